@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 
 packed = shardtool.open("text/train.json").pack(TOKENS, "npy")
-blocks = loader(packed.select("tokens", "positions", "segments"), BATCH, seed=0)
+blocks = loader(packed.fields("tokens", "positions", "segments"), BATCH, seed=0)
 model = Model()
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 for epoch in range(3):  # in each epoch, other documents are packed together

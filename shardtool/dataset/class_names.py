@@ -16,15 +16,15 @@ from shardtool.storage.files import read_small
 _MAX_FILE_BYTES = 2**28
 
 
-def read_classes(given: object) -> Classes | None:
-    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None."""
-    if given is None or isinstance(given, Classes):
-        return given
-    source, content = "the list", given
-    if isinstance(given, (str, os.PathLike)):
-        source = printable(os.path.basename(os.fspath(given)))
+def read_classes(classes: object) -> Classes | None:
+    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `classes` is None."""
+    if classes is None or isinstance(classes, Classes):
+        return classes
+    source, content = "the list", classes
+    if isinstance(classes, (str, os.PathLike)):
+        source = printable(os.path.basename(os.fspath(classes)))
         try:
-            content = _read_class_file(os.fspath(given))
+            content = _read_class_file(os.fspath(classes))
         except (OSError, ValueError, RecursionError) as error:
             problem = os_error_text(error) if isinstance(error, OSError) else str(error)[:80]
             raise InvalidRequest(

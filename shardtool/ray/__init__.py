@@ -81,7 +81,7 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
 
     def __init__(self, dataset: Dataset, fields: Collection[str] | None) -> None:
         super().__init__()
-        existing = [*dataset.fields]
+        existing = [*dataset.field_counts]
         names = existing if fields is None else [*fields]
         if unknown := [name for name in names if name not in existing]:
             raise InvalidRequest("fields", f"no field {unknown[0]}", expected=f"some of {format_list(existing)}")

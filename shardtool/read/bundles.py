@@ -239,7 +239,7 @@ def sample_sizes(
             rows = np.asarray(numbers) - dataset_reader.catalog.firsts[shard]
             result[numbers] = sizes = of_shard(dataset_reader, shard)[rows]
             for key in dataset_reader.store.index(shard).keys_of(rows[sizes < 0][:1]):
-                remedy = "Choose samples that have it with where(...) or take(...)."
+                remedy = "Choose samples that have it with where(...) or select(...)."
                 raise InvalidRequest(f"sample {key}", f"no {what}", remedy=remedy)
         parts.append(result)
     return np.concatenate(parts)

@@ -92,7 +92,7 @@ def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]
             raise SampleFailed(sample_name(key), "has another form than the first sample of its batch")
         if differing := expected.symmetric_difference(sample_fields):
             name = min(differing, key=str)
-            remedy = f"Add select({name!r}, ..., missing='none') for None, or missing='skip' to skip such samples."
+            remedy = f"Add fields({name!r}, ..., missing='none') for None, or missing='skip' to skip such samples."
             problem = f"no field {name}, which other samples of its batch have"
             raise SampleFailed(sample_name(first if name in sample_fields else key), problem, remedy=remedy)
 

@@ -15,17 +15,19 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, explaining_missing_cwd, format_list
 from shardtool.read.catalog import join_catalogs, open_catalog
 from shardtool.read.epoch_samples import CatalogSamples
-from shardtool.read.metadata import arrow_schema, matching_samples, read_column, read_table
+from shardtool.read.metadata import arrow_schema, matching_samples, metadata_schema, read_column, read_table
 from shardtool.read.options import GrowingCache, HeldShards, ReadOptions
 from shardtool.read.pipeline import Pipeline
 from shardtool.read.pipeline_methods import with_dataloader_hints
 from shardtool.read.sample_reader import SampleReader, SkippedSamples
 from shardtool.read.streamable import Streamable
+from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
@@ -62,7 +64,7 @@ class Dataset(Streamable):
         return self.reader.skipped
 
     @property
-    def fields(self) -> Mapping[str, int]:
+    def field_counts(self) -> Mapping[str, int]:
         """Number of samples that have each field. Reads the indexes if no dataset file lists it."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
@@ -106,6 +108,11 @@ class Dataset(Streamable):
     def schema(self) -> pa.Schema:
         """The columns of the sidecars and their types."""
         return arrow_schema(self.reader.catalog)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the metadata columns."""
+        return [*metadata_schema(self.reader.catalog).names]
 
     @property
     def keys(self) -> Keys:
@@ -191,9 +198,6 @@ class Dataset(Streamable):
 
     def _resolve_keys(self, keys: Iterable[str]) -> Numbers:
         requested, chosen = [*keys], self.source.chosen
-        for key in requested:
-            if not isinstance(key, str):
-                raise InvalidRequest("keys", f"{key!r:.40}", expected="text, such as the items of `.keys`")
         numbers = self.reader.store.numbers(requested)
         missing = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
         if unknown := [requested[index] for index in np.flatnonzero(missing).tolist()]:
@@ -209,40 +213,51 @@ class Dataset(Streamable):
         view.source = CatalogSamples(self.reader.catalog, chosen)
         return view
 
-    def take(self, which: SampleIndexes) -> Dataset:
+    def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Dataset:
         """Return a view of samples by number, key or boolean mask, in this order.
 
         Raises:
             IndexError: A number is out of range.
             UnknownKey: No sample has one of the keys.
         """
-        return self._with_chosen(self._resolve_many(which))
+        if isinstance(indices, str):
+            expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"
+            raise InvalidRequest("select", repr(indices), expected=expected, remedy="fields(...) keeps fields.")
+        indices = indices if hasattr(indices, "__len__") else [*indices]
+        return self._with_chosen(self._resolve_many(cast("SampleIndexes", indices)))
 
-    def partition(self, which: str | Iterable[str]) -> Dataset:
-        """Return a split by name, or a view of the samples with the given keys, in this order.
+    def take(self, n: int) -> Dataset:
+        """Return a view of the first `n` samples, or of all if there are fewer."""
+        check_minimum("n", n, 0)
+        return self[: int(n)]
+
+    def head(self, n: int = 5) -> list[Any]:
+        """Return the first `n` samples, or all if there are fewer."""
+        return self.take(n)[range(min(n, self.source.length))]
+
+    def partition(self, split: str) -> Dataset:
+        """Return a split by name.
 
         Raises:
             InvalidRequest: No split has this name.
-            UnknownKey: No sample has one of the keys.
         """
-        if not isinstance(which, str):
-            return self._with_chosen(self._resolve_keys(which))
         catalog, chosen, assignment = self.reader.catalog, self.source.chosen, self._assignment
         splits = catalog.splits
-        if which not in (names := [*splits] if assignment is None else assignment.names):
-            expected = f"one of {format_list([*names])}, or keys"
-            raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
+        if split not in (names := [*splits] if assignment is None else assignment.names):
+            remedy = "select(...) chooses samples by their keys."
+            expected = f"one of {format_list([*names])}"
+            raise InvalidRequest("partition", f"no split {split!r:.80}", expected=expected, remedy=remedy)
         if assignment is not None:
-            split = names.index(which)
-            whole = assignment.samples(split)
-            return self._with_chosen(whole if chosen is None else chosen[assignment.number[chosen] == split])
+            number = names.index(split)
+            samples = assignment.samples(number)
+            return self._with_chosen(samples if chosen is None else chosen[assignment.number[chosen] == number])
         if chosen is None:
-            return Dataset(SampleReader(join_catalogs(splits[which]), self.reader.options)).with_stages(self.stages)
-        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(which)]
+            return Dataset(SampleReader(join_catalogs(splits[split]), self.reader.options)).with_stages(self.stages)
+        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
     def where(self, query: str) -> Dataset:
-        """Return a view of the samples that match a query such as `bi == 'dog' and width > 256`.
+        """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
 
         A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
 
@@ -250,7 +265,7 @@ class Dataset(Streamable):
             InvalidRequest: The query is invalid, or uses an unknown column.
         """
         if not isinstance(query, str):
-            raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
+            raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"label == 'dog'\"")
         return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
@@ -269,6 +284,14 @@ class Dataset(Streamable):
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the sidecars as a DataFrame with one row per sample: `__key__`, and the metadata columns.
+
+        A boolean column, such as `frame["width"] > 256`, is a mask for `select`.
+        """
+        frame: pd.DataFrame = self.table().to_table(columns=["__key__", *self.columns]).to_pandas()
+        return frame
+
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
     """Return positions as non-negative numbers, or raise IndexError."""
@@ -281,14 +304,14 @@ def check_in_range(positions: Numbers, count: int) -> Numbers:
 @with_dataloader_hints
 @explaining_missing_cwd()
 def open(  # noqa: A001, PLR0913 - its public name and options
-    given: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
+    dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnBadSample = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
     seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Open a dataset for reading.
 
     Args:
-        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
+        dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once for
             all processes, with a warning. A `Cache` means its shards that are finished now; pass the result of
             `refresh` to open the same shards in several processes.
@@ -309,16 +332,16 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         >>> dataset["cat/0001"]["jpg"].shape
         (256, 256, 3)
     """
-    given = given.refresh() if isinstance(given, GrowingCache) else given
-    if isinstance(given, HeldShards):
-        cache, given = given, [*given]
-        if not given:
+    dataset = dataset.refresh() if isinstance(dataset, GrowingCache) else dataset
+    if isinstance(dataset, HeldShards):
+        cache, dataset = dataset, [*dataset]
+        if not dataset:
             remedy = "Wait until its writers have finished a shard; `refresh()` returns the finished shards."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     shares = None
     if splits is not None:
         shares = SplitOptions(parse_shares(splits if isinstance(splits, str) else _split_texts(splits)), seed=seed)
-    return Dataset(SampleReader(open_catalog(given), ReadOptions(check, cache, on_error, metadata)), shares=shares)
+    return Dataset(SampleReader(open_catalog(dataset), ReadOptions(check, cache, on_error, metadata)), shares=shares)
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:

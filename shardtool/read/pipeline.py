@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shardtool.values import ValueType
 
 
-OnMissing = Literal["error", "skip", "none"]
+OnMissing = Literal["raise", "skip", "none"]
 SkipHandler: TypeAlias = "Callable[[SampleFailed], object]"
-_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # kept by `select`
+_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # kept by `fields`
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Filter(Map):
 class _FieldStage:
     draws = False
     names: tuple[str, ...]
-    missing: OnMissing = "error"
+    missing: OnMissing = "raise"
     _get: Callable[[object], tuple[object, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class _FieldStage:
         return None
 
 
-class Select(_FieldStage):
+class Fields(_FieldStage):
     """Keeps the named fields and the key."""
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
@@ -135,7 +135,7 @@ class DatasetPipelines(NamedTuple):
     by_dataset: tuple[tuple[Stage, ...], ...]
 
 
-Stage = Decode | Map | Select | Tuple | DatasetPipelines
+Stage = Decode | Map | Fields | Tuple | DatasetPipelines
 
 
 def _stages_for(stages: Sequence[Stage], sample: Any) -> Sequence[Any]:

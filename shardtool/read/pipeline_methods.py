@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.read.collate import Batch, ListFields
 from shardtool.read.decode import Decode, Decoder, ImageType, Size, check_decoders
-from shardtool.read.pipeline import Filter, Map, OnMissing, Pipeline, Select, Tuple
+from shardtool.read.pipeline import Fields, Filter, Map, OnMissing, Pipeline, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -27,14 +27,24 @@ _ReturnT = TypeVar("_ReturnT")
 _EQUIVALENT_METHODS = {  # methods of webdataset, wids, torchvision and datasets
     "add_transform": "map(function)",
     "batched": "batch(32)",
+    "column_names": "columns",
+    "drop": "dataset[100:]",
+    "head": "head(5) on the dataset",
     "listed": "batch(32)",
     "map_dict": "map(lambda sample: {**sample, 'jpg': function(sample['jpg'])})",
     "map_tuple": "tuple('jpg', 'cls').map(lambda pair: (function(pair[0]), pair[1]))",
     "pack": "pack(4096) on the dataset, before stream()",
     "rename": "map(lambda sample: {'image': sample['jpg'], 'label': sample['cls']})",
+    "remove_columns": "fields('jpg', 'cls')",
     "repeat": "stream(): each iteration over it is the next epoch",
+    "select": "fields('jpg', 'cls') for fields, or select([0, 5]) on the dataset for samples",
+    "select_columns": "fields('jpg', 'cls')",
     "shuffle": "stream(shuffle=True, seed=0)",
-    "slice": "dataset[:1000], or dataset.take(numbers)",
+    "skip": "dataset[1000:]",
+    "slice": "dataset[:1000], or dataset.select(numbers)",
+    "take": "take(1000) on the dataset, before stream()",
+    "to_iterable_dataset": "stream()",
+    "train_test_split": "open(..., splits={'train': 0.9, 'test': 0.1})",
     "to_tuple": "tuple('jpg', 'cls')",
     "transform": "map(function)",
     "with_epoch": "stream(): its epochs have a fixed length, equal for all ranks",
@@ -138,17 +148,17 @@ class PipelineMethods:
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
-    def select(self, *fields: str, missing: OnMissing = "error") -> Self:
+    def fields(self, *names: str, missing: OnMissing = "raise") -> Self:
         """Keep these fields.
 
-        If a sample lacks a field, `missing` is `error`, `skip` (a stream counts the sample), or `none` (use None).
+        If a sample lacks a field, `missing` is `raise`, `skip` (a stream counts the sample), or `none` (use None).
         """
-        return self.with_stages(self.stages.then(Select(fields, missing)))
+        return self.with_stages(self.stages.then(Fields(names, missing)))
 
-    def tuple(self, *fields: str, missing: OnMissing = "error") -> Self:
+    def tuple(self, *fields: str, missing: OnMissing = "raise") -> Self:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
-        `missing` is as for `select`.
+        `missing` is as for `fields`.
         """
         return self.with_stages(self.stages.then(Tuple(fields, missing)))
 

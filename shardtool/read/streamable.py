@@ -129,7 +129,7 @@ class Streamable(SampleSource):
         check_minimum("tokens", tokens)
         check_choice("by", by, bundle_rules.PackingRule)
         if self.stages.stages:
-            expected = "stored documents: call pack first, then map or select on its blocks"
+            expected = "stored documents: call pack first, then map or fields on its blocks"
             raise InvalidRequest("pack", "called after other stages", expected=expected)
         reader, views = self._require_single_samples()
         source, sizes = packing.token_lengths(field, dtype, length, reader, views)
@@ -195,7 +195,7 @@ class Streamable(SampleSource):
         if by == "length":
             _, sizes = packing.token_lengths(field, dtype, length, reader, views)
             if (longest := int(sizes.max())) > cast("int", tokens):
-                remedy = f"Use tokens={longest}, or choose shorter samples with where(...) or take(...)."
+                remedy = f"Use tokens={longest}, or choose shorter samples with where(...) or select(...)."
                 raise InvalidRequest("tokens", f"{tokens}, but the longest sample has {longest}", remedy=remedy)
             ratios = []
         else:

@@ -30,7 +30,7 @@ __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 
 def tf_dataset(
-    given: DatasetLike,
+    dataset: DatasetLike,
     *,
     fields: Collection[str] | None = None,
     shuffle: bool | int = False,
@@ -44,7 +44,7 @@ def tf_dataset(
     same in every run, unless you set `tf.data.Options.deterministic` to False.
 
     Args:
-        given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
+        dataset: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
             TFRecords, plain or with gzip.
         fields: Fields of a sample. None: all, and `__key__`.
         shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
@@ -66,7 +66,7 @@ def tf_dataset(
             raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
     if batch_size is not None:
         check_minimum("batch_size", batch_size)
-    shards, tf = find_tfrecords(given, fields), import_library("tensorflow")
+    shards, tf = find_tfrecords(dataset, fields), import_library("tensorflow")
     if shuffle:
         shard_seed, sample_seed = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
         shard_paths = tf.data.Dataset.from_tensor_slices([*shards.paths])
@@ -85,13 +85,13 @@ def tf_dataset(
     return samples
 
 
-def feature_spec(given: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
+def feature_spec(dataset: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
     """Return the feature specification that `tf.io.parse_example` needs for TFRecord shards.
 
     Arguments and errors are those of `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
     `tf.io.FixedLenFeature`.
     """
-    return _feature_spec(find_tfrecords(given, fields).features)
+    return _feature_spec(find_tfrecords(dataset, fields).features)
 
 
 def _feature_spec(features: Mapping[str, TfFeature]) -> dict[str, Any]:

@@ -46,9 +46,9 @@ class TFRecordShards(NamedTuple):
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
 
 
-def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
+def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
     """Return the matching TFRecord shards, with the requested features."""
-    datasets = [open_dataset(dataset) for dataset in expand_datasets(given)]
+    datasets = [open_dataset(part) for part in expand_datasets(dataset)]
     packing = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
     features = _merge_features([part.features for part in parts])

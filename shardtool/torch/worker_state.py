@@ -75,7 +75,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
     """Raise an error if samples were skipped and not replaced."""
     if left_out:
         found = f"{pluralize(left_out, 'sample')} skipped and not replaced, so batches do not determine the position"
-        remedy = "Choose samples before you stream them (where, take), use ends='pad', or use a loader."
+        remedy = "Choose samples before you stream them (where, select), use ends='pad', or use a loader."
         raise InvalidRequest(where, found, remedy=remedy)
 
 

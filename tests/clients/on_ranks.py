@@ -97,7 +97,7 @@ def of_lightning(dataset: Any, folder: str) -> Found:
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    samples = dataset.decode().select("cls")
+    samples = dataset.decode().fields("cls")
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -145,12 +145,12 @@ def of_checkpoint(dataset: Any, folder: str) -> Found:
 
     dist.init_process_group("gloo")
     options: dict[str, Any] = {"seed": 3, "parts": 8}
-    batches = loader(dataset.decode().select("cls"), SIZE, **options)
-    whole = [batch["cls"].tolist() for batch in loader(dataset.decode().select("cls"), SIZE, **options)]
+    batches = loader(dataset.decode().fields("cls"), SIZE, **options)
+    whole = [batch["cls"].tolist() for batch in loader(dataset.decode().fields("cls"), SIZE, **options)]
     passing = iter(batches)
     taken = [next(passing)["cls"].tolist() for _ in range(2)]
     dcp.save({"batches": batches, "weight": torch.zeros(3)}, checkpoint_id=f"{folder}/checkpoint")
-    other = loader(dataset.decode().select("cls"), SIZE, parts=8)
+    other = loader(dataset.decode().fields("cls"), SIZE, parts=8)
     dcp.load({"batches": other, "weight": torch.zeros(3)}, checkpoint_id=f"{folder}/checkpoint")
     return {"whole": whole, "parts": taken + [batch["cls"].tolist() for batch in other]}
 
@@ -158,7 +158,7 @@ def of_checkpoint(dataset: Any, folder: str) -> Found:
 def of_steps(dataset: Any, _: str) -> Found:
     """Give the numbers of two epochs whose steps wait for all ranks; one of them looks at a batch before each."""
     dist.init_process_group("gloo")
-    samples = dataset.decode().select("cls").filter(lambda sample: sample["cls"] % 8 > 2)
+    samples = dataset.decode().fields("cls").filter(lambda sample: sample["cls"] % 8 > 2)
     found: Found = {}
     for name, batches in (
         ("loader", loader(samples, SIZE, ends="pad")),

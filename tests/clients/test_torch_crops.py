@@ -181,7 +181,7 @@ def test_flips() -> None:
 def test_a_crop_of_its_own_for_each_position(photos: Packed) -> None:
     """The crops of an epoch are the same for all threads, workers, ranks and resumes; another epoch has others."""
     dataset = shardtool.open(photos.folder / "out.json")
-    chain = dataset.decode({"jpg": RandomResizedCrop(16, place="crop")}).select("jpg", "crop")
+    chain = dataset.decode({"jpg": RandomResizedCrop(16, place="crop")}).fields("jpg", "crop")
 
     def taken(batches: Any) -> dict[str, tuple[int, ...]]:
         return {

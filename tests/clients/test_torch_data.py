@@ -302,7 +302,7 @@ def _negative(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_mix_by_numbers_and_as_a_stream(dataset: Any, workers: int) -> None:
     """A mix of datasets with chains of their own is read by number, in worker processes, and by the loader."""
-    mixed = shardtool.mix([dataset[:40].decode().select("cls"), dataset[40:].select("cls").map(_negative)])
+    mixed = shardtool.mix([dataset[:40].decode().fields("cls"), dataset[40:].fields("cls").map(_negative)])
     by_number = list(DataLoader(MapDataset(mixed), 7, num_workers=workers))
     as_stream = list(loader(mixed, 7, shuffle=False, ends="uneven"))
     for batches in (by_number, as_stream):
@@ -347,7 +347,7 @@ def test_map_dataset_reads_a_batch_at_once(dataset: Any, monkeypatch: pytest.Mon
 def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> None:
     """A DataLoader by number goes on without damaged samples, but of a batch of nothing else it says so."""
     shutil.copytree(photos.folder, tmp_path / "set")
-    dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").select("cls").decode()
+    dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").fields("cls").decode()
     min((tmp_path / "set").glob("*.tar")).unlink()
     lost = int(dataset.reader.catalog.firsts[1])
     rest = DataLoader(MapDataset(dataset[lost - 2 :]), 8)
@@ -430,7 +430,7 @@ def dict_of_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_an_epoch_that_is_set_in_a_pass_holds(dataset: Any) -> None:
     """A pass ends as it began, and leaves alone what was set meanwhile; after a `break`, a prefetcher knows of it."""
-    looked = Prefetcher(loader(dataset.decode().select("cls"), 8), "cpu")
+    looked = Prefetcher(loader(dataset.decode().fields("cls"), 8), "cpu")
     next(iter(looked))
     assert looked.state_dict()["position"] == 8
     looked.set_epoch(0)
@@ -726,9 +726,9 @@ def test_targets(tmp_path: Path) -> None:
     """`targets` are the labels of the samples in their order, of a view, too; they go to no worker."""
     shardtool.create(PHOTOS, tmp_path / "out-{0..}.tar", label_from_folder=True, max_count=20)
     dataset = shardtool.open(tmp_path / "out.json")
-    view = dataset.take([*range(90, 3, -7)])
+    view = dataset.select([*range(90, 3, -7)])
     samples = MapDataset(view, decode=True)
-    assert samples.targets == [sample["cls"] for sample in view.select("cls").decode()]
+    assert samples.targets == [sample["cls"] for sample in view.fields("cls").decode()]
     assert samples.targets[2] == samples[2]["cls"]
     assert samples.class_to_idx == {name: at for at, name in enumerate(dataset.classes["cls"])}
     assert "targets" in vars(samples)

@@ -136,7 +136,7 @@ def _bundled(folder: Path, kind: Any) -> Any:
     if kind == "mix":
         return shardtool.mix([dataset, dataset[:50]], [3, 1]).pack(TOKENS, "npy")
     if kind == "view":
-        return dataset.where("count > 3").take(range(60)).pack(TOKENS, "npy", by="concat")
+        return dataset.where("count > 3").select(range(60)).pack(TOKENS, "npy", by="concat")
     if kind == "length":
         return dataset.batch(by="length", tokens=300, length="count", field="bin")
     return dataset.batch(8, by="aspect") if kind == "aspect" else dataset.pack(TOKENS, "npy", by=kind)
@@ -209,7 +209,7 @@ def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> N
 
 def test_batches_by_length(folder: Path) -> None:
     """A padded batch has at most `tokens` tokens, and its samples pass through their stages."""
-    dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).select("npy", "count")
+    dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).fields("npy", "count")
     batches = [*dataset.batch(by="length", tokens=1000, field="npy").stream(ends="uneven")]
     assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
     assert all(one["count"].max() * len(one["count"]) <= 1000 for one in batches)
@@ -234,7 +234,7 @@ def test_an_empty_batch_is_replaced(folder: Path) -> None:
     lengths = {key: len(text) for key, text in _texts(folder).items()}
     long = {key for key, length in lengths.items() if length > 150}
     for key in (min(lengths), max(lengths, key=lambda one: lengths[one])):
-        dataset = _open(folder).filter(lambda sample, key=key: sample["__key__"] != key).select("npy")
+        dataset = _open(folder).filter(lambda sample, key=key: sample["__key__"] != key).fields("npy")
         stream = dataset.batch(by="length", tokens=300, field="npy").stream(ends="pad", rank=0, world_size=1)
         batches = [*stream]
         assert len(batches) == len(stream)
@@ -275,7 +275,7 @@ def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> N
         (lambda one: one.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
         (lambda one: one.decode().pack(TOKENS, "npy"), "pack: called after other stages"),
         (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "already packed or batched"),
-        (lambda one: one.take([]).pack(TOKENS, "npy"), "no samples"),
+        (lambda one: one.select([]).pack(TOKENS, "npy"), "no samples"),
         (lambda one: one.batch(8, by="size"), "by: 'size'"),
         (lambda one: one.batch(8, by="length"), "expected only tokens"),
         (lambda one: one.batch(by="aspect"), "size: None"),

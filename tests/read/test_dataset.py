@@ -70,7 +70,7 @@ def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> Non
 @given(cuts=st.lists(SLICES, min_size=2, max_size=3), mask=st.lists(st.booleans(), min_size=COUNT, max_size=COUNT))
 def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -> None:
     """A view of a view equals a list of a list; a mask selects the samples where it is true."""
-    view, expected = dataset.take(np.array(mask)), [one for one, kept in zip(SAMPLES, mask, strict=True) if kept]
+    view, expected = dataset.select(np.array(mask)), [one for one, kept in zip(SAMPLES, mask, strict=True) if kept]
     assert dataset[np.array(mask)] == expected
     for cut in cuts:
         view, expected = view[cut], expected[cut]
@@ -97,7 +97,7 @@ def test_pandas_columns_are_indexes(dataset: Dataset) -> None:
     ]
     for column, expected in columns:
         assert dataset[column] == expected
-        assert [*dataset.take(column)] == expected
+        assert [*dataset.select(column)] == expected
 
 
 def test_file_names_and_numbers_as_keys(dataset: Dataset) -> None:
@@ -108,8 +108,8 @@ def test_file_names_and_numbers_as_keys(dataset: Dataset) -> None:
         assert unknown not in dataset
         with pytest.raises(UnknownKey, match=r"such as those in `\.keys`$"):
             dataset[unknown]
-    with pytest.raises(InvalidRequest, match=r"^keys: 1; expected text"):
-        dataset.partition([1, 2])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match=r"^select: 'a/001'; expected a list .*\['a/001'\].* fields\(...\)"):
+        dataset.select("a/001")
 
 
 def test_repr(dataset: Dataset) -> None:
@@ -119,8 +119,8 @@ def test_repr(dataset: Dataset) -> None:
     assert repr(chained).endswith(": 9 of 23 samples in 6 shards, fields bin, txt; decode; tuple; batch>")
     stream = chained.stream(seed=3, rank=1, world_size=2)
     assert repr(stream) == "<Stream: 4 samples, shuffle=True, seed=3, epoch=0, rank 1 of 2; decode; tuple; batch>"
-    mixed = shardtool.mix([dataset, dataset[:4]], [1, 1], stop=8).select("bin")
-    assert repr(mixed) == "<Mixture: 8 samples an epoch; select>"
+    mixed = shardtool.mix([dataset, dataset[:4]], [1, 1], stop=8).fields("bin")
+    assert repr(mixed) == "<Mixture: 8 samples an epoch; fields>"
 
 
 def test_masks_of_another_length(dataset: Dataset) -> None:
@@ -151,15 +151,30 @@ def test_where(dataset: Dataset) -> None:
         dataset.where(5)  # type: ignore[arg-type]
 
 
-def test_partition(dataset: Dataset) -> None:
-    """A partition by keys keeps the order of the keys."""
+def test_select_by_keys(dataset: Dataset) -> None:
+    """A view by keys keeps the order of the keys; an unknown split names the known ones."""
     keys = [KEYS[at] for at in (9, 2, 22, 3)]
-    assert [*dataset.partition(iter(keys)).keys] == keys
-    assert [*dataset.partition(keys)] == dataset[keys]
+    assert [*dataset.select(iter(keys)).keys] == keys
+    assert [*dataset.select(keys)] == dataset[keys]
     with pytest.raises(UnknownKey, match="'x/1', 'x/2', 'x/3', 'x/4', 'x/5' and 2 more: 7 keys do not exist"):
-        dataset.partition([*keys, *(f"x/{at}" for at in range(1, 8))])
-    with pytest.raises(InvalidRequest, match="partition: no split 'train'; expected one of out, or keys"):
+        dataset.select([*keys, *(f"x/{at}" for at in range(1, 8))])
+    with pytest.raises(InvalidRequest, match=r"partition: no split 'train'; expected one of out\. select"):
         dataset.partition("train")
+
+
+@given(count=st.integers(0, COUNT + 3), cut=SLICES)
+def test_first_samples(dataset: Dataset, count: int, cut: slice) -> None:
+    """`take` returns a view and `head` a list of the first samples, or of all if there are fewer."""
+    view = dataset[cut]
+    assert [*view.take(count)] == view.head(count) == SAMPLES[cut][:count]
+
+
+def test_first_samples_need_a_number(dataset: Dataset) -> None:
+    """`take` and `head` reject negative numbers and lists."""
+    for method in (dataset.take, dataset.head):
+        for wrong in (-1, [0, 1], "jpg"):
+            with pytest.raises(InvalidRequest, match=r"^n: .*; expected a whole number, 0 or more"):
+                method(wrong)  # type: ignore[arg-type]
 
 
 @given(seed=st.integers(0, 99), share=st.integers(1, 99))
@@ -188,15 +203,20 @@ def test_invalid_splits(dataset: Dataset, splits: Any, said: str) -> None:
     """Invalid shares and unknown splits are rejected before anything is read."""
     with pytest.raises(InvalidRequest, match=said):
         shardtool.open(dataset.reader.catalog.name, splits=splits)
-    with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val, or keys"):
+    with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val"):
         shardtool.open(dataset.reader.catalog.name, splits="train=90,val=10").partition("test")
 
 
 def test_columns(dataset: Dataset) -> None:
     """A sidecar column is a list in the order of the samples or the view; an error names an unknown column."""
     assert dataset.column("number") == [*range(COUNT)]
-    assert dataset.take([20, 1, 2, 1]).column("bi") == [None, "dog", None, "dog"]
+    assert dataset.select([20, 1, 2, 1]).column("bi") == [None, "dog", None, "dog"]
     assert dataset[:0].column("bi") == []
+    assert dataset.columns == ["number", "bi"]
+    frame = dataset.select([20, 1, 2]).to_pandas()
+    assert [*frame.columns] == ["__key__", "number", "bi"]
+    assert [*frame["__key__"]] == [KEYS[20], KEYS[1], KEYS[2]]
+    assert [*dataset.select(dataset.to_pandas()["number"] > 20).keys] == KEYS[21:]
     with pytest.raises(
         InvalidRequest, match=r"column 'cls': no sidecar has this column; .* number, bi.*columns_from='cls'"
     ):
@@ -210,7 +230,7 @@ def test_table(dataset: Dataset) -> None:
     assert [row["number"] for row in found] == [*range(COUNT)]
     assert len({row["__shard__"] for row in found}) == SHARDS
     asked = [20, 1, 2, 19, 1]
-    rows = dataset.take(asked).table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
+    rows = dataset.select(asked).table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
     assert rows == [found[at] for at in asked]
     assert dataset.schema.names == dataset.table().schema.names
     assert dataset.table().count_rows() == COUNT
@@ -218,8 +238,8 @@ def test_table(dataset: Dataset) -> None:
 
 def test_attributes(dataset: Dataset) -> None:
     """A dataset and a view report fields and their counts, name and fingerprint."""
-    assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
-    assert dataset[:6].fields == {"bin": 6, "txt": 5}
+    assert dataset.field_counts == {"bin": COUNT, "txt": COUNT - 3}
+    assert dataset[:6].field_counts == {"bin": 6, "txt": 5}
     assert dataset.splits == {"out": COUNT}
     assert dataset.fingerprint.startswith("b2:")
     prints = [

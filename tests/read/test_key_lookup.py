@@ -100,7 +100,7 @@ def test_a_key_of_several_samples(tmp_path: Path) -> None:
     for name in ("one", "two"):
         packed(tmp_path / name, count=6)
     dataset = shardtool.open([tmp_path / "one", tmp_path / "two"])
-    assert dataset.partition([key_of(3), key_of(0)])[:].fingerprint == dataset.take([3, 0]).fingerprint
+    assert dataset.select([key_of(3), key_of(0)])[:].fingerprint == dataset.select([3, 0]).fingerprint
 
 
 def test_the_sequence_of_keys(tmp_path: Path) -> None:

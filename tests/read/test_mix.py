@@ -102,7 +102,7 @@ def test_stages_of_a_mix(folder: Path) -> None:
     """Stages after the mix count what they skip; batches before it are rejected."""
     data = shardtool.open(folder / "big.json")
     stream = (
-        shardtool.mix([data, data], [1, 1]).stream(rank=0, world_size=1, ends="uneven").select("none", missing="skip")
+        shardtool.mix([data, data], [1, 1]).stream(rank=0, world_size=1, ends="uneven").fields("none", missing="skip")
     )
     assert list(stream) == []
     assert stream.skipped.samples > 0
@@ -117,7 +117,7 @@ def test_stages_of_a_mix(folder: Path) -> None:
     with pytest.raises(
         InvalidRequest, match="dataset 1 of the mix: batches; expected single samples: mix first, then batch"
     ):
-        shardtool.mix([data, data.select("txt").batch(2)], [1, 1])
+        shardtool.mix([data, data.fields("txt").batch(2)], [1, 1])
 
 
 def _shout(sample: dict[str, object]) -> dict[str, object]:
@@ -127,7 +127,7 @@ def _shout(sample: dict[str, object]) -> dict[str, object]:
 def test_each_dataset_has_its_own_stages(folder: Path) -> None:
     """They run before those of the mix: by number, as a stream, and in nested mixes."""
     big, few = _open(folder)
-    inner = shardtool.mix([big.decode().map(_shout), few.select("none", missing="none")]).map(lambda one: (*one,))
+    inner = shardtool.mix([big.decode().map(_shout), few.fields("none", missing="none")]).map(lambda one: (*one,))
     outer = shardtool.mix([few.decode().tuple("txt", "__dataset__"), inner, big], choose=[20, 80, 60]).map(type)
     for samples in (outer, outer.stream(rank=0, world_size=1), outer[range(160)], [outer[at] for at in range(160)]):
         assert Counter(samples) == {tuple: 100, dict: 60}
@@ -142,13 +142,13 @@ def test_each_dataset_has_its_own_stages(folder: Path) -> None:
 def test_skipping_per_dataset(folder: Path) -> None:
     """Samples skipped by one dataset's stages stay skipped; errors of another stay errors."""
     big, few = _open(folder)
-    skipping = shardtool.mix([big.select("none", missing="skip"), few])
+    skipping = shardtool.mix([big.fields("none", missing="skip"), few])
     stream = skipping.stream(rank=0, world_size=1)
     found = [str(sample["__key__"]) for sample in stream]
     assert (len(found), {key[:3] for key in found}) == (20, {"few"})
     assert stream.skipped.samples == 60
     with pytest.raises(SampleFailed, match="no field none"):
-        list(shardtool.mix([big.select("none"), few.select("none", missing="skip")]))
+        list(shardtool.mix([big.fields("none"), few.fields("none", missing="skip")]))
 
 
 def test_samples_per_dataset(folder: Path) -> None:

@@ -93,10 +93,10 @@ def test_stages_run_in_order() -> None:
         (lambda one: one.tuple("jpg;png", "__key__"), [(b"ja", "a"), (b"jc", "c")]),
         (lambda one: one.tuple("png;gif", "cls", missing="none"), [(None, b"0"), (b"pc", b"2")]),
         (lambda one: one.tuple("png;gif", "cls", missing="skip"), [(b"pc", b"2")]),
-        (lambda one: one.select("cls"), [{"__key__": "a", "cls": b"0"}, {"__key__": "c", "cls": b"2"}]),
-        (lambda one: one.select("png", missing="skip"), [{"__key__": "c", "png": b"pc"}]),
+        (lambda one: one.fields("cls"), [{"__key__": "a", "cls": b"0"}, {"__key__": "c", "cls": b"2"}]),
+        (lambda one: one.fields("png", missing="skip"), [{"__key__": "c", "png": b"pc"}]),
         (
-            lambda one: one.select("png", missing="none"),
+            lambda one: one.fields("png", missing="none"),
             [{"__key__": "a", "png": None}, {"__key__": "c", "png": b"pc"}],
         ),
     ],
@@ -109,12 +109,12 @@ def test_fields(chain: Callable[[PipelineMethods], Listed], expected: list[objec
 def test_select_keeps_padding() -> None:
     """`__padding__` survives any selection; it is False if absent."""
     assert list(_listed(0).tuple("cls", "__padding__")) == [(b"0", False)]
-    assert list(Listed([{"__key__": "a", "__padding__": True, "cls": 1, "x": 2}]).select("cls")) == [
+    assert list(Listed([{"__key__": "a", "__padding__": True, "cls": 1, "x": 2}]).fields("cls")) == [
         {"__key__": "a", "__padding__": True, "cls": 1}
     ]
 
 
-@pytest.mark.parametrize("call", [PipelineMethods.tuple, PipelineMethods.select])
+@pytest.mark.parametrize("call", [PipelineMethods.tuple, PipelineMethods.fields])
 def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
     """The error names the sample, the field, and the existing fields."""
     chain = call(_listed(), "jpg", "cls")
@@ -138,7 +138,7 @@ def test_filter_and_none_skip() -> None:
     with pytest.raises(
         InvalidRequest, match=r"^map: returned None for a batch; expected a batch: skip samples before batch$"
     ):
-        list(_listed(0, 2).select("cls").batch(2).map(lambda _: None))
+        list(_listed(0, 2).fields("cls").batch(2).map(lambda _: None))
 
 
 def _unless_b(sample: dict[str, object]) -> dict[str, object] | None:
@@ -160,8 +160,8 @@ def test_methods_of_other_libraries(word: str) -> None:
         getattr(_listed(), word)
     with pytest.raises(AttributeError, match=r"^Listed has no others$"):
         _ = _listed().others  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequest, match=r"^select: .*Use filter\(function\) to choose samples\.$"):
-        _listed().select(len)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"^fields: .*Use filter\(function\) to choose samples\.$"):
+        _listed().fields(len)  # type: ignore[arg-type]
 
 
 def test_skipped_samples_are_reported() -> None:
@@ -204,7 +204,7 @@ def test_each_stage_has_its_own_policy() -> None:
     with pytest.raises(SampleFailed, match="sample b"):
         list(_listed().decode({"png": None, "jpg": None}, on_error="skip").tuple("jpg", "cls"))
     with pytest.raises(SampleFailed, match="sample d, field cls"):
-        list(_listed().select("jpg", "cls", missing="skip").decode({"jpg": None}))
+        list(_listed().fields("jpg", "cls", missing="skip").decode({"jpg": None}))
 
 
 def test_a_single_sample() -> None:
@@ -223,7 +223,7 @@ def test_unselected_fields_are_not_decoded() -> None:
     """If fields are selected after decoding, only these are decoded."""
     seen: list[bytes] = []
     own: dict[str, Decoder] = {"jpg": seen.append, "png": len}
-    assert list(_listed(2).decode(own).select("cls", "png")) == [{"__key__": "c", "cls": 2, "png": 2}]
+    assert list(_listed(2).decode(own).fields("cls", "png")) == [{"__key__": "c", "cls": 2, "png": 2}]
     assert list(_listed(2).decode(own).tuple("gif;png", "cls")) == [(2, 2)]
     assert not seen
     assert list(_listed(2).decode(own).map(lambda sample: sample["png"])) == [2]
@@ -233,7 +233,7 @@ def test_unselected_fields_are_not_decoded() -> None:
 def test_selecting_fields_of_non_dicts() -> None:
     """The error names the stage."""
     tuples = _listed(0).tuple("jpg", "cls")
-    for chain, where in ((tuples.decode(), "decode"), (tuples.select("jpg"), "select"), (tuples.tuple("jpg"), "tuple")):
+    for chain, where in ((tuples.decode(), "decode"), (tuples.fields("jpg"), "fields"), (tuples.tuple("jpg"), "tuple")):
         with pytest.raises(InvalidRequest) as raised:
             list(chain)
         assert (raised.value.where, raised.value.found) == (where, "a tuple")
@@ -256,7 +256,7 @@ def test_errors_of_a_batch_function_name_its_samples() -> None:
     """The note lists the keys of the batch."""
     error = ValueError("bad")
     with pytest.raises(ValueError, match="bad"):
-        list(_listed(1, 2).select("png").batch(2).map(_raises(error)))
+        list(_listed(1, 2).fields("png").batch(2).map(_raises(error)))
     assert getattr(error, "__notes__", None) == ["in the batch of b, c"]
 
 
@@ -365,8 +365,8 @@ def test_batches_of_different_samples() -> None:
     [
         (lambda one: one.batch(0), "batch"),
         (lambda one: one.tuple(), "tuple"),
-        (lambda one: one.select("jpg", 3), "select"),
-        (lambda one: one.select(["jpg"]), "select"),
+        (lambda one: one.fields("jpg", 3), "fields"),
+        (lambda one: one.fields(["jpg"]), "fields"),
         (lambda one: one.tuple("jpg", missing="ignore"), "missing"),
         (lambda one: one.map("upper"), "map"),
         (lambda one: one.decode({"jpg": "rgb"}), "decode({'jpg': ...})"),
@@ -381,7 +381,7 @@ def test_bad_requests(call: Callable[[Any], object], where: str) -> None:
 
 def test_pickle() -> None:
     """Pickled stages return the same results."""
-    chain = _listed(0, 2).map(_upper).decode({"jpg": len}).select("jpg", "cls", missing="none").tuple("jpg", "cls")
+    chain = _listed(0, 2).map(_upper).decode({"jpg": len}).fields("jpg", "cls", missing="none").tuple("jpg", "cls")
     stages = chain.map(sum).map(partial(_add, more=1)).batch(2, drop_last=True).stages
     again = pickle.loads(pickle.dumps(stages))  # noqa: S301 - our own
     assert [list(batch) for batch in again.run(_SAMPLES[0:3:2], print)] == [[3, 5]]

@@ -53,7 +53,7 @@ def test_stages_keep_the_order(dataset: Dataset, shuffle: Any) -> None:
     """A stream yields the results of its stages in the order of the samples, epoch after epoch."""
     plain = dataset.stream(shuffle=shuffle, seed=3)
     chained = (
-        dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).select("cls").map(lambda one: one["__key__"])
+        dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).fields("cls").map(lambda one: one["__key__"])
     )
     for _ in range(2):
         assert list(chained) == _keys(plain)
@@ -73,7 +73,7 @@ def test_resumes_between_batches(dataset: Dataset, before: tuple[int, int], afte
 
     def batches(rank: int, world_size: int) -> Stream:
         stream = dataset.stream(seed=1, parts=64, rank=rank, world_size=world_size)
-        return stream.select("cls").batch(2)
+        return stream.fields("cls").batch(2)
 
     stream = batches(*before)
     for number, _ in enumerate(stream, 1):
@@ -93,17 +93,17 @@ def test_len_equals_the_number_of_outputs(dataset: Dataset, world_size: int, *, 
     """For datasets, views, mixes and streams, with and without batches."""
     mixed = shardtool.mix([dataset, dataset[:9]], weights=[1, 1])
     for source in (dataset, dataset[:7], mixed):
-        for chain in (source, *(source.select("cls").batch(4, drop_last=drop_last).batch(size) for size in (1, 3))):
+        for chain in (source, *(source.fields("cls").batch(4, drop_last=drop_last).batch(size) for size in (1, 3))):
             assert len(chain) == sum(1 for _ in chain)
             stream = chain.stream(rank=world_size - 1, world_size=world_size, ends="uneven")
             assert len(stream) == sum(1 for _ in stream)
     chained = dataset.batch(4)
-    assert (len(chained[:7]), len(chained.take([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
+    assert (len(chained[:7]), len(chained.select([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
 
 
 def test_one_rank_without_shuffle_equals_a_plain_loop(dataset: Dataset) -> None:
     """It yields each sample once, whatever a filter drops."""
-    chosen = dataset.select("cls", "__key__").filter(lambda sample: sample["cls"] != b"3")
+    chosen = dataset.fields("cls", "__key__").filter(lambda sample: sample["cls"] != b"3")
     stream = chosen.stream(shuffle=False, rank=0, world_size=1)
     assert [*stream] == [*chosen]
     assert 0 < stream.skipped.samples == len(stream) - len([*stream])
@@ -142,7 +142,7 @@ def test_errors_end_a_stream(dataset: Dataset) -> None:
     with pytest.raises(SampleFailed, match="sample 07, field cls"):
         list(dataset.decode().stream(shuffle=False))
     with pytest.raises(SampleFailed, match="sample 00: no field txt; it has cls"):
-        list(dataset.stream(shuffle=False).select("txt"))
+        list(dataset.stream(shuffle=False).fields("txt"))
 
 
 def test_samples_by_number_and_key_pass_through_stages(dataset: Dataset) -> None:
@@ -150,7 +150,7 @@ def test_samples_by_number_and_key_pass_through_stages(dataset: Dataset) -> None
     numbers = dataset.decode({"cls": "text"}).map(lambda sample: sample["cls"])
     assert (numbers[3], numbers[-1], numbers["04"]) == ("3", "29", "04".lstrip("0"))
     assert numbers[[5, 2]] == numbers[["05", "02"]] == ["5", "2"]
-    assert list(numbers[10:12]) == list(numbers.partition(["10", "11"])) == ["10", "11"]
+    assert list(numbers[10:12]) == list(numbers.select(["10", "11"])) == ["10", "11"]
     assert list(numbers)[:3] == ["0", "1", "2"]
     assert list(numbers[:0]) == []
 
@@ -185,13 +185,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Made:
 
 
 _CHOSEN: list[Callable[[Any], Any]] = [
-    lambda one: one.select("cls"),
+    lambda one: one.fields("cls"),
     lambda one: one.tuple("__key__", "jpg"),
     lambda one: one.decode({"jpg": None}).tuple("cls", "jpg"),
     lambda one: one.tuple("cls", "txt", missing="none"),
     lambda one: one.tuple("txt;jpg"),
-    lambda one: one.select("txt", missing="skip").select("txt"),
-    lambda one: one.select("cls", "jpg").map(dict).select("cls"),
+    lambda one: one.fields("txt", missing="skip").fields("txt"),
+    lambda one: one.fields("cls", "jpg").map(dict).fields("cls"),
 ]
 
 
@@ -214,7 +214,7 @@ def test_selecting_fields_early_changes_nothing(made: Made, chain: Callable[[Any
 def test_a_missing_field_error_lists_all_fields(made: Made) -> None:
     """The error lists all fields of the sample, not only the selected ones."""
     at = next(at for at, sample in enumerate(made.samples) if "txt" not in sample)
-    for lacking in (made.open().tuple("cls", "txt"), made.open().select("cls", "jgp")):
+    for lacking in (made.open().tuple("cls", "txt"), made.open().fields("cls", "jgp")):
         with pytest.raises(SampleFailed, match=r"no field (txt|jgp); it has cls, jpg"):
             lacking[at]
 
@@ -231,7 +231,7 @@ def test_unselected_fields_are_not_read(made: Made, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(open_files, "_pread", counting)
     pictures = sum(len(cast("bytes", sample["jpg"])) for sample in made.samples)
     costs = []
-    for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).select("cls")):
+    for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).fields("cls")):
         read[0] = 0
         assert len([*dataset.stream()]) == len([dataset[at] for at in range(len(dataset))])
         costs.append(read[0])

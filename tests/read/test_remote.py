@@ -71,7 +71,7 @@ def test_samples_equal_local_ones(made: tuple[Made, str]) -> None:
         assert list(other[numbers]) == list(one[numbers])
         assert other[7] == one[7]
         assert other[str(one[7]["__key__"])] == one[7]
-    assert list(near.open().select("jpg")) == list(open_data(far).select("jpg"))
+    assert list(near.open().fields("jpg")) == list(open_data(far).fields("jpg"))
 
 
 def test_requests_are_merged_and_concurrent(tar: tuple[Made, str], proxy: FaultyProxy) -> None:

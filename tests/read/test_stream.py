@@ -92,7 +92,7 @@ def test_a_break_restarts_the_epoch(made: Made, taken: int) -> None:
 @pytest.mark.parametrize("size", [1, 7])
 def test_an_epoch_ends_with_its_last_batch(made: Made, size: int) -> None:
     """Even if the loop does not request another batch."""
-    stream = made.open().stream(rank=0, world_size=1).select("__key__").batch(size, drop_last=True)
+    stream = made.open().stream(rank=0, world_size=1).fields("__key__").batch(size, drop_last=True)
     whole = [
         _keys(islice(made.open().stream(epoch=epoch, rank=0, world_size=1), len(stream) * size)) for epoch in (0, 1)
     ]

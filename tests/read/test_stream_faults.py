@@ -112,7 +112,7 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
 
     def made(rank: int, of: int) -> Stream:
         stream = even.open().stream(seed=3, parts=64, rank=rank, world_size=of, ends="pad")
-        return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).select("ok", missing="skip")
+        return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).fields("ok", missing="skip")
 
     one = [sample["__key__"] for sample in made(0, 1)]
     assert len(one) == SAMPLES
@@ -136,13 +136,13 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
 
 def test_if_all_samples_are_dropped(even: Made) -> None:
     """Padding raises an error that names the first; without padding, the epoch is empty."""
-    stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="pad")
+    stream = even.open().fields("none", missing="skip").stream(rank=0, world_size=1, ends="pad")
     with pytest.raises(
         SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row were skipped, first sample \S+: no"
     ):
         list(stream)
     for ends in ("drop", "uneven"):
-        assert list(even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends=ends)) == []
+        assert list(even.open().fields("none", missing="skip").stream(rank=0, world_size=1, ends=ends)) == []
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "full"])
@@ -158,7 +158,7 @@ def test_one_rank_returns_each_kept_sample_once(even: Made, shuffle: Shuffle, en
             return stream.filter(lambda one: "3" not in one["__key__"])
         if way == "map":
             return stream.map(lambda one: one if "3" not in one["__key__"] else None)
-        return stream.map(lambda one: one | ({"ok": 1} if "3" not in one["__key__"] else {})).select(
+        return stream.map(lambda one: one | ({"ok": 1} if "3" not in one["__key__"] else {})).fields(
             "ok", missing="skip"
         )
 
@@ -178,7 +178,7 @@ def test_one_rank_returns_each_kept_sample_once(even: Made, shuffle: Shuffle, en
 def test_several_ranks_reject_many_dropped_samples(even: Made, ranks: int) -> None:
     """Above 1 % dropped on a rank, the stream raises an error that names the choices."""
     stream = even.open().filter(lambda one: "3" not in one["__key__"]).stream(rank=0, world_size=ranks)
-    with pytest.raises(InvalidRequest, match=r"more than 1 % of the samples of rank 0 .*dataset\.take.*ends='pad'"):
+    with pytest.raises(InvalidRequest, match=r"more than 1 % of the samples of rank 0 .*dataset\.select.*ends='pad'"):
         list(stream)
 
 

@@ -88,7 +88,7 @@ def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -
     assert '"key": "b/5"' in (tmp_path / "o" / "out.skipped").read_text()
     assert "2 samples of out not used: their keys are not here" in made.notes
     dataset = shardtool.open(made.dataset_file)
-    assert {*dataset.fields} == {"cls", "n", "npy", "txt"}
+    assert {*dataset.field_counts} == {"cls", "n", "npy", "txt"}
     assert len(dataset.where("cls == 'a' and n == 7")) == 3
     none = _create(tmp_path, "none", {"q.npy": b"1"})
     with pytest.raises(InvalidRequest, match="add: 6 of 6 samples not in out"):
@@ -106,7 +106,7 @@ def test_fields_of_one_name(apart: tuple[Path, Path], tmp_path: Path) -> None:
     made = _reshard(first, tmp_path / "o", add=other, fields="-txt")
     assert {sample["txt"] for sample in shardtool.open(made.dataset_file)} == {b"new"}
     made = _reshard(first, tmp_path / "p", add=(str(other), str(second)), fields={"txt": "old"}, on_error="skip")
-    assert {*shardtool.open(made.dataset_file).fields} == {"cls", "n", "npy", "old", "txt"}
+    assert {*shardtool.open(made.dataset_file).field_counts} == {"cls", "n", "npy", "old", "txt"}
 
 
 def test_damage_on_either_side_is_not_copied(apart: tuple[Path, Path], tmp_path: Path) -> None:

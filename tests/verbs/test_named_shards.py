@@ -128,7 +128,7 @@ def check_every_way(stored: Stored, part: tuple[int, int], tmp_path: Path) -> No
     prints = set()
     for way, given in stored.ways(*part).items():
         opened = shardtool.open(given)
-        assert (len(opened), [*opened.keys], dict(opened.fields)) == (samples, keys, dict(fields)), way
+        assert (len(opened), [*opened.keys], dict(opened.field_counts)) == (samples, keys, dict(fields)), way
         assert [f"{one['__key__']}.{name}" for one in opened for name in one if name[:2] != "__"] == [
             name for name, _ in content
         ], way
