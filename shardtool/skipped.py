@@ -32,12 +32,13 @@ SkipCode = Literal[
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
-    "no-field": "the file name has no extension to name a field; a sample of a dataset has none of the selected fields",
+    "no-field": "the file name has no extension, which would be the field name; a sample of a dataset has none of the "
+    "selected fields",
     "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long; in an archive, "
     "a path outside the archive",
     "duplicate": "another sample has the same key (--on-duplicate first or last) or the same content "
     "(--drop-duplicates)",
-    "not-chosen": "the values found in the file do not match --where",
+    "not-chosen": "the file's content does not match --where (--probe, --exif, --hash)",
     "incomplete": "the sample lacks a file in one of several folders (--complete)",
     "oversize": "the sample is larger than a shard may be",
     "unreadable": "the file or folder cannot be opened or read; in an archive, the member is damaged, encrypted, or "
@@ -76,7 +77,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
     "too-large": "the file of a URL is larger than --fetch max-file-size",
     "robots-header": "the X-Robots-Tag header excludes the file from training or indexing (--fetch robots)",
     "not-an-image": "the file of a URL does not start with the signature of an image (--fetch require=image)",
-    "removed": "remove deleted the sample from the dataset; a hash replaces its key",
+    "removed": "shardtool remove deleted the sample; a hash replaces its key",
 }
 
 
