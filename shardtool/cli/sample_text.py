@@ -59,6 +59,8 @@ def _field_lines(one: FieldView, room: int) -> list[str]:
         body = str(one.value).replace("\r\n", "\n").rstrip("\n").split("\n")
     elif one.content == "number":
         body = [f"{one.value}{f' ({one.label})' if one.label is not None else ''}"]
+    elif one.details:
+        body = [*map(printable, one.details)]
     else:
         body = [f"{one.head[:16].hex(' ')}  {_ascii_text(one.head[:16])}"] if one.head else []
     lines += [f"  {fit_line(line, room - 2)}" for line in body[:_MAX_VALUE_LINES]]
@@ -83,7 +85,7 @@ def _brief_text(one: FieldView) -> str:
     if one.image is not None:
         return f"{one.image[0]}x{one.image[1]} {one.image[2]}"
     if one.value is None:
-        return format_size(one.length)
+        return printable(one.details[0]) if len(one.details) == 1 else format_size(one.length)
     if one.label is not None:
         return f"{one.label} ({_flat_text(one.value)})"
     return one.value.strip() if isinstance(one.value, str) else _flat_text(one.value)

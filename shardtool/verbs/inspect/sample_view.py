@@ -21,6 +21,7 @@ from shardtool.dataset.shard_file import CompressedFile, ShardFile, iter_payload
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.names import to_output_name
+from shardtool.verbs.inspect.payload_headers import describe_payload
 
 if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import FieldRow
@@ -36,6 +37,7 @@ class FieldView(NamedTuple):
     Attributes:
         value: The text, the number or numbers, or the parsed JSON; None for images and bytes.
         label: The class name of a class number.
+        details: Lines about an array or a video.
     """
 
     name: str
@@ -47,12 +49,19 @@ class FieldView(NamedTuple):
     head: bytes = b""
     problem: str = ""
     label: str | None = None
+    details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the field as data: bytes as base64, missing values as null."""
         document = {name: json_value(getattr(self, name)) for name in ("content", "offset", "length", "value", "label")}
         image = None if self.image is None else dict(zip(("width", "height", "mode"), self.image, strict=True))
-        return {**document, "image": image, "head": json_value(self.head) or None, "problem": self.problem or None}
+        return {
+            **document,
+            "image": image,
+            "head": json_value(self.head) or None,
+            "problem": self.problem or None,
+            "details": [*self.details],
+        }
 
 
 class SampleView(NamedTuple):
@@ -85,7 +94,7 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
     name, offset, length = field["name"], field["offset"], field["length"]
     kind = sample.kinds.get(name, "bytes")
     content = content_type(name, kind)
-    limit = MAX_INSPECTED_IMAGE_BYTES if content == "image" else text_limit
+    limit = MAX_INSPECTED_IMAGE_BYTES if content in ("image", "array", "video") else text_limit
     max_bytes = length if length <= limit else _MAX_HEAD_BYTES if content == "image" else limit
     try:
         data = b"".join(iter_payload(file, offset, length, sample.shard.path, most=max_bytes))
@@ -96,11 +105,12 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
         problem = "checksum differs from the index; run `shardtool verify`"
     content, value, image, decode_problem = _recognize(data, content, kind, whole=len(data) == length)
     head = data[:_MAX_HEAD_BYTES] if value is None and image is None else b""
+    details = describe_payload(name, data) if kind == "bytes" else ()
     label = None
     if name in sample.classes and length <= _MAX_HEAD_BYTES and len(data) == length:
         label, number = label_name(data, kind, sample.classes[name])
         content, value, label = ("number", number, label) if isinstance(number, int) else (content, value, None)
-    return FieldView(name, content, offset, length, value, image, head, problem or decode_problem, label)
+    return FieldView(name, content, offset, length, value, image, head, problem or decode_problem, label, details)
 
 
 def _recognize(
