@@ -185,7 +185,7 @@ def parent(folder: Path, shards: int = 10_000) -> None:
     for workers in (1, 2):
         code = (
             "import time; from shardtool import create, CreateOptions\n"
-            f"options = CreateOptions(max_count=1, workers={workers}, if_exists='overwrite')\n"
+            f"options = CreateOptions(max_count=1, workers={workers}, overwrite=True)\n"
             f"create({str(source)!r}, {str(folder / 'x-{000000..}.tar')!r}, options)\n"
             f"print(f'{{time.process_time() / {shards} * 1000:.2f}} ms of the parent a shard')"
         )

@@ -24,9 +24,6 @@ COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
 
 
-_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")
-
-
 _cli_names_in_use = False
 
 
@@ -64,9 +61,9 @@ def option_text(name: str, value: object = None) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
-def flag_text(name: str) -> str:
-    """Return a flag that is set, for a message."""
-    return cli_option(name, value=True) if _cli_names_in_use else f"{name}=True"
+def flag_text(*names: str) -> str:
+    """Return flags that are set, for a message."""
+    return " ".join(map(cli_name, names)) if _cli_names_in_use else ", ".join(f"{name}=True" for name in names)
 
 
 def call_text(verb: str, **options: object) -> str:
@@ -91,7 +88,7 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 def recreate_hint() -> str:
     """Return how to recreate a file that a resumed run or `index` can write."""
-    resume = option_text("if_exists", "resume")
+    resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 
 
@@ -108,7 +105,7 @@ def where_keys(keys: Sequence[str]) -> str:
 
 def resume_hint() -> str:
     """Return the call of `create` that continues a run, for a message."""
-    return choose_text("`create(..., if_exists='resume')`", "`create --resume`")
+    return choose_text("`create(..., resume=True)`", "`create --resume`")
 
 
 def cli_name(name: str) -> str:
@@ -132,6 +129,4 @@ def cli_words(name: str, value: object) -> list[str]:
 
 def cli_option(name: str, value: object = None) -> str:
     """Return an option as on the command line, for text in files."""
-    if name == "if_exists" and value:
-        return " ".join(f"--{flag}" for flag in _IF_EXISTS_FLAGS if flag in str(value))
     return cli_name(name) if value is None else " ".join(cli_words(name, value))

@@ -14,8 +14,7 @@ Datasets = DatasetLike | Sequence[DatasetLike]
 # A shard pattern, or shard names.
 OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Dots = Literal["first", "last"]
-OnError = Literal["stop", "skip"]
-OnBadSample = Literal["raise", "skip"]  # for programs that read or write samples
+OnError = Literal["raise", "skip"]
 Oversize = Literal["error", "alone", "skip"]
 AssignBy = Literal["order", "hash"]
 Symlinks = Literal["inside", "follow", "skip"]

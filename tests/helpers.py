@@ -10,7 +10,7 @@ import tarfile
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from shardtool import cli
 from shardtool.cli.signals import SignalHandler
@@ -157,3 +157,8 @@ def flip(path: Path, at: int) -> None:
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
+
+
+def existing(how: str) -> dict[str, Any]:
+    """Return the flags of `append-resume` and similar values; none for `error`."""
+    return {} if how == "error" else dict.fromkeys(how.split("-"), True)

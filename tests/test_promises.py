@@ -142,7 +142,7 @@ def test_resume_notices_another_source_behind_the_same_path(tmp_path: Path) -> N
     _make_later(tmp_path / "out-0.tar")
     link.unlink()
     link.symlink_to("v2")
-    create(link / "data", output, CreateOptions(workers=1, if_exists="resume"))
+    create(link / "data", output, CreateOptions(workers=1, resume=True))
     assert members(tmp_path / "out-0.tar") == {"0.txt": b"v2"}
 
 
@@ -159,7 +159,7 @@ def test_resume_notices_another_folder_behind_the_same_link(tmp_path: Path) -> N
     _make_later(tmp_path / "out-0.tar")
     (store / "current").rename(store / "old")
     (store / "v2").rename(store / "current")
-    create(source, output, CreateOptions(workers=1, include=("x/*",), if_exists="resume"))
+    create(source, output, CreateOptions(workers=1, include=("x/*",), resume=True))
     assert members(tmp_path / "out-0.tar") == {"x/0.txt": b"v2     "}
 
 

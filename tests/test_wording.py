@@ -87,7 +87,8 @@ def _named() -> list[Named]:
     found = []
     for module, path in _modules().items():
         for one in _calls(_tree(path), _NAMES):
-            texts = [part.value for part in ast.walk(one.args[0]) if isinstance(part, ast.Constant)]
+            named = one.args if isinstance(one.func, ast.Name) and one.func.id == "flag_text" else one.args[:1]
+            texts = [part.value for arg in named for part in ast.walk(arg) if isinstance(part, ast.Constant)]
             found += [Named(module, one.lineno, "", text) for text in texts if isinstance(text, str)]
         for one in _calls(_tree(path), {"call_text"}):
             if isinstance(one.args[0], ast.Constant):
@@ -111,12 +112,8 @@ def test_the_command_line_accepts_names_in_messages(verb: str) -> None:
     """The verb accepts the command-line names that its messages use."""
     command = VERBS[verb]()
     known = {one for param in command.params for one in param.opts}
-    names = {one.name for one in _named() if _has(verb, one.name)} - {"if_exists"}
+    names = {one.name for one in _named() if _has(verb, one.name)}
     assert {cli_name(name).split()[0] for name in names} <= known
-    with use_cli_names():
-        exists = {word for value in ("append-resume", "overwrite") for word in option_text("if_exists", value).split()}
-    assert exists == {"--append", "--resume", "--overwrite"}
-    assert exists <= known or verb not in ("create", "reshard")
 
 
 def test_messages_use_the_naming_functions() -> None:
@@ -158,10 +155,10 @@ def test_messages_use_the_naming_functions() -> None:
         (lambda: option_text("split_from_folder"), ("split_from_folder", "--split-by folder")),
         (lambda: option_text("split_column", "bi"), ("split_column='bi'", "--split-by bi")),
         (lambda: option_text("classes", ("a", "b")), ("classes=('a', 'b')", "--classes a --classes b")),
-        (lambda: option_text("if_exists", "append-resume"), ("if_exists='append-resume'", "--append --resume")),
+        (lambda: flag_text("append", "resume"), ("append=True, resume=True", "--append --resume")),
         (
-            lambda: option_text("if_exists", "resume-overwrite"),
-            ("if_exists='resume-overwrite'", "--resume --overwrite"),
+            lambda: flag_text("resume", "overwrite"),
+            ("resume=True, overwrite=True", "--resume --overwrite"),
         ),
         (lambda: option_text("stat"), ("stat", "--no-stat")),
         (lambda: flag_text("portable"), ("portable=True", "--portable")),
@@ -173,7 +170,7 @@ def test_messages_use_the_naming_functions() -> None:
         (
             recreate_hint,
             (
-                "Run the original command with if_exists='resume', or `shardtool index`, to write it again.",
+                "Run the original command with resume=True, or `shardtool index`, to write it again.",
                 "Run the original command with --resume, or `shardtool index`, to write it again.",
             ),
         ),

@@ -15,7 +15,6 @@ from shardtool.messages import cli_words
 from shardtool.request.option_spec import (
     cli_spellings,
     is_list_option,
-    join_if_exists_flags,
     option_choices,
     option_specs,
     to_cli_text,
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from shardtool.request.option_spec import OptionSpec
-
-
-_SHORT_FLAGS = {"overwrite": ["-f"]}  # for flags that represent values of an option
 
 
 PATH_TYPE = click.Path(readable=False)  # the verbs check whether files exist
@@ -56,8 +52,8 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
     params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
-        if typed & spec.flags.keys():
-            params.update(dict.fromkeys(spec.flags.keys() - typed))
+        if spec.group and any(specs[other].group == spec.group for other in typed & specs.keys()) and name not in typed:
+            params[name] = None
         if spec.expand is None or not params[name]:
             continue
         family = cli_spellings(kind, name)[0][2:]
@@ -92,12 +88,7 @@ def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
     old = [f"--{word}" for word in spec.old.split("/") if word]
     names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(spec.text)
     callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.use is not None}
-    if spec.flags:
-        options = [
-            VerbOption([f"--{flag}", *_SHORT_FLAGS.get(flag, ()), flag], is_flag=True, help=to_cli_text(flag_help))
-            for flag, flag_help in spec.flags.items()
-        ]
-    elif default is False:
+    if default is False:
         options = [VerbOption(names, is_flag=True, help=text, **callbacks)]
     elif default is True:
         options = [VerbOption(names, flag_value=False, default=True, help=to_cli_text(spec.off))]
@@ -107,13 +98,14 @@ def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
             not spec.word and (is_list_option(kind, name) or (spec.comma_separated and bool(spec.expand)))
         )
         text = f"{text} Repeatable." if multiple else text
+        words = _typed_words(spec)
         shown = spec.shown or (default if default not in (None, ()) else "")
         option = VerbOption(
             names,
             type=_click_type(kind, name),
             multiple=multiple,
             metavar=spec.metavar or ("N" if spec.range else "SIZE" if spec.form == "size" else None),
-            help=f"{text} [default: {to_cli_text(str(shown))}]" if shown != "" else text,
+            help=f"{text} [default: {to_cli_text(str(words.get(shown, shown)))}]" if shown != "" else text,
             shell_complete=complete_value,
             **callbacks,
         )
@@ -128,10 +120,15 @@ def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
 
 
 def _click_type(kind: type[Any], name: str) -> Any:
-    spec, choices = option_specs(kind)[name], EXPORTS if name == "export" else option_choices(kind, name)
+    spec, words = option_specs(kind)[name], _typed_words(option_specs(kind)[name])
+    choices = [words.get(choice, choice) for choice in (EXPORTS if name == "export" else option_choices(kind, name))]
     if choices:
-        return CommaChoice(choices) if spec.comma_separated else click.Choice([*choices])
+        return CommaChoice(choices) if spec.comma_separated else click.Choice(choices)
     return PATH_TYPE if spec.form == "path" else click.STRING
+
+
+def _typed_words(spec: OptionSpec) -> dict[Any, str]:
+    return {value: word for word, value in spec.typed_choices.items()}
 
 
 def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -147,10 +144,9 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
 
 def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
     """Convert a typed value for the options class."""
-    spec = option_specs(kind)[name]
-    if spec.flags:
-        return join_if_exists_flags([flag for flag in spec.flags if typed_values[flag]]) or None
-    value = typed_values[name]
+    spec, value = option_specs(kind)[name], typed_values[name]
+    if isinstance(value, str) and value in spec.typed_choices:
+        return spec.typed_choices[value]
     if spec.range is not None and value is not None:
         return parse_whole_number(value)
     if spec.word:

@@ -21,7 +21,7 @@ from shardtool.dataset.features import TfFeature, number_features
 from shardtool.dataset.payload import is_named_type
 from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
 from shardtool.fingerprint import crc32c
-from shardtool.messages import flag_text, option_text, recreate_hint
+from shardtool.messages import flag_text, recreate_hint
 from shardtool.names import to_bytes, to_local_name
 from shardtool.pattern import SKIPPED_SUFFIX, WRITABLE_FORMATS, abbreviate_names, parse_pattern, sidecar_name
 from shardtool.request.run_record import RunRecord
@@ -261,7 +261,7 @@ def parse_local_shards(data: bytes) -> tuple[list[str], str]:
 
 
 def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file of shardtool") -> CorruptShard:
-    remedy = f"Run the original command with {option_text('if_exists', 'resume')}, or `shardtool index` on the shards "
+    remedy = f"Run the original command with {flag_text('resume')}, or `shardtool index` on the shards "
     remedy += f"with {flag_text('overwrite')}, to write it again."
     if is_own_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)

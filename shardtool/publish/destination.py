@@ -16,7 +16,7 @@ from shardtool.dataset.dataset_file import (
     parse_shard_names,
 )
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.publish import part_records
@@ -176,11 +176,9 @@ def inspect_destination(previous: Destination) -> Destination:
         _check_unfinished(destination)
     elif destination.existing and destination.if_exists == "error":
         is_finished = pattern.dataset_file in destination.existing
-        alternative = "." if is_finished else f", or continue that run with {option_text('if_exists', 'resume')}."
+        alternative = "." if is_finished else f", or continue that run with {flag_text('resume')}."
         found = f"{already_exist_text(len(own_files), 'file')}: {format_list(own_files, 3)}"
-        raise OutputExists(
-            where, found, remedy=f"Choose another name, or {option_text('if_exists', 'overwrite')}{alternative}"
-        )
+        raise OutputExists(where, found, remedy=f"Choose another name, or {flag_text('overwrite')}{alternative}")
     if not destination.resumes and destination.if_exists != "overwrite":
         StaleIndexes(folder, pattern, names_in_folder, appends=destination.appends).check_no_leftovers(
             set(names_in_folder)
@@ -199,7 +197,7 @@ def _inspect_part(destination: Destination) -> Destination:
     part_files = {name: file_info for name, file_info in destination.existing.items() if name in names}
     if part_files and destination.if_exists == "error":
         found = f"{already_exist_text(len(part_files), 'file')}: {format_list(sorted(part_files), 3)}"
-        remedy = f"Choose another name, or continue this part with {option_text('if_exists', 'resume')}."
+        remedy = f"Choose another name, or continue this part with {flag_text('resume')}."
         raise OutputExists(destination.folder.path or ".", found, remedy=remedy)
     return replace(destination, existing=part_files) if destination.own_names else destination
 
@@ -227,7 +225,7 @@ def _check_dataset_file(destination: Destination) -> None:
             destination.dataset_file, found, expected=f"shards of {destination.pattern.text}", remedy=remedy
         )
     if destination.if_exists == "resume" and has_appends(data):
-        append = choose_text(f"Choose {option_text('if_exists', 'append-resume')}", "Add --append")
+        append = choose_text(f"Choose {flag_text('append', 'resume')}", "Add --append")
         overwrite = choose_text("'resume-overwrite'", "--overwrite")
         remedy = f"{append} to continue an append, or {overwrite} to replace the dataset."
         raise OutputExists(destination.dataset_file, "appended shards, which this run would delete", remedy=remedy)
@@ -253,11 +251,11 @@ def _check_unfinished(destination: Destination) -> None:
 def _find_append(destination: Destination) -> Append:
     folder, pattern, previous = destination.folder, destination.pattern, destination.append
     if pattern.dataset_file not in destination.existing:
-        remedy = f"Run without {option_text('if_exists', 'append')}."
+        remedy = f"Run without {flag_text('append')}."
         if not destination.existing:
             raise InvalidRequest(destination.dataset_file, "nothing to append to: no such file", remedy=remedy)
         found = f"no dataset file, but {pluralize(len(destination.existing), 'file')} of the pattern"
-        option = option_text("if_exists", "resume") + choose_text("", ", without --append")
+        option = flag_text("resume") + choose_text("", ", without --append")
         remedy = (
             f"Continue the interrupted run with {option}. Run `shardtool index` first if another tool wrote the shards."
         )
@@ -269,7 +267,7 @@ def _find_append(destination: Destination) -> Append:
     later = list_later_files(pattern, destination.existing, len(old.shards))
     if later and not destination.resumes:
         found = f"{pluralize(len(later), 'file')} of an interrupted append: {format_list(later, 3)}"
-        option = option_text("if_exists", "append-resume")
+        option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
     if not later:  # an interrupted append may have published its list

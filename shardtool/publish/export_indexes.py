@@ -119,7 +119,7 @@ def check_index_files(
             names.append(folder_index.info)
         if not overwrite and (existing_files := [*folder.facts(names)]):
             found = f"{already_exist_text(len(existing_files), 'file')}: {format_list(existing_files, 3)}"
-            remedy = f"Delete these files, choose another folder, or {option_text('if_exists', 'overwrite')}."
+            remedy = f"Delete these files, choose another folder, or {flag_text('overwrite')}."
             raise OutputExists(folder.path or ".", found, remedy=remedy)
 
 

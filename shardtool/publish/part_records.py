@@ -16,7 +16,7 @@ from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.dataset.skipped_list import check_skipped_file, encode_skipped
 from shardtool.errors import CorruptShard, OutputExists, format_list, os_error_text
 from shardtool.fingerprint import crc32c
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import to_output_name
 from shardtool.request.run_part import MAX_PARTS, RunPart
 from shardtool.skipped import Skipped
@@ -93,7 +93,7 @@ def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart)
         return _parse(data, pattern, part, where)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, CorruptShard) as error:
         found = os_error_text(error) if isinstance(error, OSError) else getattr(error, "found", error)
-        remedy = f"Delete it, and run {option_text('part', str(part))} again with {option_text('if_exists', 'resume')}."
+        remedy = f"Delete it, and run {option_text('part', str(part))} again with {flag_text('resume')}."
         raise CorruptShard(where, f"not a valid part record: {str(found)[:200]}", remedy=remedy) from None
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset import skipped_list
 from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_errors
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.pattern import sidecar_name
 from shardtool.publish import part_records
@@ -42,7 +42,7 @@ def publish_dataset(
         dataset = join_datasets(destination.old, dataset)
     sizes = {to_local_name(shard.name): shard.size for shard in totals.shards}
     sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in totals.shards}
-    remedy = f"Run the same command again with {option_text('if_exists', 'resume')}."
+    remedy = f"Run the same command again with {flag_text('resume')}."
     check_published(destination.folder, sizes, remedy)
     new_shards = [pattern.shard(shard) for shard in range(destination.first, last)]
     finish_dataset(publication, destination, new_shards, dataset, skipped)
@@ -92,7 +92,7 @@ def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | N
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         remedy = choose_text(
-            f"Rename the new samples and use {option_text('if_exists', 'append')}.",
+            f"Rename the new samples and use {flag_text('append')}.",
             "Rename the new samples and run without --resume.",
         )
         raise InvalidRequest(destination.pattern.text, found, remedy=remedy)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputExists, format_list
 from shardtool.interop import exports, huggingface, indexed_shard
-from shardtool.messages import export_call_text, option_text
+from shardtool.messages import export_call_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.publish.foreign_index_files import read_foreign_index, read_or_empty, read_sample_counts
 from shardtool.storage import files
@@ -70,7 +70,7 @@ class StaleIndexes:
         if leftovers:
             found = f"{pluralize(len(leftovers), 'file')} with indexes of earlier shards: {format_list(leftovers, 3)}"
             expected = "no files that readers would use as indexes of the new shards"
-            remedy = f"Delete these files, choose another name, or {option_text('if_exists', 'overwrite')}."
+            remedy = f"Delete these files, choose another name, or {flag_text('overwrite')}."
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Numbers
     from shardtool.read.index_store import IndexStore
     from shardtool.read.options import ShardCache
-    from shardtool.values import DatasetLike, OnBadSample
+    from shardtool.values import DatasetLike, OnError
 
     SampleIndexes = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
 
@@ -305,7 +305,7 @@ def check_in_range(positions: Numbers, count: int) -> Numbers:
 @explaining_missing_cwd()
 def open(  # noqa: A001, PLR0913 - its public name and options
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
-    on_error: OnBadSample = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
+    on_error: OnError = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
     seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Open a dataset for reading.

@@ -23,7 +23,7 @@ from shardtool.dataset.payload import content_type, is_named_type
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
 from shardtool.request.option_checks import check_choice
 from shardtool.units import parse_size
-from shardtool.values import OnBadSample, ValueType
+from shardtool.values import OnError, ValueType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +102,7 @@ class Decode:
     own: tuple[tuple[str, Decoder], ...] = ()
     images: ImageType = "numpy"
     reduce: tuple[int, int] | None = None
-    on_error: OnBadSample = "raise"
+    on_error: OnError = "raise"
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
@@ -110,7 +110,7 @@ class Decode:
     _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value, values in (("images", self.images, ImageType), ("on_error", self.on_error, OnBadSample)):
+        for name, value, values in (("images", self.images, ImageType), ("on_error", self.on_error, OnError)):
             check_choice(name, value, values)
         parse_size(self.max_bytes)
         if self.reduce is not None and not _is_size(self.reduce):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.request.option_checks import check_choice
-from shardtool.values import OnBadSample
+from shardtool.values import OnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,11 +71,11 @@ class ReadOptions:
 
     check: bool = False
     cache: ShardCache | None = None
-    on_error: OnBadSample = "raise"
+    on_error: OnError = "raise"
     metadata: bool = False
     fields: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("on_error", self.on_error, OnBadSample)
+        check_choice("on_error", self.on_error, OnError)
         if isinstance(self.cache, str | PathLike):
             raise InvalidRequest("cache", f"{self.cache!r}", expected="shardtool.Cache(FOLDER)")

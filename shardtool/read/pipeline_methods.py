@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from shardtool.values import OnBadSample
+    from shardtool.values import OnError
 
 
 _Params = ParamSpec("_Params")
@@ -112,7 +112,7 @@ class PipelineMethods:
         *,
         images: ImageType = "numpy",
         reduce: Size | None = None,
-        on_error: OnBadSample = "raise",
+        on_error: OnError = "raise",
         max_bytes: str | int = "1GiB",
     ) -> Self:
         """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.

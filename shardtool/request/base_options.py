@@ -21,7 +21,6 @@ from shardtool.request.option_spec import (
     OptionsT,
     cli_spellings,
     is_list_option,
-    join_if_exists_flags,
     option_choices,
     option_specs,
     option_types,
@@ -128,23 +127,14 @@ class BaseOptions:
             object.__setattr__(self, member, value)  # the dataclass is frozen
 
     def _apply_aliases(self) -> None:
-        values, flags = dict[str, object](), dict[str, list[str]]()
         for alias in fields(self):
-            name, _, flag = alias.metadata.get("means", "").partition("=")
+            name = alias.metadata.get("means", "")
             value = getattr(self, alias.name) if name else None
-            if flag:
-                check_flag(alias.name, value)
-            if value is None or (flag and not value):
+            if value is None:
                 continue
-            if self.is_given(name) or name in values:
+            if self.is_given(name):
                 raise InvalidRequest(alias.name, f"used with {name}", expected="one of them: they mean the same")
             object.__setattr__(self, alias.name, None)
-            if flag:
-                flags.setdefault(name, []).append(flag)
-            else:
-                values[name] = value
-        joined = {name: join_if_exists_flags(names) for name, names in flags.items()}
-        for name, value in {**values, **joined}.items():
             object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:

@@ -43,7 +43,7 @@ TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other c
 _MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
 
 
-_REQUIRES_RESUME = {"if_exists=resume": "nothing to resume"}
+_REQUIRES_RESUME = {"resume|update": "nothing to resume"}
 
 
 _REQUIRES_URLS = {"urls": "no URLs to fetch"}
@@ -140,7 +140,7 @@ class CreateOptions(SelectingOptions):
     )
     retry_failed: bool = _fetch_option(
         False,
-        "With `if_exists='resume'`, fetch shards again if they have skipped samples.",
+        "With `resume`, fetch shards again if they have skipped samples.",
         requires={**_REQUIRES_URLS, **_REQUIRES_RESUME},
     )
     meta: str | None = option(
@@ -164,7 +164,7 @@ class CreateOptions(SelectingOptions):
     )  # fmt: skip
     on_duplicate: Literal["error", "first"] = option(
         "error", "What to do if the dataset already has a sample's key: fail, or keep the first.",
-        section="rerun", requires={"if_exists=append|if_exists=update": "no dataset to compare keys with"},
+        section="rerun", requires={"append|update": "no dataset to compare keys with"},
         conflicts=("map, which creates keys",),
     )  # fmt: skip
     plan: PathLike | None = option(

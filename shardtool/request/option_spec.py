@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType, UnionType
 from typing import (
@@ -24,7 +24,7 @@ from typing import (
 )
 
 from shardtool.errors import InvalidRequest
-from shardtool.messages import CLI_NAMES, COMMA_OPTIONS, FAMILY_KEYS, cli_option, flag_text, option_text
+from shardtool.messages import CLI_NAMES, COMMA_OPTIONS, FAMILY_KEYS, cli_option, option_text
 from shardtool.request import option_values
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class OptionSpec(NamedTuple):
     """Description of an option, in addition to its type and default.
 
     Attributes:
-        text: Help text. Other options are in backticks, with their Python names: `shuffle`, `if_exists='resume'`.
+        text: Help text. Other options are in backticks, with their Python names: `shuffle`, `place='hash'`.
         section: Section of `--help`; empty: the section of the option before.
         typed: Command-line names separated by slashes; empty: the field name.
         old: Earlier command-line names separated by slashes; accepted but not shown.
@@ -100,7 +100,8 @@ class OptionSpec(NamedTuple):
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
         off: Help of the command-line option that turns a flag off.
-        flags: Help of command-line flags, by the value that each flag sets.
+        group: Group of options of which a typed one replaces all that a job file sets.
+        typed_choices: Values by command-line words that differ from them.
         use: Function to call with the typed value.
     """
 
@@ -124,7 +125,8 @@ class OptionSpec(NamedTuple):
     comma_separated: bool = False
     word: bool = False
     off: str = ""
-    flags: Mapping[str, str] = MappingProxyType({})
+    group: str = ""
+    typed_choices: Mapping[str, str] = MappingProxyType({})
     use: Callable[[Any], object] | None = None
 
 
@@ -139,17 +141,8 @@ def option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
 
 
 def alias(name: str) -> Any:
-    """Declare a second name for an option `name`, or for `name=value` as a flag."""
+    """Declare a second name for an option `name`."""
     return field(default=None, repr=False, compare=False, metadata={"means": name})
-
-
-def join_if_exists_flags(flags: Sequence[str]) -> str:
-    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`."""
-    adding = next((flag for flag in ("update", "append") if flag in flags), "")
-    if adding and "overwrite" in flags:
-        found = f"used with {flag_text('overwrite')}, which replaces the dataset"
-        raise InvalidRequest(flag_text(adding), found, expected="one of them")
-    return "update" if adding == "update" else "-".join(flags)
 
 
 def inherit_option(kind: type, name: str, **others: Any) -> Any:

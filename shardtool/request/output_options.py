@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.option_spec import (
     Shares,
     Texts,
-    alias,
     option,
     option_specs,
     options_class,
@@ -101,7 +100,7 @@ class OutputOptions(WorkerOptions):
     )
     max_count: int | None = option(None, "Maximum number of samples per shard.", range=COUNT_RANGE)
     shards: int | None = option(
-        None, "Exact number of shards. With splits, the number per split; with `if_exists='append'`, the number of new "
+        None, "Exact number of shards. With splits, the number per split; with `append`, the number of new "
         "shards.",
         range=COUNT_RANGE, common=True,
     )  # fmt: skip
@@ -159,33 +158,34 @@ class OutputOptions(WorkerOptions):
     )  # fmt: skip
     export: Texts = option((), "Write the index of another tool.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = option(
-        "stop", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",
-        section="rerun", recorded=False, common=True,
+        "raise", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",
+        section="rerun", recorded=False, common=True, typed_choices={"stop": "raise"},
     )  # fmt: skip
-    if_exists: IfExists = option(
-        "error", "What to do if the dataset exists: fail (error), add shards (append), continue (resume) or replace "
-        "(overwrite). resume-overwrite keeps valid shards and replaces all others. update packs new samples, "
-        "continues an interrupted run, and creates the dataset if none exists.",
-        section="rerun", recorded=False, common=True, flags={
-            "update": "Pack only samples that are new in the source; keep the existing shards. "
-            "Create the dataset if it does not exist.",
-            "append": "Add new shards to the existing dataset. Existing shards are not rewritten.",
-            "resume": "Continue an interrupted run; reuse shards that are complete and unchanged.",
-            "overwrite": "Replace an existing dataset once the new one is complete. With "
-            "`if_exists='resume'`, replace only the shards that must change.",
-        },
+    update: bool = option(
+        False, "Pack only samples that are new in the source; keep the existing shards. Create the dataset if it does "
+        "not exist.", recorded=False, common=True, group="existing",
+        conflicts=("overwrite, which replaces the dataset",),
     )  # fmt: skip
-    append: bool | None = alias("if_exists=append")
-    resume: bool | None = alias("if_exists=resume")
-    overwrite: bool | None = alias("if_exists=overwrite")
-    update: bool | None = alias("if_exists=update")
+    append: bool = option(
+        False, "Add new shards to the existing dataset. Existing shards are not rewritten.", recorded=False,
+        common=True, group="existing",
+        conflicts=("overwrite, which replaces the dataset",),
+    )  # fmt: skip
+    resume: bool = option(
+        False, "Continue an interrupted run; reuse shards that are complete and unchanged.", recorded=False,
+        common=True, group="existing",
+    )  # fmt: skip
+    overwrite: bool = option(
+        False, "Replace an existing dataset once the new one is complete. With `resume`, replace only the shards that "
+        "must change.", recorded=False, typed="overwrite/f", common=True, group="existing",
+    )  # fmt: skip
     max_removed: str | float = option(
-        "10%", "Share of the samples that `if_exists='resume'` may remove if the source lost them.",
+        "10%", "Share of the samples that `resume` may remove if the source lost them.",
         form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = option(
-        "time", "Compare finished shards by time and checksum, or by size, for `if_exists='resume'`.",
-        requires={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
+        "time", "Compare finished shards by time and checksum, or by size, for `resume`.",
+        requires={"resume|update": "nothing to resume"}, recorded=False,
     )  # fmt: skip
     part: str | None = option(
         None, "Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.",
@@ -200,11 +200,10 @@ class OutputOptions(WorkerOptions):
     def _check_alone(self) -> None:
         """Refuse options that a part cannot apply without the other parts."""
         part = option_text("part", self.part)
-        if self.if_exists not in ("error", "resume"):
-            given = option_text("if_exists", self.if_exists)
-            remedy = "Delete the old dataset first, or use another output." if "overwrite" in self.if_exists else ""
-            expected = f"a new dataset, or {option_text('if_exists', 'resume')}"
-            raise InvalidRequest(part, f"used with {given}", expected=expected, remedy=remedy)
+        if given := self.first_given("overwrite|append|update"):
+            remedy = "Delete the old dataset first, or use another output." if self.overwrite else ""
+            expected = f"a new dataset, or {flag_text('resume')}"
+            raise InvalidRequest(part, f"used with {flag_text(given)}", expected=expected, remedy=remedy)
         if self.export:
             remedy = choose_text(
                 "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
@@ -221,6 +220,17 @@ class OutputOptions(WorkerOptions):
         if option_name:
             remedy = "Use one run without parts, or transform the samples before or after packing in parts."
             raise InvalidRequest(part, f"used with {option_text(option_name)}", expected=expected, remedy=remedy)
+
+    @property
+    def if_exists(self) -> IfExists:
+        """What to do if the dataset exists, as one value."""
+        if self.update:
+            return "update"
+        if self.append:
+            return "append-resume" if self.resume else "append"
+        if self.resume:
+            return "resume-overwrite" if self.overwrite else "resume"
+        return "overwrite" if self.overwrite else "error"
 
     @property
     def readers(self) -> tuple[str, ...]:

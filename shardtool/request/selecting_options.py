@@ -116,7 +116,7 @@ class SelectingOptions(OutputOptions):
     drop_duplicates: bool = option(
         False, "Skip samples with the same content as a sample with an earlier key. Images, audio, video and arrays "
         "are compared; if a sample has none, its texts are compared.", section="choosing", conflicts=(
-            "if_exists=append, which does not read existing samples",
+            "append, which does not read existing samples",
             "part, which reads only its own samples", "urls, whose files are not downloaded yet",
             "stat, which reads no files",
         ),
@@ -160,7 +160,7 @@ class SelectingOptions(OutputOptions):
     map: Function | None = option(
         None, "Call this function with each sample, a dict. It returns one sample, several samples, or None.",
         form="function",
-        metavar="MODULE:FUNCTION", conflicts=("if_exists=update, which compares keys, but a function creates its own",),
+        metavar="MODULE:FUNCTION", conflicts=("update, which compares keys, but a function creates its own",),
     )  # fmt: skip
 
     @property

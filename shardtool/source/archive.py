@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.dataset.shard_file import CompressedFile, ShardFile
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, printable
 from shardtool.format import tar_read, zip_read
-from shardtool.messages import cli_option, flag_text, option_text
+from shardtool.messages import cli_option, flag_text
 from shardtool.names import is_utf8, to_bytes, to_text
 from shardtool.shard_names import is_compressed_name
 from shardtool.shard_samples import SPAN, SpanFile
@@ -140,7 +140,7 @@ class ArchiveSource(FolderSource):
         stat_now = lookup.stat_file(self._path)
         if (stat_now.st_size, stat_now.st_mtime_ns) != (self._stat.st_size, self._stat.st_mtime_ns):
             expected = "an archive that does not change during the run"
-            remedy = f"Run again with {option_text('if_exists', 'resume')}."
+            remedy = f"Run again with {flag_text('resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:  # noqa: ARG002 - one process

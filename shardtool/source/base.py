@@ -155,7 +155,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Raise `SampleFailed` if files cannot be packed and may not be skipped."""
     failed = failed_rows(skipped)
-    if failed and on_error == "stop":
+    if failed and on_error == "raise":
         named = format_list([f"{printable(row.path)} ({row.message})" for row in failed])
         remedy = f"Fix them, {otherwise}, or skip them with {option_text('on_error', 'skip')}. Nothing was written."
         raise SampleFailed(source, f"{pluralize(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)

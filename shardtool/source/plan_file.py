@@ -34,7 +34,7 @@ from shardtool.errors import (
     reporting_memory_errors,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.request.run_record import describe_differences
 from shardtool.shard_samples import FILE, LINK
 from shardtool.skipped import SKIP_CODES, read_row
@@ -143,7 +143,7 @@ def write_plan(
 def check_plan_target(path: str, *, overwrite: bool) -> None:
     """Refuse a plan file that cannot be written or replaced."""
     check_target_name(path, "plan.parquet")
-    cure = option_text("if_exists", "overwrite")
+    cure = flag_text("overwrite")
     check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.storage.files import read_head, read_tail
 from shardtool.storage.lookup import is_file
 from shardtool.storage.remote.address import is_url
@@ -175,7 +175,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
-            f"`create` and `reshard` with {option_text('if_exists', 'resume')}",
+            f"`create` and `reshard` with {flag_text('resume')}",
             "`create --resume` and `reshard --resume`",
         )
         remedy = f"{_SPACE_ADVICE[code]}, then run the same command again; {resume} keep finished shards."

@@ -386,7 +386,7 @@ class Removal:
                 plan.format,
                 self.folder,
                 build_shard_samples(plan, number),
-                "stop",
+                "raise",
                 now_ns,
             )
             for number, shard in enumerate(self.shards)
@@ -455,7 +455,7 @@ class Removal:
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
         with suppress(ShardError):  # damage may be the reason to remove them
-            removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
+            removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
             removed_sum = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import SampleFailed
-from shardtool.messages import option_text
+from shardtool.messages import flag_text
 from shardtool.names import to_text
 from shardtool.storage.files import MAX_READS, read_crc
 from shardtool.write import packer, source_errors, task
@@ -58,7 +58,7 @@ def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
         except source_errors.SourceTouched as error:
             touch_count += 1
             if touch_count == MAX_READS:
-                remedy = f"Run the same command with {option_text('if_exists', 'resume')}."
+                remedy = f"Run the same command with {flag_text('resume')}."
                 expected, found = "a file that does not change during the run", "changed while it was packed"
                 raise SampleFailed(to_text(error.path), found, expected=expected, remedy=remedy) from None
         except source_errors.RestartShard:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.fingerprint import crc32c
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import resolve_source_path, to_text
 from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
 from shardtool.skipped import INTENDED_CODES, Skipped
@@ -231,7 +231,7 @@ class Packer:
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Skip a failed sample, or stop the run."""
         path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
-        stops = self.task.on_error == "stop" and failed.code not in INTENDED_CODES
+        stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":
             advice = (
                 f"Run `shardtool verify` on the source to find all damage, or skip such samples with {skip_or_raise}."
@@ -240,7 +240,7 @@ class Packer:
         if stops:
             location = to_text(self.root) + path if failed.path else key
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
-            fix_text = f"Fix it and run again with {option_text('if_exists', 'resume')}"
+            fix_text = f"Fix it and run again with {flag_text('resume')}"
             remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         for file in self.files:  # outputs contain no folder names of this machine

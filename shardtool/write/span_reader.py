@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.format import zip_read
-from shardtool.messages import option_text
+from shardtool.messages import flag_text
 from shardtool.names import to_text
 from shardtool.storage.files import open_source_file
 from shardtool.write.buffers import BUFFER_SIZE, get_arena, get_buffer
@@ -61,7 +61,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
         expected = "a shard that does not change during the run"
-        remedy = f"Run the same command with {option_text('if_exists', 'resume')}."
+        remedy = f"Run the same command with {flag_text('resume')}."
         raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
     if planned.mtime_ns >= 0 and ctime_ns not in (None, info.st_ctime_ns):
         raise SourceTouched(planned.path)

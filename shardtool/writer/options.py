@@ -18,7 +18,7 @@ class WriterKeywords(TypedDict, total=False):
     oversize: values.Oversize
     dots: values.Dots | None
     target: tuple[values.Target, ...]
-    on_error: values.OnBadSample
+    on_error: values.OnError
     resume: bool
     overwrite: bool
     part: int | str | None
@@ -34,7 +34,7 @@ class WriterOptions(BaseOptions):
     oversize: values.Oversize = inherit_option(CreateOptions, "oversize")
     dots: values.Dots | None = inherit_option(CreateOptions, "dots")
     target: tuple[values.Target, ...] = inherit_option(CreateOptions, "target")
-    on_error: values.OnBadSample = option(
+    on_error: values.OnError = option(
         "raise", "What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.",
         recorded=False,
     )  # fmt: skip

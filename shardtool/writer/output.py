@@ -29,7 +29,7 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import ReaderProblems
-from shardtool.messages import flag_text, option_text
+from shardtool.messages import flag_text
 from shardtool.pattern import (
     ShardPattern,
     sidecar_name,
@@ -78,10 +78,10 @@ class WriterOutput:
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
         destination = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
-            _inspect_destination(destination)
+            inspect_destination(destination)
             self.folder.ready()
             stack.enter_context(self.folder.lock(pattern.base))
-            self.destination = _inspect_destination(destination)
+            self.destination = inspect_destination(destination)
             self.destination.discard_staged()
             self.publication = self.destination.open_publication()
             self._stack = stack.pop_all()
@@ -272,15 +272,6 @@ class WriterOutput:
 
 
 _MAX_HELD_BYTES = 2**26
-
-
-def _inspect_destination(destination: Destination) -> Destination:
-    try:
-        return inspect_destination(destination)
-    except OutputExists as error:
-        remedy = error.remedy.replace(option_text("if_exists", "overwrite"), flag_text("overwrite"))
-        remedy = remedy.replace(option_text("if_exists", "resume"), flag_text("resume"))
-        raise OutputExists(error.where, error.found, expected=error.expected, remedy=remedy) from None
 
 
 def make_writer_record(made: Mapping[str, object]) -> RunRecord:

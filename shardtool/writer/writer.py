@@ -273,6 +273,6 @@ class ShardWriter(SampleWriter):
 
 def _finished_error(dataset_file: str) -> SampleRefused:
     found = "the resumed run was finished, but there are more samples now"
-    append, overwrite = call_text("create", if_exists="append"), flag_text("overwrite")
+    append, overwrite = call_text("create", append=True), flag_text("overwrite")
     remedy = f"Append them with {append}, or replace the dataset with {overwrite}."
     return SampleRefused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create
-from tests.helpers import identity, members, read_tree, shards, tool, typed, write_tree
+from tests.helpers import existing, identity, members, read_tree, shards, tool, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_foreign_file_is_never_replaced(source: Path, tmp_path: Path, if_exist
     for text in ('{"mine": 1}', "[]", "no JSON", "[" * 100_000):
         (tmp_path / "out.json").write_text(text)
         with pytest.raises(OutputExists, match=r"out\.json"):
-            create(source, f"{tmp_path}/out-{{0..}}.tar", options(if_exists=if_exists))
+            create(source, f"{tmp_path}/out-{{0..}}.tar", options(**existing(if_exists)))
         assert (tmp_path / "out.json").read_text() == text
         assert shards(tmp_path) == []
 
@@ -60,7 +60,7 @@ def test_shards_are_never_orphaned(source: Path, tmp_path: Path, old: Any, new: 
     before = identity(tmp_path)
     for if_exists in ("resume", "overwrite"):
         with pytest.raises(OutputExists, match=r"\.json"):
-            create(source, placed(new), options(if_exists=if_exists))
+            create(source, placed(new), options(**existing(if_exists)))
         assert identity(tmp_path) == before
 
 
@@ -73,7 +73,7 @@ def test_a_folder_in_the_way_is_seen_before_anything_is_written(source: Path, tm
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     with pytest.raises(OutputExists, match=name):
-        create(source, pattern, options(max_count=2, if_exists="overwrite"))
+        create(source, pattern, options(max_count=2, overwrite=True))
     assert {**before, **read_tree(tmp_path)} == before
 
 
@@ -87,7 +87,7 @@ def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "asked",
     [
-        {"if_exists": "Overwrite"},
+        {"overwrite": "Overwrite"},
         {"on_error": "Stop"},
         {"symlinks": "Inside"},
         {"oversize": "Alone"},
@@ -180,7 +180,7 @@ def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_path: Path) -> None:
     """`--resume` keeps a shard without the samples that failed, as long as they still fail in the same way."""
-    asked = options(on_error="skip", if_exists="resume", max_count=3)
+    asked = options(on_error="skip", resume=True, max_count=3)
     big = source / "cat" / "1.txt"
     big.chmod(0)
     if os.access(big, os.R_OK):  # root may read anything: let the file be a fifo from the start instead
@@ -227,7 +227,7 @@ def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: 
     text = (tmp_path / "x.json").read_text()
     (tmp_path / "x.json").write_text(text.replace('"shardlist": [', '"shardlist": '))
     with pytest.raises(OutputExists, match=r"x-0\.tar"):
-        create(source, f"{tmp_path}/x_{{0..}}.tar", options(if_exists="overwrite"))
+        create(source, f"{tmp_path}/x_{{0..}}.tar", options(overwrite=True))
 
 
 def test_names_that_stdout_has_no_letters_for_are_written_with_its_own(tmp_path: Path) -> None:

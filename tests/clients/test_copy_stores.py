@@ -181,7 +181,7 @@ def test_an_append_moves_only_what_is_new(server: Server, tmp_path: Path) -> Non
     """Of a dataset that was appended to, the new shards are put; the other objects are not written again."""
     source, prefix = _dataset(tmp_path / "source"), server.new_prefix()
     copy(source, prefix)
-    options = CreateOptions(max_count=3, workers=1, if_exists="append")
+    options = CreateOptions(max_count=3, workers=1, append=True)
     create(write_tree(tmp_path / "more", {"n1.txt": b"1"}), f"{source}/out-{{000..}}.tar", options)
     (one,) = copy(source, prefix).datasets
     assert (one.copied, one.kept) == (1, 4)

@@ -289,7 +289,7 @@ def test_the_command_line(nodes: Nodes, source: Path) -> None:
     first = tool(*words, nodes=nodes)
     wait_for_shards(first, folder, 11)
     with pytest.raises(OutputExists, match="another run is writing this dataset"):
-        pack(source, "out", if_exists="resume")
+        pack(source, "out", resume=True)
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=120)
     assert (first.returncode, words_of(said)) == (130, ["shardtool: interrupted by SIGINT"]), said

@@ -130,7 +130,7 @@ def test_changed_and_gone(
     with pytest.raises(SampleFailed, match=r"a\.jpg: changed while it was packed: its version"):
         create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     proxy.set(*faults)
-    result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", if_exists="resume"))
+    result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", resume=True))
     assert (result.samples, result.skipped) == (1, 3)
     codes = {row["path"]: row["code"] for row in skipped(tmp_path / "out.json")}
     assert codes == {"a.jpg": "changed", "b.jpg": "vanished", "d.bin": "changed"}
@@ -147,7 +147,7 @@ def test_other_bytes_than_the_store_has_taken(
     with pytest.raises(SampleFailed, match=r"b\.bin: .*as the store reports"):
         create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     proxy.set(Fault("flip", path=r"b\.bin", times=None))
-    result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", if_exists="resume"))
+    result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", resume=True))
     assert (result.samples, result.skipped) == (2, 1)
     assert verify(tmp_path / "out.json", VerifyOptions(workers=1)).sound
     if size < LARGE:
@@ -195,7 +195,7 @@ def test_resume(
     files = {f"{at:03}.jpg": b"%d" % at for at in range(40)}
     prefix, store = _tree(proxy, monkeypatch, files)
     monkeypatch.setattr("shardtool.verbs.create.resume._CLOCK_SLACK_S", -60)  # the objects are not a minute old
-    options = CreateOptions(max_count=10, if_exists="resume", workers=1)
+    options = CreateOptions(max_count=10, resume=True, workers=1)
     create(prefix, str(tmp_path / OUT), options)
     proxy.set()
     assert create(prefix, str(tmp_path / OUT), options).kept == 4
@@ -218,7 +218,7 @@ def test_a_prefix_that_grows(moto: Server, tmp_path: Path, monkeypatch: pytest.M
     _put(store, {f"{at}.jpg": b"%d" % at for at in range(4)})
     create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     _put(store, {"4.jpg": b"4", "2.jpg": b"longer than before"})
-    options = CreateOptions(workers=1, if_exists="append", on_duplicate="first")
+    options = CreateOptions(workers=1, append=True, on_duplicate="first")
     result = create(prefix, str(tmp_path / OUT), options)
     assert (result.shards, result.samples) == (2, 5)
     assert any("2" in note and "changed" in note for note in result.notes), result.notes

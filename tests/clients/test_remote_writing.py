@@ -203,8 +203,8 @@ def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
     (more / "x.txt").write_text("one")
     pattern = f"{store.new_prefix()}/out-{{000000..}}.tar"
     create(source, pattern, CreateOptions(max_count=40))
-    create(more, pattern, CreateOptions(max_count=40, if_exists="append"))
-    before, again = _files(os.path.dirname(pattern)), CreateOptions(max_count=40, if_exists="append-resume")
+    create(more, pattern, CreateOptions(max_count=40, append=True))
+    before, again = _files(os.path.dirname(pattern)), CreateOptions(max_count=40, append=True, resume=True)
     create(more, pattern, again)
     (more / "x.txt").write_text("two")
     with pytest.raises(InvalidRequest, match="other content"):
@@ -218,7 +218,7 @@ def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
 def test_update_of_a_small_dataset(store: Server, tmp_path: Path) -> None:
     """Of a dataset of one shard, too, the second night says that nothing is new, and not that all has changed."""
     (tmp_path / "1.txt").write_text("one")
-    output, options = f"{store.new_prefix()}/out-{{0..}}.tar", CreateOptions(if_exists="update")
+    output, options = f"{store.new_prefix()}/out-{{0..}}.tar", CreateOptions(update=True)
     create(tmp_path, output, options)
     assert not [note for note in create(tmp_path, output, options).notes if "changed" in note]
 
@@ -291,7 +291,7 @@ def test_refused_in_mid_run(
     later = asked[asked.index("out-000002.tar") + 1 :]
     assert later in ([], ["out-000001.index"])  # the parent may be about to publish the shard before
     proxy.set()
-    made = create(source, output, CreateOptions(max_size="1MB", oversize="alone", workers=1, if_exists="resume"))
+    made = create(source, output, CreateOptions(max_size="1MB", oversize="alone", workers=1, resume=True))
     assert made.kept == 2
     create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
     assert _files(prefix) == _local(tmp_path)
@@ -329,7 +329,7 @@ def test_overwrite(store: Server, source: Path, tmp_path: Path) -> None:
     output = f"{prefix}/out-{{000000..}}.tar"
     made = create(source, output, CreateOptions(max_size="1MB", oversize="alone"))
     export(made.dataset_file, ["wids", "dali-webdataset"])
-    options = CreateOptions(max_size="4MB", if_exists="overwrite")
+    options = CreateOptions(max_size="4MB", overwrite=True)
     create(source, output, options)
     create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
     assert _files(prefix) == _local(tmp_path)
@@ -481,7 +481,7 @@ def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> 
     assert (said.sound, said.repaired, _files(prefix)) == (False, (), before)
     assert any("rerun the original command" in text for text in said.unchecked)
     assert not any("they can only be rebuilt" in text for text in verify(prefix, repair=True).unchecked)
-    create(source, f"{prefix}/out-{{0..}}.tar", CreateOptions(max_count=20, if_exists="resume"))
+    create(source, f"{prefix}/out-{{0..}}.tar", CreateOptions(max_count=20, resume=True))
     assert verify(prefix).sound
     buckets.put_object(f"{prefix}/out-0.index", b"")
     with open_folder(prefix).lock("out"), pytest.raises(OutputExists):

@@ -93,7 +93,8 @@ def test_recorded_options_are_reused_only_if_listed() -> None:
     known = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
     assert known > REPEATABLE_OPTIONS
     assert known - REPEATABLE_OPTIONS == {
-        "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join", "add",
+        "workers", "start_method", "append", "resume", "overwrite", "update",
+        "on_error", "root", "allow_outside", "stat", "export", "join", "add",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
         "retry_failed", "plan", "plan_only", "executor", "address",
@@ -114,8 +115,8 @@ def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_tree(copy) == before
     inspect("out.json")
     for run in (
-        lambda: create("../photos", _PATTERN, CreateOptions(max_count=2, if_exists="resume", **_ONE_WORKER)),
-        lambda: create("../photos", _PATTERN, CreateOptions(if_exists="append", **_ONE_WORKER)),
+        lambda: create("../photos", _PATTERN, CreateOptions(max_count=2, resume=True, **_ONE_WORKER)),
+        lambda: create("../photos", _PATTERN, CreateOptions(append=True, **_ONE_WORKER)),
         lambda: index("out.json", IndexOptions(**_ONE_WORKER)),
         lambda: reshard("out.json", "../again/a-{0..}.tar", ReshardOptions(**_ONE_WORKER)),
     ):
@@ -231,7 +232,7 @@ def test_every_verb_reports_invalid_values_as_damage(change: Callable[[Any], obj
     with pytest.raises(ShardError):
         inspect(path, InspectOptions())
     with suppress(ShardError):
-        create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(if_exists="resume", **_ONE_WORKER))
+        create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(resume=True, **_ONE_WORKER))
     assert read_tree(copy / "photos") == {f"{at}.txt": b"%d" % at * 700 for at in range(6)}
 
 
@@ -317,7 +318,7 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
         lambda: verify(folder / "out.json", quick).to_json(),
         lambda: inspect(folder / "out.json").to_json(),
         lambda: write_page(open_dataset(str(folder / "out.json")), str(folder / "page.html"), seed=0, overwrite=True),
-        lambda: dry_run(made / "photos", f"{folder}/{_PATTERN}", CreateOptions(if_exists="append", **_ONE_WORKER)),
+        lambda: dry_run(made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_ONE_WORKER)),
     ):
         with suppress(ShardError):
             run()
@@ -365,7 +366,7 @@ def test_an_interrupted_run_is_not_a_dataset(made: Path, copy: Path) -> None:
     _assert_incomplete(copy / "ds", "2 shards of 3 planned, starting with out-000.tar")
     one = copy / "ds" / "out-000.tar"
     assert _verify(one).sound  # who names one shard asks about that alone
-    create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="resume", **_ONE_WORKER))
+    create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, resume=True, **_ONE_WORKER))
     assert read_tree(copy / "ds") == read_tree(made / "ds")
 
 
@@ -408,14 +409,14 @@ def test_a_truncated_dataset_file_is_not_replaced_by_a_smaller_one(copy: Path) -
 def test_an_interrupted_append_is_not_a_dataset(made: Path, copy: Path, tmp_path: Path) -> None:
     """The shards of an interrupted append are rejected, because sidecars record the planned number."""
     more = write_tree(tmp_path / "more", {f"m{at}.txt": b"m" * 600 for at in range(4)})
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="append", **_ONE_WORKER))
+    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, **_ONE_WORKER))
     wanted = read_tree(copy / "ds")
     for name in ("out-004.tar", "out-004.index"):
         (copy / "ds" / name).unlink()
     shutil.copy(made / "ds" / "out.json", copy / "ds" / "out.json")
     with pytest.raises(InvalidRequest, match="1 shard of 2 planned, starting with out-003"):
         index(f"{copy}/ds/out-*.tar", IndexOptions(**_ONE_WORKER))
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="append-resume", **_ONE_WORKER))
+    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, resume=True, **_ONE_WORKER))
     assert read_tree(copy / "ds") == wanted
 
 
@@ -432,7 +433,7 @@ def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
         _keep_shards(tmp_path / f"left{left}", left)
         with pytest.raises(InvalidRequest, match="planned, starting with out-000"):
             index(tmp_path / f"left{left}", IndexOptions(**_ONE_WORKER))
-    create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(if_exists="resume", **options))
+    create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(resume=True, **options))
     assert read_tree(tmp_path / "left1") == wanted
 
 
@@ -442,7 +443,7 @@ def test_sidecars_record_the_new_plan_after_a_source_has_grown(tmp_path: Path) -
     options: Any = {"max_count": 2, "map": "tests.mapped:told", **_ONE_WORKER}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
     write_tree(source, {f"{at:02}.txt": b"500" for at in range(4, 6)})
-    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(if_exists="resume", **options))
+    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(resume=True, **options))
     create(source, f"{tmp_path}/new/{_PATTERN}", CreateOptions(**options))
     assert read_tree(tmp_path / "ds") == read_tree(tmp_path / "new")
 

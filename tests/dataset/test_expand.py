@@ -150,7 +150,7 @@ def test_an_update_may_add_splits(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "source", names)
     create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", **options)
     write_tree(source, {"test/1.txt": b"1", "train/2.txt": b"1"})
-    create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", if_exists="update", **options)
+    create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", update=True, **options)
     assert _named(f"{tmp_path}/{{split}}.json", tmp_path) == ["test.json", "train.json", "val.json"]
     recorded = [parse_dataset((tmp_path / f"{split}.json").read_bytes(), "").made.splits for split in ("train", "test")]
     assert recorded == [("test", "train", "val")] * 2

@@ -95,7 +95,7 @@ def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
     """Samples are appended to a dataset of version 1 without changing it, and a note names the missing column."""
     before = read_tree(old)
     more = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
-    result = create(more, f"{old}/out-{{0..}}.tar", _options(if_exists="append", classes_from=old / "out.json"))
+    result = create(more, f"{old}/out-{{0..}}.tar", _options(append=True, classes_from=old / "out.json"))
     assert [
         note for note in result.notes if "sidecars of the dataset lack: __shard__" in note and "union_by_name" in note
     ]
@@ -115,8 +115,8 @@ def test_index_and_resume_upgrade_version_1(verb: str, old: Path, new: Path, tmp
         assert index(old / "out.json", IndexOptions(workers=1)).kept == 0
         assert index(old / "out.json", IndexOptions(workers=1)).kept == len(shards(old))
     else:
-        assert create(tmp_path / "src", f"{old}/out-{{0..1}}.tar", _options(if_exists="resume")).kept == len(inodes)
-        create(tmp_path / "src", f"{new}/out-{{0..1}}.tar", _options(if_exists="overwrite"))
+        assert create(tmp_path / "src", f"{old}/out-{{0..1}}.tar", _options(resume=True)).kept == len(inodes)
+        create(tmp_path / "src", f"{new}/out-{{0..1}}.tar", _options(overwrite=True))
     assert read_tree(old) == read_tree(new)
     assert [path.stat().st_ino for path in shards(old)] == inodes
 
@@ -134,7 +134,7 @@ def test_resume_keeps_transformed_shards_of_version_1(tmp_path: Path, monkeypatc
         path.write_bytes(encode_sidecar_table(parse_sidecar(data, path.name, None).plain_table(), fact, version=1))
         assert parse_sidecar(path.read_bytes(), path.name, None).version == 1
     age(folder, source)
-    result = create(source, f"{folder}/out-{{0..1}}.tar", replace(options, if_exists="resume"))
+    result = create(source, f"{folder}/out-{{0..1}}.tar", replace(options, resume=True))
     assert (result.kept, read_tree(folder)) == (result.shards, before)
 
 

@@ -152,7 +152,7 @@ def test_failing_system_call(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_source_read_error(strace: str, on_error: str, small: Path, place: Path) -> None:
     """A read that fails with EIO fails its sample by name; it is not replaced by zeros."""
     bad = small / "s0005.bin"
@@ -162,7 +162,7 @@ def test_source_read_error(strace: str, on_error: str, small: Path, place: Path)
     run = create(small, out, *OPTIONS, "--on-error", on_error, before=[*traced, "-o", str(place / "log")])
     plain(run)
     assert not hidden(out)
-    if on_error == "stop":
+    if on_error == "raise":
         assert run.code == 6
         assert f"{bad}: input/output error" in run.err
     else:

@@ -83,7 +83,7 @@ def test_a_users_readme_is_kept(text: str, tmp_path: Path) -> None:
     before = path.read_bytes()
     result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=1))
     assert any("README.md was not written by shardtool and is kept" in note for note in result.notes)
-    _pack(folder, shuffle=True, max_count=6, if_exists="overwrite", export=("huggingface",))
+    _pack(folder, shuffle=True, max_count=6, overwrite=True, export=("huggingface",))
     assert path.read_bytes() == before
     assert path.is_symlink() == (text == "link")
 
@@ -102,13 +102,13 @@ def test_a_stale_readme_is_deleted(tmp_path: Path) -> None:
     """If shards change that the README does not match by a pattern, it is deleted; `verify` finds a stale README."""
     folder = tmp_path / "out"
     _pack(folder, "x-{000..}.tar", export=("huggingface",))
-    _pack(folder, "x-{000..}.tar", max_count=2, if_exists="overwrite")
+    _pack(folder, "x-{000..}.tar", max_count=2, overwrite=True)
     assert len(_named(folder)["train"]) == len(shards(folder)) == 6
     folder, kept = tmp_path / "list", b""
     source = write_tree(tmp_path / "source", {})
     for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
         export_too = ("huggingface",) if len(names) == 2 else ()
-        options = CreateOptions(workers=1, export=export_too, if_exists="overwrite")
+        options = CreateOptions(workers=1, export=export_too, overwrite=True)
         create(source, [f"{folder}/{name}" for name in names], options)
         assert (folder / "README.md").exists() == bool(export_too)
         kept = (folder / "README.md").read_bytes() if export_too else kept

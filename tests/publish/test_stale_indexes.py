@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, OutputExists, ReshardOptions, VerifyOptions, create, export, reshard, verify
-from tests.helpers import flip, identity, read_tree, shards, write_tree
+from tests.helpers import existing, flip, identity, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +60,11 @@ def test_overwrite_deletes_stale_indexes(source: Path, tmp_path: Path, ending: s
     folder = tmp_path / "out"
     _pack(source, folder, ending, export=FORMATS[ending])
     before = _indexes(folder)
-    result = _pack(source, folder, ending, shuffle=True, seed=3, max_count=5, if_exists="overwrite")
+    result = _pack(source, folder, ending, shuffle=True, seed=3, max_count=5, overwrite=True)
     assert _indexes(folder) < before
     assert [note for note in result.notes if "indexes deleted" in note and f"{FORMATS[ending][0]!r}" in note]
     _check(folder)
-    result = _pack(source, folder, ending, if_exists="overwrite", export=FORMATS[ending])
+    result = _pack(source, folder, ending, overwrite=True, export=FORMATS[ending])
     assert (_indexes(folder), [note for note in result.notes if "removed" in note]) == (before, [])
     _check(folder)
 
@@ -74,7 +74,7 @@ def test_indexes_of_removed_shards_are_deleted(source: Path, tmp_path: Path) -> 
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     reshard(_pack(source, tmp_path / "other").dataset_file, f"{folder}/x-{{000..}}.tar",
-            ReshardOptions(workers=1, max_count=12, if_exists="overwrite"))  # fmt: skip
+            ReshardOptions(workers=1, max_count=12, overwrite=True))  # fmt: skip
     assert (len(shards(folder)), _indexes(folder)) == (1, set())
     _check(folder)
 
@@ -85,7 +85,7 @@ def test_resume_deletes_only_indexes_of_changed_shards(source: Path, tmp_path: P
     _pack(source, folder, export=("dali-webdataset", "energon", "huggingface"))
     before = identity(folder)
     (source / "05.bin").write_bytes(b"longer than before " * 100)
-    result = _pack(source, folder, if_exists="resume")
+    result = _pack(source, folder, resume=True)
     gone = set(before) - set(os.listdir(folder))
     assert gone == {"x-001.idx", "x-001.json", "x-001.tar.idx"}
     assert {name for name in set(before) - gone if before[name] != identity(folder)[name]} == {
@@ -102,7 +102,7 @@ def test_valid_indexes_are_kept(source: Path, tmp_path: Path) -> None:
     """Shards rewritten with the same bytes keep their indexes, except those with payload hashes."""
     _pack(source, tmp_path / "out", export=("dali-webdataset", "energon"))
     before = _indexes(tmp_path / "out")
-    result = _pack(source, tmp_path / "out", if_exists="overwrite")
+    result = _pack(source, tmp_path / "out", overwrite=True)
     assert _indexes(tmp_path / "out") == before
     assert not any("removed" in note for note in result.notes)
     _check(tmp_path / "out")
@@ -123,7 +123,7 @@ def test_other_files_are_kept(source: Path, tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "out", USERS)
     _pack(source, folder)
     for if_exists in ("resume-overwrite", "overwrite"):
-        _pack(source, folder, shuffle=True, if_exists=if_exists)
+        _pack(source, folder, shuffle=True, **existing(if_exists))
         assert {name: (folder / name).read_bytes() for name in USERS} == USERS
     report = verify(folder / "x.json", VerifyOptions(workers=1))
     assert report.sound
@@ -135,7 +135,7 @@ def test_a_symbolic_link_is_not_an_index(source: Path, tmp_path: Path) -> None:
     _pack(source, tmp_path / "out", export=("dali-webdataset",))
     (tmp_path / "out" / "x-000.idx").rename(tmp_path / "mine.idx")
     (tmp_path / "out" / "x-000.idx").symlink_to(tmp_path / "mine.idx")
-    _pack(source, tmp_path / "out", shuffle=True, if_exists="overwrite")
+    _pack(source, tmp_path / "out", shuffle=True, overwrite=True)
     assert (tmp_path / "mine.idx").is_file()
     assert (tmp_path / "out" / "x-000.idx").is_symlink()
 
@@ -147,12 +147,10 @@ def test_leftover_indexes_are_refused(source: Path, tmp_path: Path) -> None:
     for name in set(os.listdir(folder)) - _indexes(folder):
         (folder / name).unlink()
     before = read_tree(folder)
-    with pytest.raises(
-        OutputExists, match=r"3 files with indexes of earlier shards: x-000\.idx.*if_exists='overwrite'"
-    ):
+    with pytest.raises(OutputExists, match=r"3 files with indexes of earlier shards: x-000\.idx.*overwrite=True"):
         _pack(source, folder, shuffle=True)
     assert read_tree(folder) == before
-    _pack(source, folder, shuffle=True, if_exists="overwrite")
+    _pack(source, folder, shuffle=True, overwrite=True)
     assert _indexes(folder) == set()
 
 
@@ -177,7 +175,7 @@ def test_an_index_is_deleted_before_its_shard_changes(if_exists: str, source: Pa
     done: list[tuple[str, str]] = []
     _watching.append(lambda event, name: done.append((event, name)))
     try:
-        _pack(source, folder, shuffle=if_exists == "overwrite", if_exists=if_exists)
+        _pack(source, folder, shuffle=if_exists == "overwrite", **existing(if_exists))
     finally:
         _watching.pop()
     changed = [name for event, name in done if event == "os.rename" and name.endswith(".tar")]
@@ -192,16 +190,16 @@ def test_energons_info_file_is_deleted_or_renewed(source: Path, tmp_path: Path) 
     """`.info.json` is deleted if a sample count changes or a shard is new; an append renews it."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("energon",))
-    _pack(source, folder, shuffle=True, if_exists="overwrite")
+    _pack(source, folder, shuffle=True, overwrite=True)
     assert _indexes(folder) == {INFO}  # as many samples in each shard as before
     export(folder / "x.json", "energon")
     more = write_tree(tmp_path / "more", {"new.bin": b"1", "new.txt": b"2"})
-    _pack(more, folder, if_exists="append")
+    _pack(more, folder, append=True)
     assert INFO in _indexes(folder)
     report = verify(folder / "x.json", VerifyOptions(workers=1))
     assert report.sound
     assert not any("energon" in text for text in report.unchecked)
-    _pack(source, folder, max_count=6, if_exists="overwrite")
+    _pack(source, folder, max_count=6, overwrite=True)
     assert _indexes(folder) == set()
 
 
@@ -209,7 +207,7 @@ def test_energons_info_file_without_a_new_shard_is_deleted(tmp_path: Path) -> No
     """If a resumed run adds a shard, a list without that shard is deleted."""
     folder, tree = tmp_path / "out", write_tree(tmp_path / "tree", {"a.txt": b"1", "b.txt": b"2"})
     for more in ({}, {"c.txt": b"3"}):
-        asked = CreateOptions(max_count=2, workers=1, if_exists="resume", export=() if more else ("energon",))
+        asked = CreateOptions(max_count=2, workers=1, resume=True, export=() if more else ("energon",))
         create(write_tree(tree, more), f"{folder}/x-{{000..}}.tar", asked)
     assert len([*folder.glob("*.tar")]) == 2
     assert not (folder / INFO).exists()

@@ -243,7 +243,7 @@ def test_a_dataset_replaced_while_open(tmp_path: Path, ending: str, *, listed: b
     pattern = f"{tmp_path}/out-{{0..}}.{ending}"
     for content in (b"old", b"new"):
         source = write_tree(tmp_path / content.decode(), {f"{at}.txt": content for at in range(4)})
-        create(source, pattern, CreateOptions(workers=1, max_count=2, if_exists="overwrite"))
+        create(source, pattern, CreateOptions(workers=1, max_count=2, overwrite=True))
         if not listed:
             (tmp_path / "out.json").unlink()
         if content == b"old":

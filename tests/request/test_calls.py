@@ -103,10 +103,6 @@ def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
         ({"url": ("jpg=url",), "fields": {"a": "b"}}, {"urls": {"jpg": "url"}, "rename_fields": ["a=b"]}),
         ({"fields": ["jpg", "-json"]}, {"select_fields": ("jpg",), "drop_fields": ["json"]}),
         ({"probe": True, "image": ["jpg"], "mask": ("png",)}, {"probe": True, "images": ("jpg",), "masks": ["png"]}),
-        ({"overwrite": True, "append": False}, {"if_exists": "overwrite"}),
-        ({"resume": True, "overwrite": True}, {"if_exists": "resume-overwrite"}),
-        ({"append": True, "resume": True}, {"if_exists": "append-resume"}),
-        ({"update": True, "resume": True}, {"if_exists": "update"}),
     ],
 )
 def test_command_line_names_are_aliases(given: dict[str, Any], same: dict[str, Any]) -> None:
@@ -119,8 +115,7 @@ def test_command_line_names_are_aliases(given: dict[str, Any], same: dict[str, A
 def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     """Every command-line option has a Python name."""
     known = {name: one for name, one in option_specs(kind).items() if not one.family}
-    typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items() if not one.flags}
-    typed |= {flag for one in known.values() for flag in one.flags}
+    typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items()}
     assert typed - {one.name for one in fields(kind)} <= {one.replace("-", "_") for one in _ONLY_PYTHON}
 
 
@@ -142,14 +137,13 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
             "options: VerifyOptions; expected CreateOptions(...), or keyword arguments",
         ),
         ({"bytes": {"a": "b"}, "binary": {"a": "b"}}, "bytes: used with binary; expected one of them: they mean the "),
-        ({"overwrite": True, "if_exists": "resume"}, "overwrite: used with if_exists; expected one of them"),
         (
             {"overwrite": True, "append": True},
-            "append=True: used with overwrite=True, which replaces the dataset; expected one of them",
+            "append: used with overwrite, which replaces the dataset; expected one of them",
         ),
         (
             {"overwrite": True, "update": True},
-            "update=True: used with overwrite=True, which replaces the dataset; expected one of them",
+            "update: used with overwrite, which replaces the dataset; expected one of them",
         ),
         ({"include": 5}, "include: 5; expected a string, or several"),
         ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a string, or several"),

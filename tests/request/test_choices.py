@@ -10,7 +10,7 @@ import pytest
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
 from shardtool.cli import cli
 from shardtool.messages import option_text
-from shardtool.request.option_spec import has_option_type, option_choices, option_types
+from shardtool.request.option_spec import has_option_type, option_choices, option_specs, option_types
 
 CLASSES: dict[str, Any] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
@@ -20,11 +20,11 @@ CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in option_type
 
 MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("verify", "symlinks"): {"source": "x"},
-    ("create", "on_duplicate"): {"if_exists": "append"},
+    ("create", "on_duplicate"): {"append": True},
     ("create", "robots"): {"urls": ("jpg=url",)},
     ("create", "require"): {"urls": ("jpg=url",)},
-    ("create", "trust"): {"if_exists": "resume"},
-    ("reshard", "trust"): {"if_exists": "resume"},
+    ("create", "trust"): {"resume": True},
+    ("reshard", "trust"): {"resume": True},
 }
 
 
@@ -42,8 +42,11 @@ def test_only_the_choices_are_accepted(verb: str, name: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     offered = [one.type for one in command.params if one.name == name]
-    assert all(isinstance(one, click.Choice) and tuple(one.choices) == option_choices(kind, name) for one in offered)
-    assert offered or name in {"if_exists", "start_method"}  # --append, --resume and --overwrite stand for the first
+    words = option_specs(kind)[name].typed_choices
+    for one in offered:
+        assert isinstance(one, click.Choice)
+        assert tuple(words.get(choice, choice) for choice in one.choices) == option_choices(kind, name)
+    assert offered or name == "start_method"
 
 
 @pytest.mark.parametrize(

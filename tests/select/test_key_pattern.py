@@ -104,10 +104,10 @@ def test_pairs_by_suffix(kind: str, tmp_path: Path) -> None:
     assert members(tmp_path / "o-0.tar") == _PACKED
     assert verify(tmp_path / "o.json", source=source).sound
     before = read_tree(tmp_path)
-    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_mask", if_exists="resume"))
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_mask", resume=True))
     assert read_tree(tmp_path) == before
     with pytest.raises(OutputExists, match="differs: "):
-        create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_m.*", if_exists="resume"))
+        create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_m.*", resume=True))
 
 
 def test_a_sample_with_a_failed_file_is_skipped_whole(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_options_apply_to_archives(ending: str, tmp_path: Path) -> None:
     create(archive, f"{tmp_path}/{{split}}.tar", CreateOptions(workers=1, split_from_folder=True))
     assert [name for name, _ in members(tmp_path / "cat.tar")] == ["cat/1.json", "cat/1.png", "cat/2.png"]
     before = _pack(archive, tmp_path / "again")
-    assert _pack(archive, tmp_path / "again", if_exists="resume") == before
+    assert _pack(archive, tmp_path / "again", resume=True) == before
 
 
 def test_a_folder_inside_an_archive_can_be_packed(tmp_path: Path) -> None:

@@ -407,7 +407,7 @@ def test_portable_names_leave_room_for_a_long_field(tmp_path: Path) -> None:
     """A field that leaves no room for keys is refused by name."""
     for length, fits in ((60, True), (90, False)):
         root = write_tree(tmp_path / f"s{length}", {f"{'k' * 50}{at}.{'f' * length}": b"x" for at in range(5)})
-        options = CreateOptions(workers=1, portable=True, dots="first", if_exists="overwrite")
+        options = CreateOptions(workers=1, portable=True, dots="first", overwrite=True)
         if fits:
             create(root, str(tmp_path / PATTERN), options)
             names = [name for name, _ in members(*shards(tmp_path))]
@@ -449,9 +449,9 @@ def test_outputs_in_the_source_are_not_packed(where: str, tmp_path: Path) -> Non
     assert first.samples == 4
     (root / where / ".out-007.tar.part").write_bytes(b"left over")
     (root / where / ".out.lock").write_bytes(b"")
-    again = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, if_exists="overwrite"))
+    again = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, overwrite=True))
     assert (again.samples, again.fingerprint) == (4, first.fingerprint)
-    resumed = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, if_exists="resume"))
+    resumed = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, resume=True))
     assert (resumed.kept, resumed.fingerprint) == (1, first.fingerprint)
     assert {name: data for name, data in read_tree(root).items() if name in files} == files
 

@@ -123,7 +123,7 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     _pack(folders, out)
     before = read_tree(out)
-    resumed = create(folders, f"{out}/out-{{00..}}.tar", CreateOptions(max_count=2, workers=1, if_exists="resume"))
+    resumed = create(folders, f"{out}/out-{{00..}}.tar", CreateOptions(max_count=2, workers=1, resume=True))
     assert read_tree(out) == before
     assert resumed.to_json()["kept"] == 2
     options = VerifyOptions(source=folders, workers=1)
@@ -136,7 +136,7 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
     assert [(one.code, one.key, one.field) for one in verify(out, options).findings] == [
         ("source-differs", "cat/2", "masks.png")
     ]
-    _pack(folders, out, if_exists="resume")
+    _pack(folders, out, resume=True)
     assert verify(out, options).sound
 
 

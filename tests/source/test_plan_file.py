@@ -149,7 +149,7 @@ def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
             found = create(place / "in", f"{place}/out/x-{{000..}}.tar", options)
             assert found.merged == (number == order[-1])
             if number == order[0]:
-                create(place / "in", f"{place}/out/x-{{000..}}.tar", replace(options, if_exists="resume"))
+                create(place / "in", f"{place}/out/x-{{000..}}.tar", replace(options, resume=True))
             if number == order[1]:
                 merging = typed("index", f"{place}/out/x-{{000..}}.tar", "--merge")
                 assert (merging.code, f"missing: {order[2]}/3" in merging.err) == (2, True), merging
@@ -164,7 +164,7 @@ def test_files_that_changed_since_are_named(place: Path) -> None:
     (place / "sound/2.txt").write_bytes(b"a longer text")
     (place / "sound/3.txt").unlink()
     with pytest.raises(SampleFailed, match=r"2\.txt"):
-        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_strict_plan(place), on_error="stop"))
+        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_strict_plan(place), on_error="raise"))
     left = create(place / "sound", f"{place}/t/x-{{0..}}.tar", _options(plan=plan))
     assert (left.samples, left.skipped) == (2, 2)
     codes = [json.loads(line)["code"] for line in (place / "t/x.skipped").read_text().splitlines()]
@@ -245,7 +245,7 @@ def test_other_options_are_refused(place: Path) -> None:
         ({"shuffle": False}, "--shuffle differs: given before, now not given"),
         ({"shuffle": True, "seed": 4}, "--seed differs: 3 before, now 4"),
         ({"shuffle": True, "seed": 3, "include": ("*.txt",)}, "--include differs: not given before, now '*.txt'"),
-        ({"shuffle": True, "seed": 3, "on_error": "stop"}, "--on-error differs: 'skip' before, now not given"),
+        ({"shuffle": True, "seed": 3, "on_error": "raise"}, "--on-error differs: 'skip' before, now not given"),
     ]
     for more, said in cases:
         with use_cli_names(), pytest.raises(InvalidRequest, match=re.escape(said)):
@@ -253,7 +253,7 @@ def test_other_options_are_refused(place: Path) -> None:
     with pytest.raises(InvalidRequest, match="format differs: 'tar' before, now 'tfrecord'"):
         create(place / "in", f"{place}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
     assert not (place / "out").exists()
-    _use(place, plan, seed=3, shuffle=True, workers=2, target=("dali",), if_exists="overwrite")
+    _use(place, plan, seed=3, shuffle=True, workers=2, target=("dali",), overwrite=True)
 
 
 def test_a_plan_of_another_version_is_refused(place: Path) -> None:
@@ -277,7 +277,7 @@ def test_urls_have_no_plan(place: Path) -> None:
         with pytest.raises(InvalidRequest, match="a URL"):
             _use(place, plan, source)
         with pytest.raises(InvalidRequest, match="a URL"):
-            _write_plan(source, place, if_exists="overwrite")
+            _write_plan(source, place, overwrite=True)
     for where, said in (
         ("s3://bucket/plans/", "not a local file name"),
         ("-", "not a local file name"),
@@ -460,10 +460,10 @@ def test_plans_replace_no_other_files(place: Path) -> None:
     plan = _write_plan(place / "in", place)
     with pytest.raises(OutputExists, match="already exists"):
         _write_plan(place / "in", place)
-    _write_plan(place / "in", place, if_exists="overwrite")
+    _write_plan(place / "in", place, overwrite=True)
     before = plan.read_bytes()
     with pytest.raises(InvalidRequest):
-        _write_plan(place / "in", place, if_exists="overwrite", shards=99)
+        _write_plan(place / "in", place, overwrite=True, shards=99)
     assert plan.read_bytes() == before
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     with pytest.raises(InvalidRequest, match="a run that writes shards"):
@@ -524,6 +524,6 @@ def test_a_resumed_run_follows_the_plan(place: Path) -> None:
     (place / "out/x-001.tar").unlink()
     (place / "out/x.json").unlink()
     (place / "sound/0.txt").write_bytes(b"of a shard that was finished")
-    found = create(place / "sound", out, _options(plan=plan, if_exists="resume", trust="size"))
+    found = create(place / "sound", out, _options(plan=plan, resume=True, trust="size"))
     assert (found.kept, found.shards) == (2, 3)
     assert read_tree(place / "out") == expected

@@ -85,7 +85,7 @@ def test_changed_files_fail_the_run(
     with pytest.raises(SampleFailed, match=r"cat/2\.jpg: changed while it was packed: its version \(ETag\) differs"):
         create(f"{prefix}/m.csv", str(tmp_path / OUT), CreateOptions(workers=1))
     proxy.set(fault)
-    options = CreateOptions(workers=1, on_error="skip", if_exists="resume")
+    options = CreateOptions(workers=1, on_error="skip", resume=True)
     result = create(f"{prefix}/m.csv", str(tmp_path / OUT), options)
     assert (result.samples, result.skipped) == (3, 1)
 

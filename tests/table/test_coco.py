@@ -145,11 +145,9 @@ def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
         "categories": _COCO["categories"][:1],
     }
     (tmp_path / "coco.json").write_bytes(_coco(**few))
-    create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", if_exists="update", where="labels.notna()", **given)
+    create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", update=True, where="labels.notna()", **given)
     (tmp_path / "coco.json").write_bytes(_coco())
-    notes = create(
-        tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", if_exists="update", where="labels.notna()", **given
-    ).notes
+    notes = create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", update=True, where="labels.notna()", **given).notes
     assert any("'car' is number 1, 'cat' is number 2" in note for note in notes)
     data = shardtool.open(tmp_path / "a.json")
     assert data.classes == {"labels.json": ["dog", "car", "cat"]}

@@ -127,7 +127,7 @@ def test_the_same_again(apart: tuple[Path, Path], tmp_path: Path) -> None:
     asked: dict[str, Any] = {"add": (str(second),), "on_error": "skip", "shuffle": True, "map": "tests.mapped:doubled"}
     made = _reshard(first, tmp_path / "o", **asked)
     assert made.samples == 10
-    again = _reshard(first, tmp_path / "o", if_exists="resume", **asked)
+    again = _reshard(first, tmp_path / "o", resume=True, **asked)
     assert again.fingerprint == made.fingerprint
     assert read_tree(first.parent) | read_tree(second.parent) == before
     with pytest.raises(InvalidRequest, match="needs all fields of a sample in one file"):

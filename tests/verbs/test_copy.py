@@ -67,7 +67,7 @@ def _dataset(folder: Path, files: dict[str, bytes] = FILES, options: CreateOptio
 
 
 def _append(folder: Path, files: dict[str, bytes]) -> None:
-    how = CreateOptions(max_count=3, workers=1, if_exists="append")
+    how = CreateOptions(max_count=3, workers=1, append=True)
     create(write_tree(folder.parent / "more", files), f"{folder}/out-{{000..}}.tar", how)
 
 
@@ -293,7 +293,7 @@ def test_a_source_replaced_during_the_copy_fails(tmp_path: Path) -> None:
 
     class Changing(Observer):
         def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
-            other = CreateOptions(max_count=2, workers=1, if_exists="overwrite")
+            other = CreateOptions(max_count=2, workers=1, overwrite=True)
             create(
                 write_tree(tmp_path / "x", {"a.txt": b"1" * 9000, "b.txt": b"2"}), f"{source}/out-{{000..}}.tar", other
             )

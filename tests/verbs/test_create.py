@@ -14,7 +14,19 @@ import crc32c
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, create, dry_run
-from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, sidecar, tool, typed, write_tree
+from tests.helpers import (
+    ENVIRONMENT,
+    existing,
+    flip,
+    identity,
+    members,
+    read_tree,
+    shards,
+    sidecar,
+    tool,
+    typed,
+    write_tree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +37,10 @@ PATTERN = f"{STEM}.tar"
 _SECOND_NS = 10**9
 
 
-def _pack(source: Path, folder: Path, if_exists: str = "error", **options: Any) -> dict[str, Any]:
+def _pack(source: Path, folder: Path, **options: Any) -> dict[str, Any]:
     """Pack with one worker into tar, three samples a shard, unless told otherwise; return what `--json` would print."""
     ending = options.pop("ending", "tar")
-    asked: dict[str, Any] = {"workers": 1, "max_count": 3, "if_exists": if_exists, **options}
+    asked: dict[str, Any] = {"workers": 1, "max_count": 3, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked)).to_json()
 
 
@@ -91,7 +103,7 @@ def test_existing_output_is_refused_and_untouched(left: str, small: Path, tmp_pa
     else:
         _pack(small, folder)
     before, bytes_before = identity(folder), read_tree(folder)
-    with pytest.raises(OutputExists, match=r"if_exists='overwrite'|not a shardtool dataset file"):
+    with pytest.raises(OutputExists, match=r"overwrite=True|not a shardtool dataset file"):
         _pack(small, folder)
     assert (identity(folder), read_tree(folder)) == (before, bytes_before)
 
@@ -102,7 +114,7 @@ def test_overwrite_leaves_nothing_stale(small: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "out.skipped").exists()
     foreign = {"out-24.tar": b"1", "out.txt": b"2", "other-000.tar": b"3", "out-000.tar.bak": b"4", ".out-x.part": b"5"}
     write_tree(tmp_path / "out", foreign)
-    _pack(small, tmp_path / "out", "overwrite")
+    _pack(small, tmp_path / "out", overwrite=True)
     _pack(small, tmp_path / "fresh")
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh") | foreign
 
@@ -110,7 +122,7 @@ def test_overwrite_leaves_nothing_stale(small: Path, tmp_path: Path) -> None:
 def test_overwrite_where_nothing_is(small: Path, tmp_path: Path) -> None:
     """`--overwrite` and `--resume` of nothing are a plain run."""
     for how in ("error", "overwrite", "resume"):
-        assert _pack(small, tmp_path / how, how)["kept"] == 0
+        assert _pack(small, tmp_path / how, **existing(how))["kept"] == 0
     assert read_tree(tmp_path / "error") == read_tree(tmp_path / "overwrite") == read_tree(tmp_path / "resume")
 
 
@@ -137,7 +149,7 @@ def test_resume_makes_what_is_missing(gone: list[str], age: str, ending: str, sm
     right, before = read_tree(tmp_path / "out"), identity(tmp_path / "out")
     for name in gone:
         (tmp_path / "out" / name).unlink()
-    told = _pack(small, tmp_path / "out", "resume", ending=ending)
+    told = _pack(small, tmp_path / "out", resume=True, ending=ending)
     assert read_tree(tmp_path / "out") == right
     after = identity(tmp_path / "out")
     rewritten = {name for name in after if after[name] != before[name]}
@@ -191,7 +203,7 @@ def test_resume_takes_in_a_changed_file(change: str, age: str, ending: str, smal
     while time.time_ns() <= until:
         time.sleep(0.01)
     CHANGES[change](small / "a" / "008.txt")
-    told = _pack(small, tmp_path / "out", "resume", ending=ending)
+    told = _pack(small, tmp_path / "out", resume=True, ending=ending)
     after = identity(tmp_path / "out")
     changed = {f"out-001.{ending}", "out-001.index", "out.json"}
     assert {name for name in after if after[name] != before[name]} == changed
@@ -214,7 +226,7 @@ def test_resume_takes_in_another_listing(what: str, ending: str, small: Path, tm
         (small / "a" / "000.bin").unlink()
     else:
         (small / "a" / "000.txt").rename(small / "a" / "000.text")
-    _pack(small, tmp_path / "out", "resume", ending=ending, max_removed="50%")
+    _pack(small, tmp_path / "out", resume=True, ending=ending, max_removed="50%")
     _pack(small, tmp_path / "fresh", ending=ending)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
@@ -236,9 +248,9 @@ def test_resume_with_other_options(options: dict[str, Any], ending: str, small: 
     _pack(small, tmp_path / "out", ending=ending)
     before = read_tree(tmp_path / "out")
     with pytest.raises(OutputExists, match=r"[a-z_]+ differs: .* before, now "):
-        _pack(small, tmp_path / "out", "resume", ending=ending, **options)
+        _pack(small, tmp_path / "out", resume=True, ending=ending, **options)
     assert read_tree(tmp_path / "out") == before
-    _pack(small, tmp_path / "out", "resume-overwrite", ending=ending, **options)
+    _pack(small, tmp_path / "out", resume=True, overwrite=True, ending=ending, **options)
     _pack(small, tmp_path / "fresh", ending=ending, **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
@@ -259,7 +271,7 @@ def test_resume_mends_a_flipped_byte(name: str, at: int, age: str, *, ending: st
     flip(path, at)
     os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
     assert read_tree(tmp_path / "out") != right
-    _pack(small, tmp_path / "out", "resume", ending=ending, label_from_folder=True)
+    _pack(small, tmp_path / "out", resume=True, ending=ending, label_from_folder=True)
     assert read_tree(tmp_path / "out") == right
     after = identity(tmp_path / "out")
     assert name in {name for name in after if after[name] != before[name]} <= {name, sidecar(name), "out.json"}
@@ -272,7 +284,7 @@ def test_resume_takes_no_copy_for_its_own(small: Path, tmp_path: Path) -> None:
     _pack(other, tmp_path / "theirs")
     for name in ("out-001.tar", "out-001.index"):
         shutil.copy2(tmp_path / "theirs" / name, tmp_path / "out" / name)
-    told = _pack(small, tmp_path / "out", "resume")
+    told = _pack(small, tmp_path / "out", resume=True)
     _pack(small, tmp_path / "fresh")
     assert told["kept"] == 3
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
@@ -304,7 +316,7 @@ def test_skipped_and_written_add_up(ending: str, small: Path, tmp_path: Path) ->
     assert dict(members(*shards(tmp_path / "out"))) == source
     for name in ("a/pipe.txt", "a/gone.txt", "b/outside.txt", "README", "b/huge.bin", "c\nd.x\x1b"):
         (small / name).unlink()
-    assert _pack(small, tmp_path / "out", "resume", **options)["skipped"] == 0
+    assert _pack(small, tmp_path / "out", resume=True, **options)["skipped"] == 0
     assert not (tmp_path / "out" / "out.skipped").exists()
 
 
@@ -379,7 +391,7 @@ class _Remover(Observer):
 @pytest.mark.parametrize("options", [{}, {"label_from_folder": True, "shuffle": True}])
 def test_the_fingerprint_is_that_of_any_format(options: dict[str, Any], size: int, small: Path, tmp_path: Path) -> None:
     """The same samples have one fingerprint as tar and as TFRecord, whatever was left out late, and resumed."""
-    asked = CreateOptions(workers=1, max_count=3, on_error="skip", if_exists="resume", **options)
+    asked = CreateOptions(workers=1, max_count=3, on_error="skip", resume=True, **options)
     (small / "b" / "005.bin").write_bytes(bytes(size))
     gone, prints = small / "b" / "005.txt", set()
     text = gone.read_bytes()
@@ -472,5 +484,5 @@ def test_a_refused_plan_writes_nothing(small: Path, tmp_path: Path) -> None:
     before = identity(tmp_path / "out")
     for how in ("overwrite", "resume"):
         with pytest.raises(InvalidRequest):
-            _pack(small, tmp_path / "out", how, max_size=2000)
+            _pack(small, tmp_path / "out", **existing(how), max_size=2000)
     assert identity(tmp_path / "out") == before

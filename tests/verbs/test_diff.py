@@ -173,7 +173,7 @@ def test_appended_samples_are_not_added_by_the_source(tmp_path: Path) -> None:
     first = write_tree(tmp_path / "one", files)
     second = write_tree(tmp_path / "two", files | {"new.txt": b"5"})
     for source in (first, second):
-        shardtool.create(source, tmp_path / "a-{0..}.tar", if_exists="update", workers=1)
+        shardtool.create(source, tmp_path / "a-{0..}.tar", update=True, workers=1)
     found = shardtool.diff(tmp_path / "a.json", second, workers=1)
     assert (found.same, found.samples) == (True, (4, 4))
     assert any("1 sample appended from other sources" in note for note in found.notes)
@@ -199,7 +199,7 @@ def test_only_the_first_run_is_compared_with_its_source(tmp_path: Path) -> None:
     """If other sources were appended, only the samples of the first run are compared."""
     first, more = (write_tree(tmp_path / name, {f"{name}.txt": b"a"}) for name in ("one", "two"))
     shardtool.create(first, tmp_path / "a-{0..}.tar", workers=1)
-    shardtool.create(more, tmp_path / "a-{0..}.tar", if_exists="append", workers=1)
+    shardtool.create(more, tmp_path / "a-{0..}.tar", append=True, workers=1)
     found = shardtool.diff(tmp_path / "a.json", first, workers=1)
     assert found.same
     assert found.notes == ("not compared: 1 sample appended from other sources",)

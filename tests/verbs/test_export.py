@@ -38,7 +38,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.storage.staging import Folder
 from tests import tfrecords
-from tests.helpers import flip, identity, members, read_tree, shards, sidecar, typed, write_tree
+from tests.helpers import existing, flip, identity, members, read_tree, shards, sidecar, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,7 @@ def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
     before = read_tree(dataset.parent)
     for number in range(2):  # the second time, what is there is older than the last append but one
         write_tree(more, {f"new/{number}{at}.txt": b"%d" % at for at in range(4)})
-        options = CreateOptions(if_exists="append", include=(f"new/{number}*",), max_count=3, workers=1)
+        options = CreateOptions(append=True, include=(f"new/{number}*",), max_count=3, workers=1)
         create(more, f"{tmp_path}/out/out-{{000..}}.tar", options)
     result = export(dataset, formats)
     names = [shard.name for shard in shards(dataset.parent)]
@@ -231,7 +231,7 @@ def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path)
     create(small, f"{folder}/{{split}}-{{000..}}.tar", options)
     old = len(shards(folder))
     more = write_tree(tmp_path / "more", {"new.txt": b"1"})
-    create(more, f"{folder}/train-{{000..}}.tar", CreateOptions(if_exists="append", workers=1))
+    create(more, f"{folder}/train-{{000..}}.tar", CreateOptions(append=True, workers=1))
     for name in ("train.json", "val.json"):
         export(folder / name, "energon")
         counts = json.loads((folder / ".nv-meta" / ".info.json").read_bytes())["shard_counts"]
@@ -249,7 +249,7 @@ def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*one folder per dataset"):
             export(tmp_path / "out" / "b.json", "energon", ExportOptions(overwrite=overwrite))
     for if_exists in ("error", "overwrite"):
-        asked = CreateOptions(workers=1, export=("energon",), if_exists=if_exists)
+        asked = CreateOptions(workers=1, export=("energon",), **existing(if_exists))
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar"):
             create(small, f"{tmp_path}/out/c-{{000..}}.tar", asked)
     assert read_tree(tmp_path / "out") == before
@@ -433,7 +433,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):
         (tmp_path / "out" / "out-002.idx").write_bytes(b"old")
-        _pack(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"), if_exists=if_exists)
+        _pack(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"), **existing(if_exists))
         assert read_tree(tmp_path / "out") == right
 
 

@@ -75,18 +75,18 @@ def test_a_stale_list_is_deleted(name: str, source: Path, tmp_path: Path) -> Non
     """A run that changes the sample count of a shard deletes the list, and says how to recreate it."""
     folder, file = tmp_path / "out", tmp_path / "out" / FILES[name]
     _pack(source, folder, export=(name,))
-    _pack(source, folder, shuffle=True, if_exists="overwrite")
+    _pack(source, folder, shuffle=True, overwrite=True)
     assert file.exists()  # as many samples in each shard as before
-    result = _pack(source, folder, max_count=4, if_exists="overwrite")
+    result = _pack(source, folder, max_count=4, overwrite=True)
     assert not file.exists()
     assert [note for note in result.notes if "indexes deleted" in note and repr(name) in note]
-    _pack(source, folder, max_count=3, if_exists="overwrite", export=(name,))
+    _pack(source, folder, max_count=3, overwrite=True, export=(name,))
     (source / "8.txt").write_bytes(b"8")
     (source / "9.txt").write_bytes(b"9")
     (source / "99.txt").write_bytes(b"99")  # fills the last shard and starts another
-    _pack(source, folder, if_exists="resume")
+    _pack(source, folder, resume=True)
     assert not file.exists()
-    _pack(source, folder, if_exists="resume", export=(name,))
+    _pack(source, folder, resume=True, export=(name,))
     assert verify(folder, VerifyOptions(workers=1)).sound
 
 
@@ -96,7 +96,7 @@ def test_an_incomplete_list_is_deleted(source: Path, tmp_path: Path) -> None:
     _pack(source, folder)
     (folder / "sizes.json").write_text('{"x-0.tar": 3, "x-1.tar": 3}')
     assert verify(folder / "x.json", VerifyOptions(workers=1)).counts == {"export-stale": 1}
-    _pack(source, folder, if_exists="overwrite")
+    _pack(source, folder, overwrite=True)
     assert not (folder / "sizes.json").exists()
 
 
@@ -106,14 +106,14 @@ def test_after_an_append(name: str, source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     more = write_tree(tmp_path / "more", {"new.txt": b"1"})
-    _pack(more, folder, if_exists="append")
+    _pack(more, folder, append=True)
     assert f'"{shards(folder)[-1].name}"' in (folder / FILES[name]).read_text()
     assert verify(folder / "x.json", VerifyOptions(workers=1)).unchecked == ()
     other = '{"splits": {"train": {"filenames": ["y-0.tar"], "shard_lengths": [1]}}}'
     for at, content in enumerate(['{"y-0.tar": 3}', other, "mine"]):
         (folder / FILES[name]).write_text(content)
         (more / f"more-{at}.txt").write_bytes(b"1")
-        _pack(more, folder, include=(f"more-{at}.txt",), if_exists="append")
+        _pack(more, folder, include=(f"more-{at}.txt",), append=True)
         assert (folder / FILES[name]).read_text() == content
 
 
@@ -138,7 +138,7 @@ def test_other_files_are_kept(name: str, content: str, source: Path, tmp_path: P
     folder = tmp_path / "out"
     path = write_tree(folder, {FILES[name]: content.encode()}) / FILES[name]
     _pack(source, folder)
-    _pack(source, folder, max_count=2, if_exists="overwrite")
+    _pack(source, folder, max_count=2, overwrite=True)
     assert verify(folder, VerifyOptions(workers=1)).sound
     with pytest.raises(OutputExists, match=r"overwrite=True|other shards"):
         export(folder / "x.json", name)
@@ -152,7 +152,7 @@ def test_two_datasets_cannot_share_a_list(name: str, source: Path, tmp_path: Pat
     _pack(source, folder, export=(name,))
     before = read_tree(folder)
     with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or delete {FILES[name]}"):
-        _pack(source, folder, "y-{0..}.tar", export=(name,), if_exists="overwrite")
+        _pack(source, folder, "y-{0..}.tar", export=(name,), overwrite=True)
     assert read_tree(folder) == before
 
 

@@ -136,14 +136,14 @@ def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
     shards = _pack(images, tmp_path, **asked).shards
     age(tmp_path, images)
     before = read_tree(tmp_path)
-    second = _pack(images, tmp_path, if_exists="resume", **asked)
+    second = _pack(images, tmp_path, resume=True, **asked)
     assert (second.kept, second.changes and second.changes.samples_added) == (shards, 0)
-    again = _pack(images, tmp_path, if_exists="update", **asked)
+    again = _pack(images, tmp_path, update=True, **asked)
     assert (again.appended and again.appended.samples, again.notes) == (0, ())
     assert read_tree(tmp_path) == before
     assert verify(tmp_path / "out.json", source=images).sound
     with pytest.raises(OutputExists, match="differs: "):
-        _pack(images, tmp_path, if_exists="resume", **{**asked, "where": "width > 5"})
+        _pack(images, tmp_path, resume=True, **{**asked, "where": "width > 5"})
 
 
 def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> None:
@@ -152,24 +152,24 @@ def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> No
     asked: dict[str, Any] = {"probe": True, "where": WIDE}
     first = _pack(source, tmp_path / "out", **asked)
     write_tree(source, {"c/1.png": _image(6, 6), "c/2.png": _image(9, 9)})
-    second = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    second = _pack(source, tmp_path / "out", update=True, **asked)
     assert (second.samples, second.skipped) == (first.samples, first.skipped + 2)
     assert create_text(second).startswith("0 samples in 1 shard appended")
     write_tree(source, {"c/3.png": _image(30, 30)})
-    third = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    third = _pack(source, tmp_path / "out", update=True, **asked)
     assert (third.samples, third.skipped) == (first.samples + 1, first.skipped + 2)
     assert verify(tmp_path / "out" / "out.json", source=source).sound
-    last = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    last = _pack(source, tmp_path / "out", update=True, **asked)
     assert (last.notes, create_text(last).partition(":")[0]) == ((), "nothing new")
 
 
 @pytest.mark.slow
 def test_an_append_of_another_condition(images: Path, tmp_path: Path) -> None:
     """It takes what the first condition did not take; once more, and no shard is added."""
-    asked: dict[str, Any] = {"probe": True, "on_duplicate": "first", "if_exists": "append"}
+    asked: dict[str, Any] = {"probe": True, "on_duplicate": "first", "append": True}
     first = _pack(images, tmp_path, probe=True, where=WIDE)
     with pytest.raises(OutputExists, match="To add samples with other options"):
-        _pack(images, tmp_path, if_exists="update", probe=True, where="width >= 9")
+        _pack(images, tmp_path, update=True, probe=True, where="width >= 9")
     second = _pack(images, tmp_path, **asked, where="width >= 9")
     wide = {key for key, one in _columns(tmp_path).items() if one["width"] >= 9}
     assert second.samples == len(wide) > first.samples
@@ -209,7 +209,7 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     assert codes == {n: "http-404" if n % 4 == 3 else "not-chosen" for n in range(16) if n not in taken}
     assert (result.samples, result.skipped) == (len(taken), 16 - len(taken))
     before, asked_for = read_tree(tmp_path / "out"), dict(web.asked)
-    _pack(source, tmp_path / "out", if_exists="resume", **asked)
+    _pack(source, tmp_path / "out", resume=True, **asked)
     assert (read_tree(tmp_path / "out"), dict(web.asked)) == (before, asked_for)
 
 
@@ -290,7 +290,7 @@ def test_no_path_of_the_machine_is_listed(tmp_path: Path) -> None:
     """Of several folders, a sample that falls out is listed by its path as the folders are called."""
     folders = [write_tree(tmp_path / name, {f"a.{end}": _image(5, 5)}) for name, end in (("x", "png"), ("y", "jpg"))]
     write_tree(tmp_path / "x", {"b.png": _image(30, 30)})
-    _pack(folders, tmp_path / "out", probe=True, where="width > 9", on_error="stop")
+    _pack(folders, tmp_path / "out", probe=True, where="width > 9", on_error="raise")
     assert [(one["key"], one["path"]) for one in skipped(tmp_path / "out" / "out.json")] == [("a", "y/a.jpg")]
 
 
@@ -320,8 +320,8 @@ def test_the_cure_where_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     ) as info:
         create(source, names, options)
     assert "another seed" in info.value.remedy
-    assert "if_exists='overwrite'" in info.value.remedy
-    assert create(source, names, replace(options, where="width > 8", if_exists="overwrite")).samples == 8
+    assert "overwrite=True" in info.value.remedy
+    assert create(source, names, replace(options, where="width > 8", overwrite=True)).samples == 8
 
 
 def test_what_is_not_chosen_is_noted_in_the_result(images: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_an_update_with_a_split_of_which_no_sample_is_chosen(end: str, tmp_path:
     """It lists these samples, and goes on: what is chosen later comes to that split."""
     source = write_tree(tmp_path / "in", {"a/c/1.png": _image(9, 9)})
     options = CreateOptions(
-        workers=1, probe=True, where="width > 8", split_by="folder", label_from_folder=True, if_exists="update"
+        workers=1, probe=True, where="width > 8", split_by="folder", label_from_folder=True, update=True
     )
     names, file = f"{tmp_path}/out/{{split}}-{STEM}.{end}", tmp_path / "out" / "b-out.json"
     with pytest.raises(InvalidRequest, match="no sample of the split b"):

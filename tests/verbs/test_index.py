@@ -248,7 +248,7 @@ def test_trust_needs_resume() -> None:
     """`--trust size` has no effect on a run that reuses nothing."""
     with pytest.raises(InvalidRequest, match="trust='size': nothing to resume"):
         CreateOptions(trust="size")
-    CreateOptions(trust="size", if_exists="append-resume")
+    CreateOptions(trust="size", append=True, resume=True)
 
 
 @pytest.mark.parametrize("verb", ["verify", "index", "reshard", "inspect"])

@@ -32,7 +32,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.request.create_options import ReshardOptions
 from shardtool.verbs.index.export import export
-from tests.helpers import flip, identity, members, read_tree, shards, write_tree
+from tests.helpers import existing, flip, identity, members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -333,7 +333,7 @@ def test_a_dataset_above_its_shards_is_not_replaced(above: Path, ending: str, tm
     before = read_tree(above.parent)
     for if_exists in ("error", "resume", "overwrite", "append"):
         with pytest.raises((OutputExists, InvalidRequest, CorruptShard)):
-            create(source, f"{above.parent}/x-{{0..}}.{ending}", CreateOptions(workers=1, if_exists=if_exists))
+            create(source, f"{above.parent}/x-{{0..}}.{ending}", CreateOptions(workers=1, **existing(if_exists)))
         assert read_tree(above.parent) == before
 
 

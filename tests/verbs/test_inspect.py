@@ -335,7 +335,7 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     assert typed(*again, cwd=tmp_path / "again").code == 0
     assert (tmp_path / "again" / "new.json").read_bytes() == (tmp_path / "new.json").read_bytes()
     create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
-           classes=("cls",), if_exists="append", workers=1))  # fmt: skip
+           classes=("cls",), append=True, workers=1))  # fmt: skip
     assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
     assert _command(tmp_path / "one.json", "created")[:2] == ["create", "one.csv"]
 

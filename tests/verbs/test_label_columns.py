@@ -22,7 +22,7 @@ from shardtool import (
 )
 from shardtool.entries import metadata_columns
 from shardtool.select.query import match_rows
-from tests.helpers import members, shards, sidecar, write_tree
+from tests.helpers import existing, members, shards, sidecar, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,7 +257,7 @@ def test_a_resume_adds_the_column_and_keeps_the_shards(
     """Shards of an earlier version are kept, byte by byte; their sidecars get the column."""
     held = {path.name: path.read_bytes() for path in before.parent.iterdir() if path.name.endswith(ending)}
     made = create(source, tmp_path / "old" / f"out-{{0..}}.{ending}", CreateOptions(
-        workers=1, max_count=5, label_from_folder=True, if_exists=again
+        workers=1, max_count=5, label_from_folder=True, **existing(again)
     ))  # fmt: skip
     assert made.kept == made.shards == len(held)
     assert all((before.parent / name).read_bytes() == data for name, data in held.items())
@@ -269,7 +269,7 @@ def test_an_append_to_a_dataset_from_before_stays_without_the_column(before: Pat
     """Where only some samples had it, a query would take these for all; so it is the same for all, again and again."""
     more = write_tree(tmp_path / "more", {"cat/9.txt": b"9", "emu/0.txt": b"0"})
     for how in ("append", "append-resume"):
-        _create(more, before.parent, ending, label_from_folder=True, if_exists=how)
+        _create(more, before.parent, ending, label_from_folder=True, **existing(how))
     assert verify(before, VerifyOptions(workers=1)).findings == ()
     with pytest.raises(InvalidRequest, match=r"(turns|Turn) the field into a column"):
         _reshard(before, tmp_path / "x", ending, where="cls == 'cat'")

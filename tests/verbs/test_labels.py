@@ -24,7 +24,7 @@ from shardtool import (
 from shardtool.dataset.class_names import read_classes
 from shardtool.entries.classes import Classes, number_classes
 from shardtool.names import quote_name
-from tests.helpers import members, read_tree, shards, typed, write_tree
+from tests.helpers import existing, members, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,7 +163,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     output = f"{tmp_path}/o/o-{{0..}}.{ending}"
     create(source, output, _options(label_from_folder=True))
     _tree(source, *added)
-    asked: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "if_exists": "append"}
+    asked: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "append": True}
     asked |= {"classes_from": tmp_path / "o/o.json"} if own else {}
     assert sum(one.samples for one in dry_run(source, output, _options(**asked)).shards) == len(added)
     told = create(source, output, _options(**asked))
@@ -177,7 +177,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     ] if new else [])  # fmt: skip
     assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
-    create(source, output, _options(**{**asked, "if_exists": "append-resume"}))
+    create(source, output, _options(**{**asked, "append": True, "resume": True}))
     assert read_tree(tmp_path / "o") == before
 
 
@@ -211,7 +211,7 @@ def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_pa
         asked |= {"split": "train=0.5,val=0.5", "meta": "none"}
     create(first, output, _options(**asked))
     before = _labels(tmp_path / "o")
-    create(second, output, _options(**asked, if_exists="append"))
+    create(second, output, _options(**asked, append=True))
     for split in ("train", "val"):
         assert _classes(tmp_path / "o" / f"{split}.json") == expected
     labels = _labels(tmp_path / "o")
@@ -222,7 +222,7 @@ def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_pa
 def test_a_resumed_run_keeps_the_numbers_where_its_own_dataset_file_has_them(tmp_path: Path) -> None:
     """A new label that would change numbers is refused, and the way out that is named works, as it is named."""
     source = _tree(tmp_path / "in", "bee/0", "dog/0")
-    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "if_exists": "resume"}
+    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "resume": True}
     create(source, output, _options(**asked))
     _tree(source, "cat/0")
     with pytest.raises(OutputExists, match="class 1 of cls would be 'cat'") as refused:
@@ -233,7 +233,7 @@ def test_a_resumed_run_keeps_the_numbers_where_its_own_dataset_file_has_them(tmp
 
 def test_a_list_of_ones_own_stays_the_list(tmp_path: Path) -> None:
     """Labels that are not in a list that was given are refused in an append, too; so are other numbers."""
-    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "if_exists": "append"}
+    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "append": True}
     create(_tree(tmp_path / "a", "bee/0", "dog/0"), output, _options(label_from_folder=True))
     more = _tree(tmp_path / "b", "ape/1")
     with pytest.raises(InvalidRequest, match="1 label of 'cls' not in the list: 'ape'"):
@@ -330,7 +330,7 @@ def test_text_where_a_reader_wants_numbers(
 ) -> None:
     """Text in a field that webdataset decodes as a whole number is told of, with `--classes`, by both verbs."""
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
-    asked = _options(values=(f"{field}=label",), classes=classes, if_exists="overwrite")
+    asked = _options(values=(f"{field}=label",), classes=classes, overwrite=True)
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
     again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
@@ -347,7 +347,7 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
         asked = _options(values=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
         exists = "append" if (tmp_path / "o.json").exists() else "error"
         told = create(pd.DataFrame(columns), pattern, CreateOptions(**{
-            **{name: getattr(asked, name) for name in ("values", "meta", "workers", "max_count")}, "if_exists": exists
+            **{name: getattr(asked, name) for name in ("values", "meta", "workers", "max_count")}, **existing(exists)
         }))  # fmt: skip
         return [note for note in told.notes if "dataset" in note and "Hugging" not in note]
 

@@ -84,7 +84,7 @@ def test_an_index_lies_beside_the_links(view: Path, plain: Path) -> None:
     assert _blobs(view) == before
 
 
-@pytest.mark.parametrize("asked", [{}, {"if_exists": "resume"}, {"if_exists": "overwrite"}, {"if_exists": "append"}])
+@pytest.mark.parametrize("asked", [{}, {"resume": True}, {"overwrite": True}, {"append": True}])
 def test_nothing_is_written_through_a_link(asked: dict[str, str], view: Path, small_once: Path, ending: str) -> None:
     """A run whose output is a dataset of links is refused, and touches neither links nor what they lead to."""
     before = _blobs(view), identity(view)
@@ -99,7 +99,7 @@ def test_what_a_link_leads_to_is_part_of_the_source(view: Path, plain: Path, end
     link.symlink_to(shards(plain)[1])
     before = identity(plain)
     with pytest.raises(InvalidRequest, match=r"out-001.*a shard of the source"):
-        reshard(link, f"{plain}/out-{{000..}}.{ending}", ReshardOptions(if_exists="overwrite", workers=1))
+        reshard(link, f"{plain}/out-{{000..}}.{ending}", ReshardOptions(overwrite=True, workers=1))
     assert identity(plain) == before
 
 

@@ -245,7 +245,7 @@ def test_the_fingerprint_is_that_of_the_content(place: Path) -> None:
     right = read_tree(place / "a")
     (place / "a" / "out.json").unlink()
     shards(place / "a")[1].unlink()
-    _run(source, place / "a", drop_fields=("box",), max_count=3, if_exists="resume")
+    _run(source, place / "a", drop_fields=("box",), max_count=3, resume=True)
     assert read_tree(place / "a") == right
 
 
@@ -303,7 +303,7 @@ def test_a_shard_that_stays(place: Path) -> None:
         make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), ShardBounds()),
         Folder(str(place)),
     )
-    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, build_shard_samples(plan, 0), "stop", 0)
+    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, build_shard_samples(plan, 0), "raise", 0)
     made = pack_shard(task, lambda *_: None)
     assert made.staged is not None
     folder.publish(made.staged)
@@ -355,12 +355,12 @@ def test_append(place: Path) -> None:
     source = _typical(place)
     _run(source / "x-0.tfrecord", place / "a")
     assert _told(place / "a")["features"]["late"] == SPEC["n"]
-    assert _run(source / "x-1.tfrecord", place / "a", if_exists="append")["features"]["late"] == SPEC["late"]
+    assert _run(source / "x-1.tfrecord", place / "a", append=True)["features"]["late"] == SPEC["late"]
     assert _read(place / "a") == _read(source)
     _is_sound(place / "a")
     other = _write(place / "y.tfrecord", [("e", {"names": (INT64, _inside(INT64, [1, 2]))})])
     with pytest.raises(InvalidRequest, match="field names: int64 in the new samples; expected bytes"):
-        _run(other, place / "a", if_exists="append")
+        _run(other, place / "a", append=True)
 
 
 def test_names_that_are_no_text(place: Path) -> None:

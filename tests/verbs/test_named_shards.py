@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     options = CreateOptions(max_count=2, label_from_folder=True, workers=1)
     create(top / "source", f"{top}/ds/out-{{000..}}.tar", options)
     write_tree(top / "source", {f"{'ab'[at % 2]}/{at:03}.txt": b"text %d" % at for at in range(8, 12)})
-    create(top / "source", f"{top}/ds/out-{{000..}}.tar", replace(options, if_exists="append", on_duplicate="first"))
+    create(top / "source", f"{top}/ds/out-{{000..}}.tar", replace(options, append=True, on_duplicate="first"))
     assert len([*(top / "ds").glob("*.tar")]) == _SHARDS
     return top / "ds", top / "source"
 

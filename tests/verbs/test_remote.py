@@ -69,7 +69,7 @@ def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyPr
     reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", options)
     assert read_tree(tmp_path / "far") == read_tree(tmp_path / "near")
     proxy.set()
-    result = reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", replace(options, if_exists="resume"))
+    result = reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", replace(options, resume=True))
     assert result.kept == 3
     assert sum(one.sent for one in proxy.log().asked if ".index" not in one.path and ".json" not in one.path) < 100
 
@@ -168,7 +168,7 @@ def test_a_plan_is_read_from_the_web(
     create(small_once, f"{tmp_path}/here/y-{{000..}}.tar", options)
     for faults in ((), (Fault("cut", path="plan.parquet", first=2, at=100),)):
         proxy.set(*faults)
-        there = replace(options, plan=f"{at}/plan.parquet", if_exists="overwrite")
+        there = replace(options, plan=f"{at}/plan.parquet", overwrite=True)
         create(small_once, f"{tmp_path}/there/y-{{000..}}.tar", there)
         assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here")
     (folder / "large").write_bytes(bytes(2**25))

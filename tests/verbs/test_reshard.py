@@ -44,7 +44,7 @@ from shardtool import (
 )
 from shardtool.verbs.create import checks
 from tests import tfrecords
-from tests.helpers import flip, identity, members, read_tree, shards, sidecar
+from tests.helpers import existing, flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound
 from tests.tfrecords import BYTES, FLOAT, INT64
 
@@ -685,15 +685,15 @@ def test_resume_makes_what_is_missing(ending: str, more: dict[str, Any], made: M
         for name in gone:
             (place / "out" / name).unlink()
         before, made_again = identity(place / "out"), {"out.json", *map(sidecar, gone)}
-        run(copy, place / "out", ending, max_count=6, if_exists="resume", **more)
+        run(copy, place / "out", ending, max_count=6, resume=True, **more)
         assert read_tree(place / "out") == right
         after = identity(place / "out")
         assert {name: after[name] for name in before if name not in made_again}.items() <= before.items()
     flip(place / "out" / f"out-002.{ending}", 700)
     os.truncate(place / "out" / f"out-004.{ending}", 100)
-    result = run(copy, place / "out", ending, max_count=6, if_exists="resume", **more)
+    result = run(copy, place / "out", ending, max_count=6, resume=True, **more)
     assert (read_tree(place / "out"), result.kept) == (right, 5)
-    done = run(copy, place / "out", ending, max_count=6, if_exists="resume", **more)
+    done = run(copy, place / "out", ending, max_count=6, resume=True, **more)
     assert (read_tree(place / "out"), done.kept) == (right, 7)
 
 
@@ -703,10 +703,10 @@ def test_resume_takes_in_another_source(made: Made, place: Path) -> None:
     run(first, place / "out", max_count=1)
     data = first.read_bytes()
     first.write_bytes(data.replace(payload("b.jpg"), payload("B.jpg")))
-    run(first, place / "out", max_count=1, if_exists="resume")
+    run(first, place / "out", max_count=1, resume=True)
     assert read(place / "out" / "out.json")["b"] == {"jpg": payload("B.jpg")}
-    assert refused(made.file(), place / "out", OutputExists, max_count=1, if_exists="resume").exit_code == 5
-    run(made.file(), place / "out", max_count=1, if_exists="resume-overwrite")
+    assert refused(made.file(), place / "out", OutputExists, max_count=1, resume=True).exit_code == 5
+    run(made.file(), place / "out", max_count=1, resume=True, overwrite=True)
     assert keys(place / "out") == made.keys
     is_sound(place / "out" / "out.json")
 
@@ -714,7 +714,7 @@ def test_resume_takes_in_another_source(made: Made, place: Path) -> None:
 def test_overwrite_leaves_nothing_stale(made: Made, place: Path) -> None:
     """An older dataset of more shards is replaced whole."""
     run(made.file(), place / "a", max_count=2)
-    run(made.file(), place / "a", max_count=9, if_exists="overwrite", shuffle=True)
+    run(made.file(), place / "a", max_count=9, overwrite=True, shuffle=True)
     run(made.file(), place / "b", max_count=9, shuffle=True)
     assert read_tree(place / "a") == read_tree(place / "b")
 
@@ -756,7 +756,7 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
     with pytest.raises(OutputExists):
         reshard(given, pattern, ReshardOptions(workers=1, **more))
     for how in ("resume", "overwrite"):
-        options = ReshardOptions(workers=1, if_exists=how, **more)
+        options = ReshardOptions(workers=1, **existing(how), **more)
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
@@ -769,7 +769,7 @@ def test_the_output_may_lie_beside_the_source(made: Made, place: Path) -> None:
     shutil.copytree(made.file().parent, place / "d")
     before = read_tree(place / "d")
     for how in ("error", "overwrite", "resume"):
-        run(place / "d" / "out.json", place / "d", pattern="new-{000..}.tar", max_count=9, if_exists=how)
+        run(place / "d" / "out.json", place / "d", pattern="new-{000..}.tar", max_count=9, **existing(how))
         assert read_tree(place / "d").items() >= before.items()
         assert keys(place / "d", "new") == made.keys
         is_sound(place / "d" / "new.json")
@@ -783,7 +783,7 @@ def _appended(made: Made, place: Path, ending: str, **more: Any) -> Path:
     """Make a dataset of a third of the samples, and append another third; return its dataset file."""
     for number, how in enumerate(("error", "append")):
         query = f"label == '{LABELS[number]}'"
-        run(made.file(), place / "out", ending, where=query, max_count=4, if_exists=how, **more)
+        run(made.file(), place / "out", ending, where=query, max_count=4, **existing(how), **more)
     return place / "out" / "out.json"
 
 
@@ -793,7 +793,7 @@ def test_append_twice(ending: str, made: Made, place: Path) -> None:
     old, document = identity(file.parent), json.loads(file.read_bytes())
     open_shards = [path.open("rb") for path in shards(file.parent)]
     data = read_tree(file.parent)
-    run(made.file("tfrecord"), place / "out", ending, where="label == 'bee'", max_count=4, if_exists="append",
+    run(made.file("tfrecord"), place / "out", ending, where="label == 'bee'", max_count=4, append=True,
         shuffle=True, method="scatter")  # fmt: skip
     assert {name: fact for name, fact in identity(file.parent).items() if name in old and name != "out.json"} == {
         name: fact for name, fact in old.items() if name != "out.json"
@@ -815,7 +815,7 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
     """Keys that the dataset has are refused, get other names, or are left out; nothing of it is rewritten."""
     file = _appended(made, place, "tar")
     before = identity(file.parent)
-    asked: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "if_exists": "append"}
+    asked: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "append": True}
     if rule in ("error", "last"):
         found = refused(made.file(), place / "out", on_duplicate=rule, **asked)
         assert "the dataset appended to" in found.found or "appended to" in found.found
@@ -835,7 +835,7 @@ def test_append_to_splits(made: Made, place: Path) -> None:
     asked: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
     run(made.file(), place / "at once", **asked)
     run(made.file(), place / "out", where="label == 'dog'", **asked)
-    run(made.file(), place / "out", where="label != 'dog'", if_exists="append", **asked)
+    run(made.file(), place / "out", where="label != 'dog'", append=True, **asked)
     for name in ("train", "val"):
         assert set(keys(place / "out", name)) == set(keys(place / "at once", name))
         told = [_told(place / folder / f"{name}.json")["fingerprint"] for folder in ("out", "at once")]
@@ -846,7 +846,7 @@ def test_append_to_splits(made: Made, place: Path) -> None:
 def test_append_a_dataset_to_itself(made: Made, place: Path) -> None:
     """The shards appended to are only read, so they may be the source; with other keys, each sample is there twice."""
     shutil.copytree(made.file().parent, place / "out")
-    run(place / "out", place / "out", if_exists="append", on_duplicate="rename", max_count=9)
+    run(place / "out", place / "out", append=True, on_duplicate="rename", max_count=9)
     assert keys(place / "out") == made.keys + [f"{key}-2" for key in made.keys]
     is_sound(place / "out" / "out.json")
 
@@ -856,7 +856,7 @@ def test_append_what_the_append_would_replace(made: Made, place: Path) -> None:
     shutil.copytree(made.file().parent, place / "out")
     write_tar(place / "out" / "out-006.tar", ["new/a.jpg"])
     before = identity(place / "out")
-    found = refused(place / "out" / "out-006.tar", place / "out", if_exists="append-resume")
+    found = refused(place / "out" / "out-006.tar", place / "out", append=True, resume=True)
     assert (found.where, "a shard of the source" in found.found) == (str(place / "out" / "out-006.tar"), True)
     assert identity(place / "out") == before
 
@@ -872,8 +872,8 @@ def test_append_resumes(made: Made, place: Path) -> None:
         (file.parent / name).write_bytes(right[name])
     assert read_tree(file.parent).items() >= first.items()
     asked: dict[str, Any] = {"where": "label == 'cat'", "max_count": 4}
-    assert "resume" in refused(made.file(), place / "out", OutputExists, if_exists="append", **asked).remedy
-    run(made.file(), place / "out", if_exists="append-resume", **asked)
+    assert "resume" in refused(made.file(), place / "out", OutputExists, append=True, **asked).remedy
+    run(made.file(), place / "out", append=True, resume=True, **asked)
     assert read_tree(file.parent) == right
 
 
@@ -1070,7 +1070,7 @@ def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of th
             assert all(part in str(caught.value) for part in found)
             return
         assert all(part in str(caught.value) for part in (*found, key))
-        result = run(source, out, ending, on_error="skip", if_exists="resume", **asked)
+        result = run(source, out, ending, on_error="skip", resume=True, **asked)
         rows = skipped(out / "out.json")
         assert [(row["key"], row["code"], row["path"]) for row in rows] == [(key, "corrupt", path.name)]
         assert repr(field) in rows[0]["message"]
@@ -1168,7 +1168,7 @@ def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Pa
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "cut", "gone"])
 def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, place: Path) -> None:
     """A shard that is not the one that was listed ends the run by name, or its samples are left out and listed."""
-    for on_error in ("stop", "skip"):
+    for on_error in ("raise", "skip"):
         source = place / on_error
         shutil.copytree(made.file().parent, source)
         path = source / "out-002.tar"
@@ -1197,7 +1197,7 @@ def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, p
 
         out = place / f"{on_error}-out"
         asked: dict[str, Any] = {"shuffle": True, "method": method, "max_count": 6}
-        if on_error == "stop":
+        if on_error == "raise":
             with pytest.raises(SampleFailed) as caught:
                 run(source, out, observer=Change(), **asked)
             assert str(path) in caught.value.where
@@ -1262,7 +1262,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "no ending": ({"pattern": "out"}, "no file extension", "out-{000000..}.tar"),
     "a text for fields": ({"select_fields": "no-such"}, "select_fields", "no-such"),
     "another tool's index": ({"export": ("dali-tfrecord",)}, "dali-tfrecord", "energon"),
-    "nothing to append to": ({"if_exists": "append"}, "nothing to append to", "append"),
+    "nothing to append to": ({"append": True}, "nothing to append to", "append"),
 }  # fmt: skip
 
 

@@ -95,11 +95,11 @@ def test_damaged_payloads_are_never_changed(source: Path, tmp_path: Path) -> Non
 
 def test_another_source_of_the_same_shape_is_changed_anew(tmp_path: Path) -> None:
     """A resumed run takes no shard for its own whose source has other bytes of the same sizes, whatever is trusted."""
-    asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled", "trust": "size", "if_exists": "resume"}
+    asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled", "trust": "size", "resume": True}
     found = []
     for text in (b"0", b"1"):
         write_tree(tmp_path / "in", {"a/0.txt": text, "b/1.txt": b"7"})
-        whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=1, if_exists="overwrite"))
+        whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=1, overwrite=True))
         reshard(whole.dataset_file, tmp_path / "o-{0..}.tar", ReshardOptions(**asked))
         found.append((tmp_path / "o-0.tar").read_bytes())
     assert found[0] != found[1]

@@ -67,7 +67,7 @@ def test_resume_with_other_fields(tmp_path: Path, trusting: Callable[[], None]) 
     dataset = _dataset(tmp_path, "x", files)
     trusting()
     _interrupt(_reshard(dataset, tmp_path / "o"))
-    _reshard(dataset, tmp_path / "o", rename_fields=("a=b", "b=a"), if_exists="resume")
+    _reshard(dataset, tmp_path / "o", rename_fields=("a=b", "b=a"), resume=True)
     swapped = {"a": "b", "b": "a"}
     wanted = {f"{name[:2]}.{swapped[name[3]]}": data for name, data in files.items()}
     assert _contents(tmp_path / "o") == wanted
@@ -79,7 +79,7 @@ def test_resume_with_another_rule_for_duplicates(tmp_path: Path, trusting: Calla
     other = _dataset(tmp_path, "y", {f"k{at}.a": b"2" for at in range(4)})
     trusting()
     _interrupt(_reshard([one, other], tmp_path / "o", on_duplicate="first"))
-    _reshard([one, other], tmp_path / "o", on_duplicate="last", if_exists="resume")
+    _reshard([one, other], tmp_path / "o", on_duplicate="last", resume=True)
     assert set(_contents(tmp_path / "o").values()) == {b"2"}
 
 
@@ -91,7 +91,7 @@ def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], No
     asked: dict[str, Any] = {"on": "key", "values": ("n=n",)}
     trusting()
     _interrupt(_reshard(dataset, tmp_path / "o", "tfrecord", join=texts, **asked))
-    again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, if_exists="resume", **asked)
+    again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, resume=True, **asked)
     anew = _reshard(dataset, tmp_path / "n", "tfrecord", join=numbers, **asked)
     for path in sorted((tmp_path / "n").iterdir()):
         assert (tmp_path / "o" / path.name).read_bytes() == path.read_bytes(), path.name

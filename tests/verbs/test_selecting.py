@@ -132,7 +132,7 @@ def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
     shards(tmp_path / "o")[0].unlink()
     report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source, repair=True))
     assert any("created with join DataFrame: rerun the original command" in one for one in report.unchecked)
-    assert _create(source, tmp_path / "o", where="label == 'x'", if_exists="resume", **asked).kept == 0
+    assert _create(source, tmp_path / "o", where="label == 'x'", resume=True, **asked).kept == 0
     _sound(tmp_path / "o", source)
 
 
@@ -337,7 +337,7 @@ def test_renamed_files(source: Path, tmp_path: Path) -> None:
     assert {name.partition(".")[2] for name in found} == {"cls", "jpg", "meta.json"}
     assert found["b/4.jpg"] == (source / "b/4.JPEG").read_bytes()
     assert _sound(tmp_path / "o", source) == ()
-    assert _create(source, tmp_path / "o", if_exists="resume", **asked).kept == 1
+    assert _create(source, tmp_path / "o", resume=True, **asked).kept == 1
     (source / "b/4.JPEG").write_bytes(b"other")
     report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source))
     assert [(one.code, one.key, one.field) for one in report.findings] == [("source-differs", "b/4", "jpg")]
@@ -368,9 +368,9 @@ def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_pat
     asked: dict[str, Any] = {"join": table, "on": "id", "values": ("cls=label",)}
     _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **asked)
     with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected class numbers"):
-        _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked)
+        _create(source, tmp_path / "o", append=True, include=("b/*",), **asked)
     given = {"classes": ("cls",), "classes_from": tmp_path / "o" / "out.json"}
-    _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked, **given)
+    _create(source, tmp_path / "o", append=True, include=("b/*",), **asked, **given)
     assert [data for name, data in members(*shards(tmp_path / "o")) if name[-3:] == "cls"] == [b"0", b"1", b"1", b"0"]
 
 

@@ -19,7 +19,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from tests.helpers import flip, identity, members, read_tree, shards, sidecar, typed, write_tree
+from tests.helpers import existing, flip, identity, members, read_tree, shards, sidecar, typed, write_tree
 from tests.stored import age, sound
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def source(tmp_path: Path) -> Path:
 
 def _again(source: Path, output: Path | str, options: CreateOptions, **changes: Any) -> int:
     """Run `create --resume`; return how many shards it kept."""
-    return create(source, str(output), replace(options, if_exists="resume", **changes)).kept
+    return create(source, str(output), replace(options, resume=True, **changes)).kept
 
 
 # Numbers of shards
@@ -59,7 +59,7 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     assert verify(str(output)).sound
     assert _again(source, output, CreateOptions(workers=1)) == 1
     write_tree(tmp_path / "more", {"x.txt": b"1", "y.txt": b"2"})
-    create(tmp_path / "more", str(output), CreateOptions(workers=1, if_exists="append"))
+    create(tmp_path / "more", str(output), CreateOptions(workers=1, append=True))
     assert list(map(len, sound(tmp_path / "o" / "out.json"))) == [60, 2]
 
 
@@ -87,7 +87,7 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
     create(source, f"{tmp_path}/o/{{split}}-{{000..}}.tar", options)
     assert [len(sound(tmp_path / "o" / f"{name}.json")) for name in ("train", "val")] == [3, 3]
     write_tree(tmp_path / "more", {f"more{number}.txt": b"1" for number in range(9)})
-    options = CreateOptions(workers=1, shards=2, if_exists="append")
+    options = CreateOptions(workers=1, shards=2, append=True)
     create(tmp_path / "more", f"{tmp_path}/o/train-{{000..}}.tar", options)
     assert list(map(len, sound(tmp_path / "o" / "train.json")))[3:] in ([4, 5], [5, 4])
 
@@ -143,7 +143,7 @@ def test_a_new_file_changes_one_shard(
     made = create(source, output, options)
     before, kept = identity(folder), read_tree(folder)
     write_tree(source, {"000a.txt": b"new", "000a.cls": b"1"})
-    assert dry_run(source, output, replace(options, if_exists="resume")).changes is not None
+    assert dry_run(source, output, replace(options, resume=True)).changes is not None
     assert _again(source, output, options) == made.shards - 1 >= 3
     changed = {name for name, fact in identity(folder).items() if fact != before.get(name)}
     [shard] = [path.name for path in shards(folder) if path.name in changed]
@@ -163,7 +163,7 @@ def test_a_killed_resume_keeps_the_number(source: Path, tmp_path: Path) -> None:
     write_tree(source, {f"new{number}.txt": b"new" for number in range(5)})
     fresh = dry_run(source, output, options)
     (tmp_path / "o" / "out.json").unlink()
-    create(source, output, replace(options, if_exists="resume"))
+    create(source, output, replace(options, resume=True))
     assert len(fresh.shards) > len(sound(tmp_path / "o" / "out.json")) == made.shards
 
 
@@ -201,7 +201,7 @@ def test_splits_and_appends_by_hash(source: Path, tmp_path: Path) -> None:
     assert _again(source, output, options) == sum(numbers) - 1
     write_tree(tmp_path / "more", {f"more{number}.txt": b"1" * 999 for number in range(50)})
     for if_exists, kept in (("append", 0), ("append-resume", 3)):
-        added = replace(HASH, shards=3, max_size=None, if_exists=if_exists)  # type: ignore[arg-type]
+        added = replace(HASH, shards=3, max_size=None, **existing(if_exists))
         again = create(tmp_path / "more", f"{tmp_path}/o/val-{{000..}}.tar", added)
         assert (again.shards, again.kept) == (numbers[1] + 3, kept)
     assert verify(tmp_path / "o" / "val.json").sound

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
-from tests.helpers import ENVIRONMENT, identity, read_tree, shards, typed, write_tree
+from tests.helpers import ENVIRONMENT, existing, identity, read_tree, shards, typed, write_tree
 from tests.stored import age, contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def test_splits_do_not_share_names(pattern: str, names: tuple[str, str], scenes:
         return
     assert len(list(tmp_path.rglob("*.tar"))) == result.shards
     for if_exists in ("overwrite", "resume"):
-        assert _pack(scenes, tmp_path, pattern=pattern, if_exists=if_exists, **options).samples == 60
+        assert _pack(scenes, tmp_path, pattern=pattern, **existing(if_exists), **options).samples == 60
         assert len(list(tmp_path.rglob("*.tar"))) == result.shards
 
 
@@ -305,7 +305,7 @@ def test_the_source_may_hold_the_output(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {f"{n:02}.txt": b"%d" % n for n in range(20)})
     right = None
     for if_exists in ("error", "resume", "overwrite"):
-        _pack(source, source, pattern="{split}/x-{000..}", split="train=0.5,val=0.5", if_exists=if_exists)
+        _pack(source, source, pattern="{split}/x-{000..}", split="train=0.5,val=0.5", **existing(if_exists))
         found = read_tree(source)
         assert right in (None, found)
         right = found
@@ -369,7 +369,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_over_an_earlier_run(name: str, how: str, earlier: Path, scenes: Path, tmp_path: Path) -> None:
     """`--resume` and `--overwrite` over an earlier run equal a fresh run, in every split, without stale files."""
-    _pack(scenes, earlier, if_exists=how, **CHANGES[name])
+    _pack(scenes, earlier, **existing(how), **CHANGES[name])
     _pack(scenes, tmp_path / "fresh", **CHANGES[name])
     assert read_tree(earlier) == read_tree(tmp_path / "fresh")
 
@@ -394,7 +394,7 @@ def test_resume_goes_on(
     names = {path.name for pattern in gone for path in earlier.glob(pattern)}
     for name in names:
         (earlier / name).unlink()
-    result = _pack(scenes, earlier, if_exists="resume", **transform)
+    result = _pack(scenes, earlier, resume=True, **transform)
     assert read_tree(earlier) == right
     after = identity(earlier)
     parts = {part for part in NAMES if any(f"-{part}" in name for name in names)}
@@ -410,7 +410,7 @@ def test_resume_keeps_splits_when_samples_come_and_go(scenes: Path, tmp_path: Pa
     before = {key: name for name, keys in _parts(tmp_path / "out").items() for key in keys}
     shutil.rmtree(source / "cat" / "03")
     write_tree(source, {f"new/{n}.txt": b"new" for n in range(20)})
-    _pack(source, tmp_path / "out", if_exists="resume")
+    _pack(source, tmp_path / "out", resume=True)
     _pack(source, tmp_path / "fresh")
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
     after = {key: name for name, keys in _parts(tmp_path / "out").items() for key in keys}
@@ -579,7 +579,7 @@ def test_resume_with_another_query(scenes: Path, tmp_path: Path) -> None:
     """`--resume` with another query equals a fresh run with it."""
     _pack(scenes, tmp_path / "out", where="size > 100")
     age(tmp_path / "out", scenes)
-    _pack(scenes, tmp_path / "out", where="size > 250", if_exists="resume-overwrite")
+    _pack(scenes, tmp_path / "out", where="size > 250", resume=True, overwrite=True)
     _pack(scenes, tmp_path / "fresh", where="size > 250")
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 

@@ -25,7 +25,18 @@ from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, SampleFailed, ShardError, create, dry_run
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, sidecar, tool, typed, write_tree
+from tests.helpers import (
+    ENVIRONMENT,
+    existing,
+    identity,
+    members,
+    read_tree,
+    shards,
+    sidecar,
+    tool,
+    typed,
+    write_tree,
+)
 from tests.mapped import NOTED, payload
 from tests.stored import age, contents, skipped, sound
 
@@ -343,7 +354,7 @@ def test_resume_makes_what_is_missing(gone: list[str], pictures: Path, ending: s
     names = [every[-1] if name == "the last" else name.replace("shard", ending) for name in names]
     for name in names:
         (copy / name).unlink()
-    result = _pack(pictures, copy, if_exists="resume", ending=ending, **WHOLE)
+    result = _pack(pictures, copy, resume=True, ending=ending, **WHOLE)
     assert read_tree(copy) == right
     missing = {one for name in names if name != "out.json" for one in (f"{name.rpartition('.')[0]}.{ending}", name)}
     rewritten = _rewritten(before, identity(copy))
@@ -355,7 +366,7 @@ def test_resume_over_a_young_source(pictures: Path, whole: Path, ending: str, tm
     """Where the source may have changed since, `--resume` makes shards again, to the same bytes."""
     _pack(pictures, tmp_path, ending=ending, **WHOLE)
     (shards(tmp_path)[1]).unlink()
-    _pack(pictures, tmp_path, if_exists="resume", ending=ending, **WHOLE)
+    _pack(pictures, tmp_path, resume=True, ending=ending, **WHOLE)
     assert read_tree(tmp_path) == read_tree(whole)
 
 
@@ -375,7 +386,7 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
     (tmp_path / "out" / "out-002.tar").unlink()
-    again = calls(lambda: _pack(source, tmp_path / "out", if_exists="resume", **options))
+    again = calls(lambda: _pack(source, tmp_path / "out", resume=True, **options))
     assert again - tried == Counter(f"{number:03}" for number in range(10, 15))
 
 
@@ -400,7 +411,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 def test_resume_with_other_options(name: str, pictures: Path, ending: str, copy: Path, tmp_path: Path) -> None:
     """`--resume` with other options equals a fresh run with these, without stale files."""
     options = {**WHOLE, **OTHERWISE[name], "ending": ending}
-    _pack(pictures, copy, if_exists="resume-overwrite", **options)
+    _pack(pictures, copy, resume=True, overwrite=True, **options)
     _pack(pictures, tmp_path / "fresh", **options)
     assert read_tree(copy) == read_tree(tmp_path / "fresh")
 
@@ -431,7 +442,7 @@ def test_resume_with_other_bounds(name: str, tmp_path: Path) -> None:
     outcomes: list[object] = []
     for folder, if_exists in (("out", "resume-overwrite"), ("fresh", "error")):
         try:
-            _pack(source, tmp_path / folder, map=TOLD, if_exists=if_exists, **after)
+            _pack(source, tmp_path / folder, map=TOLD, **existing(if_exists), **after)
         except ShardError as error:
             outcomes.append(str(error))
         else:
@@ -449,7 +460,7 @@ def test_resume_tells_the_same_types(tmp_path: Path) -> None:
     _pack(table, tmp_path / "out", **options)
     age(tmp_path / "out", source)
     right = read_tree(tmp_path / "out")
-    result = _pack(table, tmp_path / "out", if_exists="resume", **options)
+    result = _pack(table, tmp_path / "out", resume=True, **options)
     assert result.kept == 2
     assert read_tree(tmp_path / "out") == right
 
@@ -470,10 +481,10 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
     module.write_text(FUNCTION)
     _pack(source, tmp_path / "out", **options)
     age(tmp_path / "out", source)
-    assert _pack(source, tmp_path / "out", if_exists="resume", **options).kept == 3
+    assert _pack(source, tmp_path / "out", resume=True, **options).kept == 3
     module.write_text(FUNCTION.replace("[::-1]", ".upper()"))
     del sys.modules["of_resume"]
-    assert _pack(source, tmp_path / "out", if_exists="resume", **options).kept == 0
+    assert _pack(source, tmp_path / "out", resume=True, **options).kept == 0
     assert [data for _, data in members(*shards(tmp_path / "out"))] == [b"NUMBER %03d" % number for number in range(8)]
     _pack(source, tmp_path / "fresh", **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
@@ -495,7 +506,7 @@ def test_resume_takes_in_a_changed_source(change: str, tmp_path: Path) -> None:
     else:
         key, said = {"content": ("004", 401), "size": ("004", [4, 1]), "new": ("012", 5)}[change]
         _told_tree(source, {key: said})
-    result = _pack(source, tmp_path / "out", if_exists="resume", **options)
+    result = _pack(source, tmp_path / "out", resume=True, **options)
     _pack(source, tmp_path / "fresh", **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
     if change == "content":
@@ -521,7 +532,7 @@ def test_resume_mends_a_sidecar(where: str, tmp_path: Path) -> None:
     data[at] ^= 1
     path.write_bytes(data)
     for _ in range(2):  # mended at once, and for good
-        _pack(source, tmp_path / "out", if_exists="resume", **options)
+        _pack(source, tmp_path / "out", resume=True, **options)
         assert read_tree(tmp_path / "out") == right
 
 
@@ -533,7 +544,7 @@ def test_overwrite_leaves_nothing_stale(pictures: Path, whole: Path, ending: str
     assert identity(copy) == before
     options = {**WHOLE, "max_size": "40kB", "ending": ending}
     assert len(shards(copy)) > len(sound(whole / "out.json")) - 1
-    _pack(pictures, copy, if_exists="overwrite", **options)
+    _pack(pictures, copy, overwrite=True, **options)
     _pack(pictures, tmp_path / "fresh", **options)
     assert read_tree(copy) == read_tree(tmp_path / "fresh")
 
@@ -772,14 +783,14 @@ def test_a_key_twice_is_refused(count: int, tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", files)
     for if_exists in ("error", "resume"):
         with pytest.raises(SampleFailed, match=r"^same: .*two samples"):
-            _pack(source, tmp_path / "out", map=EVALUATED, max_count=8 // count, if_exists=if_exists)
+            _pack(source, tmp_path / "out", map=EVALUATED, max_count=8 // count, **existing(if_exists))
         assert not (tmp_path / "out" / "out.json").exists()
         if shards(tmp_path / "out"):
             age(tmp_path / "out", source)
     files["7.py"] = b"{'__key__': '3', 'a': b''}"  # as one that keeps its own
     write_tree(source, files)
     with pytest.raises(SampleFailed, match=r"^(same|3): "):
-        _pack(source, tmp_path / "out", map=EVALUATED, max_count=8 // count, if_exists="overwrite")
+        _pack(source, tmp_path / "out", map=EVALUATED, max_count=8 // count, overwrite=True)
 
 
 def test_dropped_samples_are_counted(ending: str, tmp_path: Path) -> None:
@@ -794,7 +805,7 @@ def test_dropped_samples_are_counted(ending: str, tmp_path: Path) -> None:
     right = read_tree(tmp_path / "out")
     age(tmp_path / "out", source)
     (tmp_path / "out" / "out.json").unlink()
-    again = _pack(source, tmp_path / "out", if_exists="resume", **options)
+    again = _pack(source, tmp_path / "out", resume=True, **options)
     assert (again.samples, again.dropped, again.skipped) == (2, 9, 1)
     assert read_tree(tmp_path / "out") == right
 
@@ -859,7 +870,7 @@ def test_exceptions_that_are_skipped(ending: str, tmp_path: Path) -> None:
     assert all("JSONDecodeError" in row["message"] for row in rows)
     assert sorted(contents(found)) == sorted({*asked} - {"002", "009"})
     assert (result.samples, result.skipped, result.dropped) == (8, 2, 0)
-    _pack(source, tmp_path / "out", if_exists="resume", **{**options, "workers": 2})
+    _pack(source, tmp_path / "out", resume=True, **{**options, "workers": 2})
     _pack(source, tmp_path / "fresh", **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 

@@ -13,7 +13,7 @@ import pytest
 from shardtool import CreateOptions, CreateResult, InvalidRequest, Observer, SampleFailed, create, dry_run
 from shardtool.write.transform_packer import fetchers
 from tests.fetch.server import BOMB, WebServer, body, web_server
-from tests.helpers import PHOTOS, members, read_tree, shards, typed, write_tree
+from tests.helpers import PHOTOS, existing, members, read_tree, shards, typed, write_tree
 from tests.stored import skipped, sound
 
 if TYPE_CHECKING:
@@ -124,16 +124,16 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     first = _create(source, tmp_path / "out", max_count=4)
     before, asked = read_tree(tmp_path / "out"), Counter(web.asked)
     assert (first.samples, first.skipped) == (20, 4)
-    again = _create(source, tmp_path / "out", max_count=4, if_exists="resume")
+    again = _create(source, tmp_path / "out", max_count=4, resume=True)
     assert again.kept == 6
     assert read_tree(tmp_path / "out") == before
     (tmp_path / "out" / "out.json").unlink()
     (tmp_path / "out" / "out.skipped").unlink()
     (tmp_path / "out" / "out-002.index").unlink()
-    assert _create(source, tmp_path / "out", max_count=4, if_exists="resume").kept == 5
+    assert _create(source, tmp_path / "out", max_count=4, resume=True).kept == 5
     assert set((web.asked - asked).elements()) == {f"/{'ok' if at % 5 else 'busy/1'}/{at}" for at in range(8, 12)}
     assert len(skipped(tmp_path / "out" / "out.json")) == 3
-    last = _create(source, tmp_path / "out", max_count=4, if_exists="resume", retry_failed=True)
+    last = _create(source, tmp_path / "out", max_count=4, resume=True, retry_failed=True)
     assert (last.samples, last.skipped, last.kept) == (24, 0, 3)
     sound(tmp_path / "out" / "out.json")
 
@@ -143,10 +143,10 @@ def test_another_signature_is_no_other_file(web: WebServer, tmp_path: Path) -> N
     for name, kept in (("one", 0), ("two", 3)):
         urls = [web.url(f"ok/{at}?Signature={name}") for at in range(6)]
         if_exists = "resume" if kept else "error"
-        done = _create(_manifest(tmp_path / "in", urls), tmp_path / "out", max_count=2, if_exists=if_exists)
+        done = _create(_manifest(tmp_path / "in", urls), tmp_path / "out", max_count=2, **existing(if_exists))
         assert done.kept == kept
     other = _manifest(tmp_path / "in", [web.url(f"ok/{at}?id=other") for at in range(6)])
-    assert _create(other, tmp_path / "out", max_count=2, if_exists="resume").kept == 0
+    assert _create(other, tmp_path / "out", max_count=2, resume=True).kept == 0
 
 
 def test_too_many_failures_end_the_run(web: WebServer, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_too_many_failures_end_the_run(web: WebServer, tmp_path: Path) -> None:
     assert caught.value.remedy.endswith("Add allow_private=True to allow private addresses.")
     assert [path.name for path in shards(tmp_path / "out")] == ["out-000.tar", "out-001.tar"]
     assert not (tmp_path / "out" / "out.json").exists()
-    done = _create(source, tmp_path / "out", max_count=100, if_exists="resume")
+    done = _create(source, tmp_path / "out", max_count=100, resume=True)
     assert (done.kept, done.samples, done.skipped) == (2, 150, 150)
     with pytest.raises(SampleFailed, match="1 of 2 samples failed"):
         _create(_manifest(tmp_path / "in", [urls[0], urls[-1]]), tmp_path / "strict", max_failed=0)
@@ -186,11 +186,11 @@ def test_where_all_fail_nothing_stays(web: WebServer, tmp_path: Path, if_exists:
     gone = _manifest(tmp_path / "in", [web.url("status/404"), web.url("cut/a"), web.url("status/404")])
     for _ in range(2):
         with pytest.raises(SampleFailed, match="3 samples could be packed: http-404 2, cut-short 1") as caught:
-            _create(gone, tmp_path / "out", max_count=1, if_exists=if_exists)
+            _create(gone, tmp_path / "out", max_count=1, **existing(if_exists))
         assert "on_error" not in caught.value.remedy
         assert not any((tmp_path / "out").iterdir())
     there = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
-    assert _create(there, tmp_path / "out", max_count=1, if_exists=if_exists).samples == 3
+    assert _create(there, tmp_path / "out", max_count=1, **existing(if_exists)).samples == 3
 
 
 def test_a_dry_run_asks_nothing(web: WebServer, tmp_path: Path) -> None:

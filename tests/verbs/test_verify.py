@@ -268,7 +268,7 @@ def test_a_truncated_upload_is_found_by_quick(tmp_path: Path) -> None:
     assert "shard-size" not in _codes(folder, quick=True)
     os.truncate(folder / "x-000.tar", 2500)
     assert "shard-size" in _codes(folder, quick=True)
-    create(source, pattern, CreateOptions(max_count=2, workers=1, if_exists="resume"))
+    create(source, pattern, CreateOptions(max_count=2, workers=1, resume=True))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 

@@ -91,7 +91,7 @@ def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:
 
 def _failure(task: ShardTask) -> str:
     with pytest.raises(SampleFailed) as failed:
-        pack_shard(task._replace(on_error="stop"), no_report)
+        pack_shard(task._replace(on_error="raise"), no_report)
     return str(failed.value)
 
 

@@ -277,7 +277,7 @@ def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
     create(more, tmp_path / "more-{0..}.tar", options)
     both = shardtool.open([tmp_path / "out.json", tmp_path / "more.json"]).decode()
     assert [(sample["seen"], sample["who"]) for sample in both] == [(True, b"x"), (False, b"5")]
-    create(more, tmp_path / "out-{0..}.tar", replace(options, if_exists="append"))
+    create(more, tmp_path / "out-{0..}.tar", replace(options, append=True))
     assert _content_of(tmp_path)["shardtool"]["types"] == {"seen": "bool"}
     assert [sample["who"] for sample in shardtool.open(tmp_path / "out.json").decode()] == [b"x", b"5"]
 

@@ -18,7 +18,7 @@ from shardtool.dataset.class_names import read_classes
 from shardtool.entries import arrow, metadata_columns
 from shardtool.entries.sample_table import FieldValues, SampleTable
 from shardtool.errors import InvalidRequest, SampleFailed, format_list, printable
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import MAX_FIELDS
 from shardtool.select.grouping import SampleGroups, group_by_key, merge_groups
 from shardtool.select.sampling import sample_with_notes
@@ -245,7 +245,7 @@ class ManifestSource(Source):
     def _check_unchanged(self, *, same: bool) -> None:
         if not same:
             found, expected = "changed while it was packed", "a table that does not change during the run"
-            remedy = f"Run again with {option_text('if_exists', 'resume')}."
+            remedy = f"Run again with {flag_text('resume')}."
             raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
 
     def _iter_bytes(self) -> Iterator[list[pa.Array]]:

@@ -15,7 +15,7 @@ from shardtool.entries.classes import merge_classes
 from shardtool.entries.metadata_columns import drop_number_columns
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
@@ -59,7 +59,7 @@ def prepare_append(run: Run) -> None:
             new_dots = f"keys that end at the {record.dots} dot of member names"
             expected = f"at the {old_dots} dot, as in the dataset"
             remedy = f"Use {option_text('dots', old_dots)}, or `shardtool reshard` to combine both datasets."
-            raise InvalidRequest(option_text("if_exists", "append"), new_dots, expected=expected, remedy=remedy)
+            raise InvalidRequest(flag_text("append"), new_dots, expected=expected, remedy=remedy)
         keys = entries.keys if output.sample_numbers is None else entries.keys.take(output.sample_numbers)
         first_shard = _find_same_append(destination, append.old, record)
         if first_shard is not None and (

@@ -16,7 +16,7 @@ from shardtool.dataset.expand import splits_in
 from shardtool.dataset.unfinished import read_shard_facts
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, OutputExists, printable
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
@@ -119,9 +119,9 @@ def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> Out
     """
 
     def refused(output: RunOutput, found: str, expected: str) -> OutputExists:
-        overwrite = choose_text(f"choose {option_text('if_exists', 'resume-overwrite')}", "add --overwrite")
+        overwrite = choose_text(f"choose {flag_text('resume', 'overwrite')}", "add --overwrite")
         remedy = f"Nothing was changed. If the source is complete and you want this, {overwrite}."
-        remedy = f"{option_text('if_exists', 'resume')} {add_planned_counts(changes, run)}. {remedy}"
+        remedy = f"{flag_text('resume')} {add_planned_counts(changes, run)}. {remedy}"
         return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
 
     for output in run.outputs:
@@ -151,7 +151,7 @@ def check_same_options(run: Run) -> None:
             differences := _describe_differences(old_dataset.made, new_record, compare_shards=False)
         ):
             expected = "the options of the first run"
-            append = f"{option_text('if_exists', 'append')} {option_text('on_duplicate', 'first')}"
+            append = f"{flag_text('append')} {option_text('on_duplicate', 'first')}"
             remedy = f"Nothing was changed. To add samples with other options, use {append}."
             raise OutputExists(output.destination.dataset_file, differences, expected=expected, remedy=remedy)
 

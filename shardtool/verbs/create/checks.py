@@ -70,7 +70,7 @@ def check_append(run: Run) -> None:
         )
 
 
-_ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "if_exists=resume"))
+_ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "resume"))
 
 
 _ONLY_SCATTER = ("memory", "temp_dir")

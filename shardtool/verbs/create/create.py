@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.execute import start_pool
-from shardtool.messages import choose_text, option_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.verb_call import accepts_options
@@ -118,7 +118,7 @@ def plan_dataset(
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     """Fork the workers before an import starts threads."""
     import_module("shardtool.write.pack_shard")
-    how = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
+    how = f"with {flag_text('resume')}" if options.if_exists != "update" else "again"
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
@@ -171,7 +171,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
         InvalidRequest: The request is invalid. Nothing was written.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
         SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for
-            `if_exists="resume"`.
+            `resume=True`.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker process was killed.
 

@@ -16,7 +16,7 @@ from shardtool.errors import (
     printable,
     reporting_memory_errors,
 )
-from shardtool.messages import option_text
+from shardtool.messages import flag_text
 from shardtool.names import to_bytes, to_local_name, to_text
 from shardtool.plan.random_order import random_at
 from shardtool.publish.listed_files import read_listed_sidecar
@@ -115,7 +115,7 @@ def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing
     elif not (in_dataset | listed).all() and (count := int(in_dataset.sum())):
         run.notes.add(f"{pluralize(count, 'sample')} skipped: the dataset already has their keys")
     if listed_failed.any():
-        advice = f"once fixed, add them with {option_text('if_exists', 'append')}"
+        advice = f"once fixed, add them with {flag_text('append')}"
         run.notes.add(
             f"{_describe_samples(listed_failed, entries)} skipped again, as the dataset lists them as failed; {advice}"
         )

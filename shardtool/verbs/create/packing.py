@@ -257,7 +257,7 @@ class Packing:
 
     @property
     def _rerun_option(self) -> str:
-        return self.run.continue_option if self.run.appends else option_text("if_exists", "overwrite")
+        return self.run.continue_option if self.run.appends else flag_text("overwrite")
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._first_number + self._plan.shards

@@ -26,7 +26,7 @@ from shardtool.errors import (
     format_list,
 )
 from shardtool.fingerprint import format_fingerprint
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.plan.shard_task import hash_columns
@@ -221,7 +221,7 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
     interrupted = [str(part) for part in started if part.number not in finished_numbers]
     missing = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if n not in finished_numbers]
     missing = [part_text for part_text in missing if part_text not in interrupted]
-    check_all_finished(pattern.text, counts, interrupted, missing, option_text("if_exists", "resume"))
+    check_all_finished(pattern.text, counts, interrupted, missing, flag_text("resume"))
     records = [part_records.read_part_record(folder, pattern, part) for part in finished]
     _check_one_plan(records, pattern)
     files = [record.dataset for record in records if record.dataset is not None]
@@ -318,7 +318,7 @@ def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str
 def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
     found, expected = _find_other_plan([*map(_get_part_plan, records)])
     if found:
-        remedy = f"Run these again with {option_text('if_exists', 'resume')}, on the same source with the same options."
+        remedy = f"Run these again with {flag_text('resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     run_records = [record.dataset.made for record in records if record.dataset is not None]
     if len({(record.planned, record.content) for record in records}) > 1 or any(
@@ -347,5 +347,5 @@ def _check_part_files(
 
 
 def _part_file_error(where: str, part: RunPart, found: str, expected: str) -> CorruptShard:
-    remedy = f"Run {option_text('part', str(part))} again with {option_text('if_exists', 'resume')}."
+    remedy = f"Run {option_text('part', str(part))} again with {flag_text('resume')}."
     return CorruptShard(where, found, expected=f"{expected}, as part {part} recorded", remedy=remedy)

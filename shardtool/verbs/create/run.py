@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.interop.exports import ExportFormat, select_exports
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import list_names
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_writable, parse_pattern
 from shardtool.request.create_options import CreateOptions, ReshardOptions
@@ -172,8 +172,8 @@ class Run:
     def continue_option(self) -> str:
         """The option that continues an interrupted run."""
         if self.updates or not self.appends:
-            return option_text("if_exists", "update" if self.updates else "resume")
-        return option_text("if_exists", "append-resume")
+            return flag_text("update" if self.updates else "resume")
+        return flag_text("append", "resume")
 
     @property
     def takes_only_new(self) -> bool:
@@ -261,7 +261,7 @@ def _get_first_run_options(
         existing_names = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
         if pattern.dataset_file in existing_names or (existing_names and not resumes):
             return options
-    return replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
+    return replace(options, append=False, update=False, resume=resumes, on_duplicate="error")
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:

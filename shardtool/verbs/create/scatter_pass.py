@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import is_compressed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.names import to_text
 from shardtool.plan.shard_bounds import ShardLimits, ShardRuns, cumulative_sizes
 from shardtool.shard_samples import SPAN, SpanFile
@@ -66,14 +66,14 @@ class SpoolLimits(NamedTuple):
 
 
 def scatter_payloads(
-    plans: list[Plan], limits: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "stop"
+    plans: list[Plan], limits: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "raise"
 ) -> list[Plan]:
     """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
     A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
     stay in their shards, where packing skips them.
     """
-    first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "stop")
+    first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
 
@@ -253,7 +253,7 @@ class _ScatterPass:
                 return rows
             code, message = result.failed
             expected = "a file that does not change during the run" if code == "changed" else ""
-            resume_text, skip_text = option_text("if_exists", "resume"), option_text("on_error", "skip")
+            resume_text, skip_text = flag_text("resume"), option_text("on_error", "skip")
             remedy = f"Fix the file and run again with {resume_text}, or skip such samples with {skip_text}."
             raise SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
         return rows[[index for index, _ in result.wrong]]

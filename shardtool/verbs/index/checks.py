@@ -69,7 +69,7 @@ def check_format(dataset: StoredDataset) -> None:
 
 def missing_shard_error(path: str) -> CorruptShard:
     """Return the error for a shard that is not a regular file."""
-    remedy = f"Restore it, or repeat the command that created it with {option_text('if_exists', 'resume')}."
+    remedy = f"Restore it, or repeat the command that created it with {flag_text('resume')}."
     found, fetch = describe_missing(path)
     return CorruptShard(path, found, expected="a shard", remedy=fetch or remedy)
 

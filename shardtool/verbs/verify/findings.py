@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, ShardError, printable
-from shardtool.messages import call_text, choose_text, flag_text, option_text
+from shardtool.messages import call_text, choose_text, flag_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ class FindingKind(NamedTuple):
             return self.fix
         source = choose_text("source=...", "--source SOURCE")
         return self.fix.format(
-            resume=option_text("if_exists", "resume"),
+            resume=flag_text("resume"),
             repair=call_text("verify", repair=True),
             remake=choose_text(f"`verify(repair=True, {source})`", f"`shardtool verify --repair {source}`"),
             add_shards=choose_text(

@@ -27,7 +27,7 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_write import encode_number
-from shardtool.messages import option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.create_options import CreateOptions
 from shardtool.request.dataset_options import IndexOptions, VerifyOptions
@@ -63,13 +63,13 @@ def why_not_repeatable(file: DatasetFile) -> str:
     """Return why shards cannot be rebuilt from the source, and what to do instead; empty if they can."""
     verb, which = file.made.verb, ""
     if file.appends:
-        overwrite, append = option_text("if_exists", "overwrite"), option_text("if_exists", "append")
+        overwrite, append = flag_text("overwrite"), flag_text("append")
         return (
             "samples were appended to the dataset, so no single command recreates its shards. Restore the files "
             f"from a copy, or recreate the dataset: the first command with {overwrite}, then each {append}"
         )
     if file.made.removed:
-        resume = f"rerun the original command with {option_text('if_exists', 'resume')}, which writes other shards"
+        resume = f"rerun the original command with {flag_text('resume')}, which writes other shards"
         return f"samples were removed from the dataset. Restore the files from a copy, or {resume}"
     if verb == "index":
         return "another tool wrote the shards: restore them from a copy"
@@ -81,7 +81,7 @@ def why_not_repeatable(file: DatasetFile) -> str:
         which = "with files from URLs, which may have changed"
     elif table := file.made.options.get("join"):
         which = f"created with {option_text('join')} {printable(str(table))[:80]}"
-    again = f"rerun the original command with {option_text('if_exists', 'resume')}"
+    again = f"rerun the original command with {flag_text('resume')}"
     return which and f"shards {which}: {again}"
 
 
@@ -119,10 +119,8 @@ def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
     if function is not None and function != run.map:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest(option_text("map"), str(function), expected=expected, remedy="Nothing was changed.")
-    on_error: OnError = "skip" if file.skipped else "stop"
-    return replace(
-        run.options, map=function, if_exists="resume", on_error=on_error, **asdict(options.pick(WorkerOptions))
-    )
+    on_error: OnError = "skip" if file.skipped else "raise"
+    return replace(run.options, map=function, resume=True, on_error=on_error, **asdict(options.pick(WorkerOptions)))
 
 
 def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[str]) -> list[str] | str:
@@ -177,7 +175,7 @@ class Repair:
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = why_not_repeatable(file) if file is not None and files else ""
         if files and not self.folder.hides:
-            advice = f"rerun the original command with {option_text('if_exists', 'resume')}, or copy valid shards"
+            advice = f"rerun the original command with {flag_text('resume')}, or copy valid shards"
             instead = (
                 instead or f"shards in a store: {advice}. Without {option_text('source')}, only sidecars are rebuilt"
             )
@@ -189,7 +187,7 @@ class Repair:
             return
         if self.codes & SHARD_CODES:
             lost = "without a valid dataset file, their options are unknown. Rerun the original command with"
-            advice = f"{lost} {option_text('if_exists', 'resume')}"
+            advice = f"{lost} {flag_text('resume')}"
             if self.options.source is None:
                 advice = f"they can only be rebuilt from their source ({option_text('source')})"
             self._add_unresolved(instead or f"damaged shards: {advice}")
@@ -258,7 +256,7 @@ class Repair:
         if unverified or self.codes & (SHARD_CODES | SIDECAR_CODES | DATASET_CODES):
             reason = f"{format_list(unverified, 3)} is not verified" if unverified else "there are other findings"
             if "dataset-incomplete" in self.codes:
-                resume = option_text("if_exists", "resume")
+                resume = flag_text("resume")
                 reason = f"shards are missing. Rerun the original command with {resume}"
             self._add_unresolved(f"the dataset file: {reason}")
             return

@@ -51,7 +51,7 @@ from shardtool.storage.folders import open_folder
 from shardtool.verbs.create.append import prepare_append
 from shardtool.verbs.create.run import RunOutput
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
+from tests.helpers import ENVIRONMENT, existing, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _create(source: Any, output: Any, **asked: Any) -> Path:
 
 def append(source: Any, output: Any, observer: Observer | None = None, *, resume: bool = False, **asked: Any) -> None:
     """Append the samples of a source."""
-    options = _options(if_exists="append-resume" if resume else "append", **asked)
+    options = _options(append=True, resume=True if resume else "append", **asked)
     create(source, output, options, observer=observer)
 
 
@@ -230,8 +230,8 @@ def counted(*names):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*names)
 storage.os.rename = counted
-if_exists = "append-resume" if len(sys.argv) > 4 else "append"
-create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", workers=2, if_exists=if_exists))
+resume = len(sys.argv) > 4
+create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", workers=2, append=True, resume=resume))
 """
 
 
@@ -279,7 +279,7 @@ def test_an_interrupted_append_is_resumed(gaps: Path, holed: Path, tmp_path: Pat
     }.items()  # fmt: skip
     assert there["out.skipped"] in (was["out.skipped"], expected["out.skipped"])
     if any(name[0] != "." and name not in was for name in there):
-        with pytest.raises(OutputExists, match="if_exists='append-resume'"):
+        with pytest.raises(OutputExists, match="append=True, resume=True"):
             append(gaps, output, on_error="skip")
         assert read_tree(holed.parent) == there
     finished = identity(holed.parent)
@@ -413,10 +413,10 @@ def test_resume_does_not_remove_appended_shards(old: Path, new: Path, dataset: P
     for at in (-20, 60):
         before = identity(dataset.parent)
         with pytest.raises(OutputExists, match="appended shards"):
-            create(old, pattern, _options(if_exists="resume"))
+            create(old, pattern, _options(resume=True))
         assert identity(dataset.parent) == before
         flip(dataset, at)
-    create(old, pattern, _options(if_exists="overwrite"))
+    create(old, pattern, _options(overwrite=True))
     assert _read(dataset).appends == ()
     assert len(shards(dataset.parent)) == 3
 
@@ -436,7 +436,7 @@ def test_an_append_needs_a_dataset(new: Path, tar_pattern: str, tars: Path) -> N
         tar_pattern.replace("/out/", "/no/"),
         tars.parent.with_name("no"),
         InvalidRequest,
-        "without if_exists='append'",
+        "without append=True",
     )
     tars.unlink()
     _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, but 6 files")
@@ -794,7 +794,7 @@ def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str,
     formats = {"tar": ["dali-webdataset", "energon"], "tfrecord": ["dali-tfrecord", "tfrecord"]}[ending]
     export(dataset, formats)
     assert find_existing_exports(output.folder, output.old) == formats
-    create(new, pattern, _options(if_exists="append"))
+    create(new, pattern, _options(append=True))
     assert export(dataset, formats).kept == len(export(dataset, formats).files)
     assert verify(dataset).sound
 
@@ -807,7 +807,7 @@ def test_indexes_with_hashes_are_not_renewed(new: Path, tars: Path, tar_pattern:
     (note,) = export_notes(output.folder, output.old, ())
     assert "huggingface" in note
     assert list(export_notes(output.folder, output.old, ["huggingface"])) == []
-    create(new, tar_pattern, _options(if_exists="append"))
+    create(new, tar_pattern, _options(append=True))
     export(tars, "huggingface")
 
 
@@ -816,7 +816,7 @@ def test_each_split_is_appended_to_its_dataset(old: Path, new: Path, tmp_path: P
     files = {}
     for source, how in ((old, "error"), (new, "append")):
         output = f"{tmp_path}/out/out-{{split}}-{{000..}}.tar"
-        asked = _options(split="train=0.5,val=0.5", if_exists=how)
+        asked = _options(split="train=0.5,val=0.5", **existing(how))
         create(source, output, asked)
     for split in ("train", "val"):
         files[split] = _read(tmp_path / "out" / f"out-{split}.json")

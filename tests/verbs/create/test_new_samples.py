@@ -10,7 +10,7 @@ import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run, export, verify
 from shardtool.request.dataset_options import VerifyOptions
-from tests.helpers import identity, read_tree, typed, write_tree
+from tests.helpers import existing, identity, read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ _LONG_AGO = 10**9
 
 
 def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    options = {"workers": 1, "if_exists": "append", "on_duplicate": "first", **asked}
+    options = {"workers": 1, "append": True, "on_duplicate": "first", **asked}
     return create(source, output, CreateOptions(**options))
 
 
@@ -159,9 +159,9 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
     with pytest.raises(InvalidRequest, match="no dataset to compare keys with"):
         CreateOptions(on_duplicate="first")
     with pytest.raises(InvalidRequest, match=r"map.* creates keys"):
-        CreateOptions(on_duplicate="first", if_exists="append", map="tests.mapped:evaluated")
+        CreateOptions(on_duplicate="first", append=True, map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
-    asked = CreateOptions(workers=1, if_exists="append", on_duplicate="first")
+    asked = CreateOptions(workers=1, append=True, on_duplicate="first")
     assert [one.first_key for one in dry_run(source, output, asked).shards] == ["c"]
 
 
@@ -169,7 +169,7 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
 def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> None:
     """Without a dataset, the command creates one with the bytes of a run without `--append`."""
     source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
-    _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+    _night(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
     create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=1))
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
     (tmp_path / "out" / "out.json").unlink()
@@ -177,7 +177,7 @@ def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> No
         with pytest.raises(InvalidRequest, match="no dataset file"):
             _night(source, f"{tmp_path}/out/{pattern}")
     else:
-        _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+        _night(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
         assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
 
 

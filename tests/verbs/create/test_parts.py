@@ -135,16 +135,16 @@ def test_a_repeated_part_is_refused_or_resumed(place: Path, monkeypatch: pytest.
         _pack(place, "2/3")
     assert identity(place / "out") == before
     with _no_merge(monkeypatch):
-        again = _pack(place, "2/3", if_exists="resume")
+        again = _pack(place, "2/3", resume=True)
     assert (again.kept, again.shards, again.merged) == (2, 2, False)
     _all(place, (1, 3))
     whole = read_tree(place / "out")
     with pytest.raises(OutputExists, match="already exist"):
         _pack(place, "2/3")
-    again = _pack(place, "2/3", if_exists="resume")
+    again = _pack(place, "2/3", resume=True)
     assert (again.kept, again.merged) == (2, True)
     assert {name: data for name, data in read_tree(place / "out").items() if name[0] != "."} == whole
-    _all(place, (1, 3), if_exists="resume")
+    _all(place, (1, 3), resume=True)
     assert read_tree(place / "out") == whole
 
 
@@ -155,13 +155,13 @@ def test_a_changed_source_removes_the_dataset_file(place: Path) -> None:
         (place / "in" / changed).write_bytes(b"TEXT")
         shutil.rmtree(place / "one", ignore_errors=True)
         _pack(place, out="one")
-        assert _all(place, order, if_exists="resume")[-1].merged
+        assert _all(place, order, resume=True)[-1].merged
         assert read_tree(place / "out") == read_tree(place / "one"), changed
     for name in ("b/11.txt", "b/13.txt"):
         (place / "in" / name).unlink()  # one shard less
     shutil.rmtree(place / "one")
     _pack(place, out="one")
-    _all(place, (3, 1, 2), if_exists="resume", max_removed="50%")
+    _all(place, (3, 1, 2), resume=True, max_removed="50%")
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
@@ -177,7 +177,7 @@ def test_missing_and_interrupted_parts_are_listed(place: Path) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         _merge(place)
     assert read_tree(place / "out").items() >= {k: v for k, v in before.items() if k != ".x.lock"}.items()
-    _pack(place, "2/3", if_exists="resume")
+    _pack(place, "2/3", resume=True)
     with pytest.raises(InvalidRequest, match="parts: missing: 3/3"):
         _merge(place)
     _pack(place, "3/3")
@@ -187,15 +187,14 @@ def test_missing_and_interrupted_parts_are_listed(place: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"max_count": 3, "if_exists": "resume"}, "other options: max_count"),
+        ({"max_count": 3, "resume": True}, "other options: max_count"),
         ({"shuffle": True}, "other options: shuffle"), ({"seed": 1, "shuffle": True}, "other options: shuffle, seed"),
-        ({"more": "a/98.txt", "if_exists": "resume"}, "other samples in the source"),
+        ({"more": "a/98.txt", "resume": True}, "other samples in the source"),
         ({"more": "b/none2"}, "other samples in the source"),
     ],
 )  # fmt: skip
 def test_parts_with_another_plan_are_refused(place: Path, change: dict[str, Any], found: str) -> None:
     """A part with another source or other options is refused before it starts, or at the merge, with the difference."""
-    if_exists, change = change.get("if_exists", "error"), {k: v for k, v in change.items() if k != "if_exists"}
     _pack(place, out="one")
     _all(place, (1, 3))
     if more := change.pop("more", ""):
@@ -205,17 +204,17 @@ def test_parts_with_another_plan_are_refused(place: Path, change: dict[str, Any]
     )
     before = read_tree(place / "out")
     with pytest.raises(InvalidRequest, match=pattern):
-        _pack(place, "2/3", **change, if_exists=if_exists)
-    if if_exists == "error":
+        _pack(place, "2/3", **change)
+    if not change.get("resume"):
         assert read_tree(place / "out") == before
     else:
         with pytest.raises(InvalidRequest, match=pattern):
             _merge(place)
     if more:
         (place / "in" / more).unlink()
-    again = partial(_pack, place, if_exists="resume", max_removed=1)
+    again = partial(_pack, place, resume=True, max_removed=1)
     part = "2/3"
-    if if_exists == "resume":  # it has replaced a shard of another part
+    if change.get("resume"):  # it has replaced a shard of another part
         with pytest.raises(CorruptShard, match=r"as part [13]/3 recorded\. Run part='[13]/3' again") as error:
             again("2/3")
         part = re.findall("part='(./3)'", str(error.value))[0]
@@ -233,7 +232,7 @@ def test_another_total_number_of_parts_is_refused(place: Path) -> None:
     (place / f"out/.{base}.lock").touch()
     _pack(place, "1/3")
     with pytest.raises(OutputExists, match=r"part 1/3 of this dataset; expected 4 parts in total, as in part='1/4'"):
-        _pack(place, "1/4", if_exists="resume")
+        _pack(place, "1/4", resume=True)
     shutil.copy(place / "out/.x.part1of3", place / "out/.x.part1of4")
     with pytest.raises(InvalidRequest, match="parts of runs of 3, 4 parts"):
         _merge(place)
@@ -249,14 +248,14 @@ def test_concurrent_parts_lock_the_dataset(place: Path, monkeypatch: pytest.Monk
         with pytest.raises(OutputExists, match="another run is writing"):
             _merge(place)
         with pytest.raises(OutputExists, match="another run is writing"):
-            _pack(place, if_exists="resume")
-        again = _pack(place, "1/3", if_exists="resume")
+            _pack(place, resume=True)
+        again = _pack(place, "1/3", resume=True)
         assert not again.merged
         assert any("holds the lock and publishes" in note for note in again.notes)
     with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
-        _pack(place, "2/3", if_exists="resume")
+        _pack(place, "2/3", resume=True)
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
-        _pack(place, "3/3", if_exists="resume")
+        _pack(place, "3/3", resume=True)
     assert find_part_records(_pattern(place), folder.names()) == ([RunPart(n, 3) for n in (1, 2, 3)], [])
     _merge(place)
     assert read_tree(place / "out") == read_tree(place / "one")
@@ -296,7 +295,7 @@ def test_an_interrupted_merge_is_repeated(place: Path, monkeypatch: pytest.Monke
     _merge(place)
     assert read_tree(place / "out") == whole
     write_tree(place / "out", records)
-    _pack(place, if_exists="resume")
+    _pack(place, resume=True)
     assert read_tree(place / "out") == whole
     with pytest.raises(InvalidRequest, match="no part of a ShardWriter or of a run"):
         _merge(place)
@@ -431,7 +430,7 @@ def test_invalid_parts_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"if_exists": "append"}, {"if_exists": "overwrite"}, {"if_exists": "resume-overwrite"}, {"export": ("wids",)},
+        {"append": True}, {"overwrite": True}, {"resume": True, "overwrite": True}, {"export": ("wids",)},
         {"resize": 64}, {"encode": "png"}, {"probe": True}, {"map": "tests.mapped:told"},
     ],
 )  # fmt: skip

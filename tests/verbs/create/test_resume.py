@@ -20,7 +20,7 @@ from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_r
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.request.option_values import parse_share
 from shardtool.request.results import ResumeChanges
-from tests.helpers import read_tree, shards, typed, write_tree
+from tests.helpers import existing, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ def _samples(numbers: range) -> dict[str, bytes]:
     return {f"{number:03}.txt": b"text of %d" % number for number in numbers}
 
 
-def _pack(place: Path, if_exists: str = "error", **more: Any) -> CreateResult:
-    options = replace(_OPTIONS, if_exists=if_exists, **more)  # type: ignore[arg-type]
+def _pack(place: Path, **more: Any) -> CreateResult:
+    options = replace(_OPTIONS, **more)
     return create(place / "in", f"{place}/out/x-{{000..}}.tar", options)
 
 
@@ -70,13 +70,13 @@ def test_a_source_that_lost_most_samples_is_refused(before: Callable[[Path], Non
     there = read_tree(place / "out")
     had = 32 if len(there) < 21 else _COUNT
     with pytest.raises(OutputExists) as caught:
-        _pack(place, "resume")
+        _pack(place, resume=True)
     assert f"{had - 5} of {had} samples" in caught.value.found
     assert "max_removed" in caught.value.expected
     assert f"keep 1, write 1 and remove {len(there) // 2 - 2} shards; add 0 and remove {had - 5}" in caught.value.remedy
-    assert "if_exists='resume-overwrite'" in caught.value.remedy
+    assert "resume=True, overwrite=True" in caught.value.remedy
     assert read_tree(place / "out") == there
-    done = _pack(place, "resume-overwrite")
+    done = _pack(place, resume=True, overwrite=True)
     assert done.changes == ResumeChanges(1, 1, len(there) // 2 - 2, 0, had - 5, had)
     assert len(shards(place / "out")) == 2
 
@@ -87,11 +87,11 @@ def test_a_dry_run_reports_the_changes(place: Path) -> None:
     write_tree(place / "in", {"new.txt": b"new"})
     there = read_tree(place / "out")
     output = f"{place}/out/x-{{000..}}.tar"
-    plan = dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume"))
+    plan = dry_run(place / "in", output, replace(_OPTIONS, resume=True))
     assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
     assert any("would fail" in note and "20 of 40" in note for note in plan.notes)
     assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
-    assert dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume-overwrite")).changes == plan.changes
+    assert dry_run(place / "in", output, replace(_OPTIONS, resume=True, overwrite=True)).changes == plan.changes
     assert dry_run(place / "in", output, _OPTIONS).changes is None
     assert read_tree(place / "out") == there
 
@@ -104,9 +104,9 @@ def test_max_removed_limits_removed_samples(most: str | float, gone: int, refuse
     _without(place, range(gone))
     if refused:
         with pytest.raises(OutputExists):
-            _pack(place, "resume", max_removed=most)
+            _pack(place, resume=True, max_removed=most)
         return
-    done = _pack(place, "resume", max_removed=most)
+    done = _pack(place, resume=True, max_removed=most)
     assert done.changes is not None
     assert (done.changes.samples_removed, done.changes.samples_before, done.samples) == (gone, 40, 40 - gone)
 
@@ -129,11 +129,11 @@ def test_other_options_are_refused(place: Path) -> None:
     """Options that change shards are refused with both values; options about how to run may differ."""
     there = read_tree(place / "out")
     with pytest.raises(OutputExists, match="max_count differs: 4 before, now 5"):
-        _pack(place, "resume", max_count=5)
+        _pack(place, resume=True, max_count=5)
     with pytest.raises(OutputExists, match="shuffle differs: not given before, now given"):
-        _pack(place, "resume", shuffle=True)
+        _pack(place, resume=True, shuffle=True)
     assert read_tree(place / "out") == there
-    assert _pack(place, "resume", on_error="skip", start_method="spawn").kept == 10
+    assert _pack(place, resume=True, on_error="skip", start_method="spawn").kept == 10
 
 
 @pytest.mark.parametrize("change", ["another list", "a class before the others"])
@@ -142,7 +142,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
     write_tree(tmp_path / "in", {f"{label}/{at}.txt": b"x" for label in ("cat", "dog") for at in range(6)})
 
     def packed(if_exists: IfExists, classes: list[str] | None = None) -> Mapping[str, list[str]]:
-        options = CreateOptions(label_from_folder=True, classes_from=classes, if_exists=if_exists, workers=1)
+        options = CreateOptions(label_from_folder=True, classes_from=classes, **existing(if_exists), workers=1)
         create(tmp_path / "in", tmp_path / "out" / "x-{0..}.tar", options)
         return parse_dataset((tmp_path / "out" / "x.json").read_bytes(), "x").classes
 
@@ -165,11 +165,11 @@ def test_a_lost_split_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "in" / "train")
     there = read_tree(tmp_path / "out")
     with pytest.raises(OutputExists, match="no samples for existing splits: train"):
-        create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume"))
+        create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, resume=True))
     assert read_tree(tmp_path / "out") == there
     (tmp_path / "out" / "train-x.tar").touch()
     done = create(
-        tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume-overwrite")
+        tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, resume=True, overwrite=True)
     )
     assert {path.name for path in (tmp_path / "out").glob("train*")} == {"train-x.tar"}
     assert "split train removed" in done.notes
@@ -179,9 +179,9 @@ def test_a_lost_split_is_refused(tmp_path: Path) -> None:
 def test_an_unfinished_run_with_another_plan_is_noted(place: Path) -> None:
     """If an unfinished run had other options, a note says that its shards are written again."""
     (place / "out" / "x.json").unlink()
-    assert not any("earlier run" in note for note in _pack(place, "resume").notes)
+    assert not any("earlier run" in note for note in _pack(place, resume=True).notes)
     (place / "out" / "x.json").unlink()
-    done = _pack(place, "resume", max_count=3)
+    done = _pack(place, resume=True, max_count=3)
     assert any("written by an earlier run with other options" in note for note in done.notes)
 
 
@@ -189,29 +189,29 @@ def test_a_dataset_without_recorded_options(place: Path) -> None:
     """A dataset file from `index` records no options, so only samples are compared."""
     (place / "out" / "x.json").unlink()
     index(place / "out")
-    assert _pack(place, "resume").kept == 10
+    assert _pack(place, resume=True).kept == 10
 
 
 def test_without_sidecars_sample_counts_are_compared(place: Path) -> None:
     """Without sidecars, a plan with fewer samples than the dataset file is detected."""
     for path in (place / "out").glob("*.index"):
         path.unlink()
-    assert _pack(place, "resume").changes == ResumeChanges(10, 0, 0, 0, 0, 40)
+    assert _pack(place, resume=True).changes == ResumeChanges(10, 0, 0, 0, 0, 40)
     for path in (place / "out").glob("*.index"):
         path.unlink()
     _without(place, range(20))
     with pytest.raises(OutputExists, match="20 of 40"):
-        _pack(place, "resume")
+        _pack(place, resume=True)
 
 
 def test_samples_of_a_function_are_counted_by_source(tmp_path: Path) -> None:
     """With `--map`, whose keys are unknown, source samples are counted."""
     write_tree(tmp_path / "in", _samples(range(_COUNT)))
     _pack(tmp_path, map="tests.mapped:doubled")
-    assert _pack(tmp_path, "resume", map="tests.mapped:doubled").changes is not None
+    assert _pack(tmp_path, resume=True, map="tests.mapped:doubled").changes is not None
     _without(tmp_path, range(20))
     with pytest.raises(OutputExists, match="20 of 40"):
-        _pack(tmp_path, "resume", map="tests.mapped:doubled")
+        _pack(tmp_path, resume=True, map="tests.mapped:doubled")
 
 
 def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> No
     create(tmp_path / "m.csv", output, options)
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(row.replace(",a", ",b", 1) if row < "010" else row
                                                                   for row in rows))  # fmt: skip
-    done = create(tmp_path / "m.csv", output, replace(options, if_exists="resume"))
+    done = create(tmp_path / "m.csv", output, replace(options, resume=True))
     assert done.changes is not None
     assert (done.changes.samples_added, done.changes.samples_removed, done.samples) == (0, 0, _COUNT)
 
@@ -231,7 +231,7 @@ def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> No
 def test_without_an_earlier_run_nothing_changes(tmp_path: Path) -> None:
     """Without an earlier run, there are no changes."""
     write_tree(tmp_path / "in", _samples(range(4)))
-    done = _pack(tmp_path, "resume")
+    done = _pack(tmp_path, resume=True)
     assert done.changes is None
     assert "changes" not in done.to_json()
 
@@ -260,14 +260,14 @@ def test_trust_by_size_reads_nothing(place: Path) -> None:
     (place / "in" / "005.txt").write_bytes(b"TEXT OF 5")
     os.truncate(place / "out" / "x-003.tar", 0)
     os.truncate(place / "out" / "x-003.tar", len(right["x-003.tar"]))
-    done = _pack(place, "resume", trust="size")
+    done = _pack(place, resume=True, trust="size")
     assert (done.kept, done.shards) == (10, 10)
     assert {name: data for name, data in read_tree(place / "out").items() if name != "x-003.tar"} == {
         name: data for name, data in right.items() if name != "x-003.tar"
     }
     (place / "in" / "005.txt").write_bytes(b"longer than it was")
-    assert _pack(place, "resume", trust="size").kept == 9
-    assert _pack(place, "resume").kept == 9  # which reads, and mends the shard that was emptied
+    assert _pack(place, resume=True, trust="size").kept == 9
+    assert _pack(place, resume=True).kept == 9  # which reads, and mends the shard that was emptied
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
     times = []
     for at in range(2):
         time.sleep(1.1 * at)  # a time that is renewed again would be another second's
-        assert create(source, output, replace(options, if_exists="resume")).kept == len(shards(tmp_path))
+        assert create(source, output, replace(options, resume=True)).kept == len(shards(tmp_path))
         times.append(young.stat().st_mtime_ns)
     assert times[0] > time.time_ns() - 120 * 10**9
     assert times == [times[0]] * 2

@@ -158,7 +158,7 @@ class Packed:
     skipped: tuple[Any, ...]
 
 
-def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
+def pack(plan: Plan, folder: Path, on_error: OnError = "raise") -> list[Packed]:
     """Pack all shards of a plan; return them."""
     folder.mkdir(exist_ok=True)
     packed = []
@@ -489,7 +489,7 @@ def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("ending", ENDINGS[1:])
 def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
     """It always stops the run, because data after the damage is unreadable."""
@@ -640,7 +640,7 @@ def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
     folder = Folder(str(out))
     shards = [
-        ShardTask(at, f"{at}", "tar", folder, build_shard_samples(plan, at), "stop", 0) for at in range(plan.shards)
+        ShardTask(at, f"{at}", "tar", folder, build_shard_samples(plan, at), "raise", 0) for at in range(plan.shards)
     ]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass

@@ -43,7 +43,7 @@ _LONG_AGO = 10**9
 
 
 def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    return create(source, output, CreateOptions(**{"workers": 1, "if_exists": "update", **asked}))
+    return create(source, output, CreateOptions(**{"workers": 1, "update": True, **asked}))
 
 
 def _tree(root: Path, *keys: str) -> Path:
@@ -286,7 +286,7 @@ def test_reshard(tmp_path: Path) -> None:
     """`reshard` updates too: it adds the new samples of a growing dataset."""
     source, pattern = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{000..}}.tar"
     mixed = f"{tmp_path}/mixed/out-{{000..}}.tar"
-    options = ReshardOptions(workers=1, if_exists="update", shuffle=True)
+    options = ReshardOptions(workers=1, update=True, shuffle=True)
     for more in ((), ("c", "d"), ()):
         _night(_tree(source, *more), pattern)
         result = reshard(f"{tmp_path}/out/out.json", mixed, options)
@@ -308,7 +308,7 @@ def counted(*names):
     rename(*names)
 storage.os.rename = counted
 asked = dict(max_count=2, on_error="skip", workers=1, label_from_folder=True, split_by="folder", export=("timm",))
-create(sys.argv[1], sys.argv[2], CreateOptions(if_exists="update", **asked))
+create(sys.argv[1], sys.argv[2], CreateOptions(update=True, **asked))
 """
 
 
@@ -344,6 +344,6 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
     labels = _labels(out)
     assert [lists[-1][number] for number in labels.values()] == [key.split("/")[1] for key in labels]
     before = identity(out)
-    assert dry_run(source, pattern, CreateOptions(if_exists="update", workers=1, **asked)).shards == ()
+    assert dry_run(source, pattern, CreateOptions(update=True, workers=1, **asked)).shards == ()
     _night(source, pattern, **asked)
     assert identity(out) == before

@@ -228,7 +228,7 @@ def _reseal(dataset_file: Path, **made: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"temp_dir": "/"}, {"if_exists": "overwrite"}, {"map": "os:system"}, {"head": "many"}, {"head": 2.5},
+        {"temp_dir": "/"}, {"overwrite": True}, {"map": "os:system"}, {"head": "many"}, {"head": 2.5},
         {"head": True}, {"sample": ["1%"]}, {"sample": "all"}, {"sample": 1}, {"where": 5}, {"where": "os.system('x')"},
         {"join": {"a": 1}}, {"join": "x", "values": ["a"]}, {"join": "x", "on": [1]}, {"join": "/etc/passwd"},
         {"values": [1]}, {"select_fields": "txt"}, {"seed": -1, "split": "x=1"}, {"split": "nonsense"},
@@ -256,7 +256,7 @@ def appended(request: pytest.FixtureRequest, sources: Path, ending: str, tmp_pat
         _reshard(source, pattern)
     else:
         _create(source, pattern)
-    _create(_table("c", 6), pattern, if_exists="append")
+    _create(_table("c", 6), pattern, append=True)
     return tmp_path / "out", source
 
 
@@ -273,7 +273,7 @@ def test_the_source_of_an_append_is_not_compared(ending: str, tmp_path: Path) ->
     """The report says so; a source that contains the appended samples, too, has no findings."""
     pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
     _create(_table("a", 12), pattern)
-    _create(_table("c", 6), pattern, if_exists="append")
+    _create(_table("c", 6), pattern, append=True)
     report = _verify(tmp_path / "out", _table("c", 6))
     assert (report.counts, "the source" in report.checked) == ({}, False)
     assert any("source of appended samples" in text for text in report.unchecked)
@@ -286,7 +286,7 @@ def test_the_source_of_an_append_is_not_compared(ending: str, tmp_path: Path) ->
     assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
 
 
-_GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "if_exists": "update"}
+_GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "update": True}
 
 
 @pytest.mark.parametrize("name", ["{split}", "{split}/x"])
@@ -325,7 +325,7 @@ def test_a_missing_stratified_split_limits_the_comparison(tmp_path: Path) -> Non
 
 def test_updates_keep_the_split_of_existing_samples(tmp_path: Path) -> None:
     """A changed split column is no finding after an update, but is one without an update."""
-    parts, asked = ["train", "val", "train"], {"meta": "none", "split_column": "part", "if_exists": "update"}
+    parts, asked = ["train", "val", "train"], {"meta": "none", "split_column": "part", "update": True}
     _create(_table("a", 9, part=parts * 3), f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
     later = _table("a", 9, part=["val", *(parts * 3)[1:]])
     assert _verify(tmp_path / "train.json", later).counts == {"source-extra": 1}
@@ -338,7 +338,7 @@ def test_updates_keep_the_split_of_existing_samples(tmp_path: Path) -> None:
 def test_head_of_a_grown_source_cannot_be_compared(tmp_path: Path) -> None:
     """Samples that were among the first once are no findings; the report says what cannot be compared."""
     for rows in (_table("b", 6), pa.concat_tables([_table("a", 6), _table("b", 6)])):
-        _create(rows, f"{tmp_path}/out-{{0..}}.tar", head=4, if_exists="update")
+        _create(rows, f"{tmp_path}/out-{{0..}}.tar", head=4, update=True)
     report = _verify(tmp_path / "out.json", rows)
     assert (report.counts, report.samples, len(_unchecked(report))) == ({}, 8, 1)
     assert "selected from a smaller source" in report.unchecked[0]
@@ -371,10 +371,10 @@ def test_repair_does_not_rerun_reshard(both: list[Path], ending: str, tmp_path: 
     wanted = read_tree(tmp_path / "out")
     flip(tmp_path / "out" / f"out-001.{ending}", 600)
     for source in (None, both):
-        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "if_exists='resume'")  # noqa: B023
+        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "resume=True")  # noqa: B023
     (tmp_path / "out" / "out-002.index").unlink()
-    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "if_exists='resume'")
-    _reshard(both, pattern, shuffle=True, if_exists="resume")
+    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "resume=True")
+    _reshard(both, pattern, shuffle=True, resume=True)
     assert read_tree(tmp_path / "out") == wanted
 
 
