@@ -206,7 +206,7 @@ def test_workers_use_the_names_of_their_parent(tmp_path: Path, start: str) -> No
     write_tree(tmp_path / "s", {"a.txt": b"abc"})
     output, function = f"{tmp_path}/o/x-{{0..}}.tar", "tests.mapped:failing"
     options = CreateOptions(map=function, workers=1, start_method="spawn" if start == "spawn" else "fork")
-    with pytest.raises(SampleFailed, match=r"again with if_exists=.resume.*on_error=.skip"):
+    with pytest.raises(SampleFailed, match=r"again with resume=True.*on_error=.skip"):
         create(tmp_path / "s", output, options)
     words = ("create", tmp_path / "s", output, "--map", function, "--workers", "1", "--start-method", start)
     ran = typed(*words, traceback=True)

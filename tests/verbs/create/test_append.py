@@ -101,7 +101,7 @@ def _create(source: Any, output: Any, **asked: Any) -> Path:
 
 def append(source: Any, output: Any, observer: Observer | None = None, *, resume: bool = False, **asked: Any) -> None:
     """Append the samples of a source."""
-    options = _options(append=True, resume=True if resume else "append", **asked)
+    options = _options(append=True, resume=resume, **asked)
     create(source, output, options, observer=observer)
 
 
