@@ -38,6 +38,11 @@ def _modules() -> dict[str, Path]:
     return {".".join(part[:-1] if part[-1] == "__init__" else part): path for path, part in parts.items()}
 
 
+def module_names() -> frozenset[str]:
+    """Return the names of all modules of the package."""
+    return frozenset(_modules())
+
+
 @cache
 def _imports() -> list[Import]:
     return [one for module, path in _modules().items() for one in _imports_in(module, ast.parse(path.read_text()))]

@@ -12,12 +12,24 @@ from shardtool.request.option_spec import (
     option,
     options_class,
 )
-from shardtool.storage.remote.network import use_headers
+from shardtool.storage import remote
 from shardtool.storage.remote.retry import set_retry_for
-from shardtool.storage.remote.store_access import use_anonymous, use_endpoint
 from shardtool.storage.remote.store_options import use_store_options
 
 _ERROR_OPTIONS = {"as_json": "--json", "verbose": "--verbose"}
+
+
+def _use_endpoint(url: str) -> None:
+    remote.store_access.use_endpoint(url)
+
+
+def _use_anonymous(enabled: bool) -> None:  # noqa: FBT001 - the value of a flag
+    if enabled:
+        remote.store_access.use_anonymous()
+
+
+def _use_headers(lines: tuple[str, ...]) -> None:
+    remote.network.use_headers(lines)
 
 
 def _use_config(path: str) -> None:
@@ -61,16 +73,16 @@ class RunOptions(PrintOptions):
     verbose: bool = option(False, "Print a line for every shard.", typed="verbose/v")
     endpoint: str | None = option(
         None, "Server for s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
-        shown="from the settings of the cloud's tools", section="machines", use=use_endpoint,
+        shown="from the settings of the cloud's tools", section="machines", use=_use_endpoint,
     )  # fmt: skip
-    anonymous: bool = option(False, "Read public buckets without credentials.", use=use_anonymous)
+    anonymous: bool = option(False, "Read public buckets without credentials.", use=_use_anonymous)
     store_option: tuple[str, ...] = option(
         (), "Set a store option: storage-class=STANDARD_IA, request-payer=requester.",
         metavar="KEY=VALUE", shown="SHARDTOOL_STORE_OPTIONS", use=use_store_options,
     )  # fmt: skip
     header: tuple[str, ...] = option(
         (), "Send this header to web servers (https://).", metavar="'NAME: VALUE'",
-        shown="SHARDTOOL_HTTP_HEADERS", use=use_headers,
+        shown="SHARDTOOL_HTTP_HEADERS", use=_use_headers,
     )  # fmt: skip
     retry_for: str | None = option(
         None, "Retry a failed request for this many seconds.", metavar="SECONDS",

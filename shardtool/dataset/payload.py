@@ -103,9 +103,11 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
     """Return width, height and mode of an image from its header, or what is wrong with it."""
-    from shardtool.transform.image import ImageOptions, change_image
-    from shardtool.transform.image_decode import BadImage
-
+    try:
+        from shardtool.transform.image import ImageOptions, change_image
+        from shardtool.transform.image_decode import BadImage
+    except ModuleNotFoundError:
+        return "Pillow is not installed. Run `pip install pillow`."
     try:
         properties = change_image(data, "", ImageOptions(probe=True))[1]
     except BadImage as error:

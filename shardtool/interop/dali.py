@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.interop.exports import OTHER_OFFSETS, ShardIndexFile, matches_start
 from shardtool.messages import flag_text
 
 if TYPE_CHECKING:
@@ -66,3 +67,22 @@ def parse_dali_index(data: bytes) -> list[Fields]:
             [(words[index], int(words[index + 1]), int(words[index + 2])) for index in range(0, len(words), step)]
         )
     return samples
+
+
+def _webdataset_difference(data: bytes, shard: IndexedShard) -> str:
+    is_equivalent = parse_dali_index(data) == [fields for _, fields in shard.samples()]
+    return "" if is_equivalent else OTHER_OFFSETS
+
+
+def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if dali_tfrecord_index(shard).split() == data.split() else OTHER_OFFSETS
+
+
+_TFRECORD_INDEX = ShardIndexFile(dali_tfrecord_index, matches_start(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference)
+SHARD_INDEXES = {
+    "dali-webdataset": ShardIndexFile(
+        dali_webdataset_index, matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
+    ),
+    "dali-tfrecord": _TFRECORD_INDEX,
+    "tfrecord": _TFRECORD_INDEX,
+}

@@ -14,6 +14,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.interop.exports import EXPORTS, FolderIndexFiles, ShardIndexFile
 from shardtool.interop.indexed_shard import DEFAULT_SPLIT, STANDARD_SPLITS, IndexedShard, split_order
 from shardtool.messages import export_text, flag_text
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _ENERGON_FOLDER = ".nv-meta"
-INFO_FILE = f"{_ENERGON_FOLDER}/.info.json"
+INFO_FILE = EXPORTS["energon"].folder_file
 SPLIT_FILE = f"{_ENERGON_FOLDER}/split.yaml"
 DATASET_YAML = f"{_ENERGON_FOLDER}/dataset.yaml"
 _CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -83,3 +84,9 @@ def _quote_yaml(name: str) -> str:
         expected = "a name without quotes, backslashes and braces"
         raise InvalidRequest(export_text("energon"), f"the name {name!r}", expected=expected)
     return f'"{name}"'
+
+
+SHARD_INDEXES = {"energon": ShardIndexFile(energon_index, is_energon_index)}
+FOLDER_INDEXES = {
+    "energon": FolderIndexFiles(energon_folder_index, lambda info: info["shard_counts"].items(), DATASET_YAML)
+}

@@ -1,7 +1,8 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
-bytes have the right format, to keep a user's file with the same name.
+bytes have the right format, to keep a user's file with the same name. Only a run that writes such files, or finds one,
+imports the module that encodes and compares them.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -10,13 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.interop.dali import dali_tfrecord_index, dali_webdataset_index, parse_dali_index
-from shardtool.interop.energon import DATASET_YAML, INFO_FILE, energon_folder_index, energon_index, is_energon_index
-from shardtool.interop.huggingface import OTHER_OFFSETS, compare_hfutils_index, hfutils_index
-from shardtool.interop.shard_counts import open_clip_sizes, timm_info, timm_shard_counts
 from shardtool.messages import choose_text, export_text
 from shardtool.names import to_local_name
 from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, sidecar_name
@@ -31,85 +29,106 @@ if TYPE_CHECKING:
     from shardtool.interop.indexed_shard import IndexedShard
 
 
-class FolderIndex(NamedTuple):
-    """Index files that exist once per folder, for all splits of a dataset.
+class ShardIndexFile(NamedTuple):
+    """How to write and compare an index file of one shard.
+
+    Attributes:
+        encode: Returns the bytes of the file.
+        has_format: Returns whether a file is such an index, by its first bytes and size.
+        difference: Returns how an index with other bytes differs from its shard; empty: readers get the right bytes.
+    """
+
+    encode: Callable[[IndexedShard], bytes]
+    has_format: Callable[[bytes, int], bool]
+    difference: Callable[[bytes, IndexedShard], str] = lambda _, __: OTHER_OFFSETS
+
+
+class FolderIndexFiles(NamedTuple):
+    """How to write index files that exist once per folder, for all splits of a dataset.
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
-        pairs: Returns shard and sample count from its parsed JSON.
-        lasting: A file that users may edit, and that is never overwritten.
+        pairs: Returns shard and sample count from the parsed JSON of the file that lists the shards.
+        user_file: A file that users may edit, and that is never overwritten.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
-    info: str
     pairs: Callable[[Any], Iterable[tuple[object, object]]]
-    lasting: str = ""
-
-    def counts(self, info: bytes) -> dict[str, int]:
-        """Return the sample counts in a list, as far as it is readable; -1: not a number."""
-        try:
-            return {str(name): count if type(count) is int else -1 for name, count in self.pairs(json.loads(info))}
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return {}
+    user_file: str = ""
 
 
 class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        suffix: Replaces the shard's suffix.
-        encode: Returns the index of a shard; None: there is none per shard.
-        form: Returns whether a file is such an index, by its first bytes and size.
-        means: Returns whether an index with other bytes is equivalent to ours.
-        least: Minimum number of samples that the tool accepts.
-        hashed: Whether it contains hashes: the shards must be read.
-        readme: Whether a `README.md` that lists the shards belongs to it.
+        module: The module whose `SHARD_INDEXES` and `FOLDER_INDEXES` have this name; empty: there are no files.
+        suffix: Replaces the shard's suffix; empty: there is no file per shard.
+        folder_file: The file that lists all shards of a folder; empty: there is none.
+        min_samples: Minimum number of samples per shard that the tool accepts.
+        has_hashes: Whether it contains hashes: the shards must be read.
+        has_readme: Whether a `README.md` that lists the shards belongs to it.
     """
 
+    name: str
     shard_format: str
     reader: str
+    module: str = ""
     suffix: str = ""
-    encode: Callable[[IndexedShard], bytes] | None = None
-    form: Callable[[bytes, int], bool] = lambda _, __: False
-    means: Callable[[bytes, IndexedShard], bool] = lambda _, __: False
-    least: int = 0
-    hashed: bool = False
-    once: FolderIndex | None = None
-    readme: bool = False
+    folder_file: str = ""
+    min_samples: int = 0
+    has_hashes: bool = False
+    has_readme: bool = False
     note: str = ""
 
+    @property
+    def shard_index(self) -> ShardIndexFile:
+        """The files per shard."""
+        file: ShardIndexFile = import_module(self.module).SHARD_INDEXES[self.name]
+        return file
 
-def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
-    return lambda head, _: re.match(pattern, head) is not None
+    @property
+    def folder_index(self) -> FolderIndexFiles:
+        """The files per folder."""
+        files: FolderIndexFiles = import_module(self.module).FOLDER_INDEXES[self.name]
+        return files
+
+    def sample_counts(self, data: bytes) -> dict[str, int]:
+        """Return the sample counts that `folder_file` lists, as far as it is readable; -1: not a number."""
+        if not data:
+            return {}
+        try:
+            pairs = self.folder_index.pairs(json.loads(data))
+            return {str(name): count if type(count) is int else -1 for name, count in pairs}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return {}
 
 
-_TFRECORD_INDEX = (
-    dali_tfrecord_index, _matches_start(rb"\d{1,20} \d{1,20}\r?\n"),
-    lambda data, shard: dali_tfrecord_index(shard).split() == data.split(),
-)  # fmt: skip
+_DALI, _ENERGON = "shardtool.interop.dali", "shardtool.interop.energon"
+_COUNTS = "shardtool.interop.shard_counts"
 EXPORTS = {
-    "dali-webdataset": ExportFormat(
-        "tar", "DALI", ".idx", dali_webdataset_index, _matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
-        lambda data, shard: parse_dali_index(data) == [fields for _, fields in shard.samples()], least=1,
-    ),
-    "energon": ExportFormat(
-        "tar", "energon", ".tar.idx", energon_index, is_energon_index,
-        once=FolderIndex(energon_folder_index, INFO_FILE, lambda info: info["shard_counts"].items(), DATASET_YAML),
-    ),
-    "huggingface": ExportFormat(
-        "tar", "the Hugging Face Hub", ".json", hfutils_index,
-        _matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), hashed=True, readme=True,
-    ),
-    "timm": ExportFormat("tar", "timm", once=FolderIndex(timm_info, TIMM_FILE, timm_shard_counts)),
-    "open-clip": ExportFormat("tar", "open_clip", once=FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, dict.items)),
-    "wids": ExportFormat("tar", "wids", note="wids reads the dataset file itself; no other file is needed"),
-    "dali-tfrecord": ExportFormat("tfrecord", "DALI", ".idx", *_TFRECORD_INDEX, least=1),
-    "tfrecord": ExportFormat("tfrecord", "the tfrecord package", ".tfindex", *_TFRECORD_INDEX, least=2),
+    export.name: export
+    for export in (
+        ExportFormat("dali-webdataset", "tar", "DALI", _DALI, ".idx", min_samples=1),
+        ExportFormat("energon", "tar", "energon", _ENERGON, ".tar.idx", ".nv-meta/.info.json"),
+        ExportFormat("huggingface", "tar", "the Hugging Face Hub", "shardtool.interop.hfutils", ".json",
+                     has_hashes=True, has_readme=True),
+        ExportFormat("timm", "tar", "timm", _COUNTS, folder_file=TIMM_FILE),
+        ExportFormat("open-clip", "tar", "open_clip", _COUNTS, folder_file=OPEN_CLIP_FILE),
+        ExportFormat("wids", "tar", "wids", note="wids reads the dataset file itself; no other file is needed"),
+        ExportFormat("dali-tfrecord", "tfrecord", "DALI", _DALI, ".idx", min_samples=1),
+        ExportFormat("tfrecord", "tfrecord", "the tfrecord package", _DALI, ".tfindex", min_samples=2),
+    )
 }  # fmt: skip
-FOLDER_INDEXES = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
+FOLDER_EXPORTS = [export for export in EXPORTS.values() if export.folder_file]
+OTHER_OFFSETS = "offsets of different samples"
 PROBE_BYTES = 64  # enough to detect a format
 MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
+
+
+def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
+    """Return a `ShardIndexFile.has_format` that compares the start of a file with a regular expression."""
+    return lambda head, _: re.match(pattern, head) is not None
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
@@ -142,9 +161,9 @@ def shard_stems(name: str) -> list[str]:
 
 def detect_export(name: str, head: bytes, size: int) -> str:
     """Return the export that a file is, by name, first `PROBE_BYTES` bytes and size; empty: none."""
-    for export, export_format in EXPORTS.items():
-        if export_format.suffix and name.endswith(export_format.suffix) and export_format.form(head, size):
-            return export
+    for export in EXPORTS.values():
+        if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
+            return export.name
     return ""
 
 
@@ -156,16 +175,15 @@ def read_index_list(path: str) -> bytes:
         return b""
 
 
-def describe_index_difference(export: str, data: bytes, shard: IndexedShard) -> str:
+def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index and its shard; empty if readers get the right bytes."""
-    export_format = EXPORTS[export]
-    shard_format = parse_format(shard.name) or "tfrecord"  # only names of TFRecords may lack it
-    if export_format.encode is None or export_format.shard_format != shard_format:
-        return f"an index of {export_format.shard_format} shards"
+    export = EXPORTS[export_name]
+    if export.shard_format != (parse_format(shard.name) or "tfrecord"):  # only names of TFRecords may lack it
+        return f"an index of {export.shard_format} shards"
+    index = export.shard_index
     try:
-        if export_format.hashed:
-            return compare_hfutils_index(data, shard)
-        return "" if export_format.encode(shard) == data or export_format.means(data, shard) else OTHER_OFFSETS
+        is_same = not export.has_hashes and index.encode(shard) == data
+        return "" if is_same else index.difference(data, shard)
     except InvalidRequest as error:
         return error.found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):

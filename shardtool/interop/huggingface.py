@@ -1,10 +1,9 @@
-"""Hugging Face: the `README.md` that `load_dataset` reads, and the tar indexes of hfutils.
+"""Hugging Face: the `README.md` that `load_dataset` reads, and the folders that it misreads.
 
 Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. Every
 name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
 
-Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2;
-hfutils.index.tar_create_index.
+Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c
-from shardtool.interop.indexed_shard import DEFAULT_SPLIT, IndexedShard, split_order
+from shardtool.interop.indexed_shard import DEFAULT_SPLIT, split_order
 from shardtool.messages import export_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
 
@@ -151,46 +150,3 @@ def describe_misreading(names: Iterable[str]) -> str:
         if name.endswith(".tar") and any(splits) and not any(name in split for split in splits)
     ]
     return f"derives splits from names and ignores {min(ignored)}" if ignored else ""
-
-
-def hfutils_index(shard: IndexedShard) -> bytes:
-    """Return the index of hfutils.index.tar_create_index."""
-    digests = shard.digests
-    if digests is None:
-        raise TypeError("the shard was not hashed")
-    files = {
-        name: {"offset": offset, "size": length, "sha256": digests.payload(index)}
-        for index, (name, offset, length) in enumerate(_iter_members(shard))
-    }
-    document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
-    return json.dumps(document).encode()
-
-
-def _iter_members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
-    for key, fields in shard.samples():
-        for name, offset, length in fields:
-            yield f"{key.decode()}.{name.decode()}", offset, length
-
-
-def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index of hfutils and its shard; empty: none.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: It is not such an index.
-    """
-    document = json.loads(data)
-    expected = {name: (offset, length) for name, offset, length in _iter_members(shard)}
-    files: dict[str, dict[str, object]] = document["files"]
-    listed = {name: (member["offset"], member.get("size", member.get("length"))) for name, member in files.items()}
-    if document.get("filesize", shard.size) != shard.size or listed != expected:
-        return OTHER_OFFSETS
-    if (digests := shard.digests) is None:
-        return ""
-    is_same = document.get("hash", digests.git) == digests.git
-    is_same = is_same and document.get("hash_lfs", digests.sha256) == digests.sha256
-    hashes = [(files[name].get("sha256"), digests.payload(index)) for index, name in enumerate(expected)]
-    is_same = is_same and all(member in (None, digest) for member, digest in hashes)
-    return "" if is_same else "hashes of different bytes"
-
-
-OTHER_OFFSETS = "offsets of different samples"

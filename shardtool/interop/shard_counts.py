@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
+from shardtool.interop.exports import FolderIndexFiles
 from shardtool.interop.indexed_shard import DEFAULT_SPLIT, split_order
 from shardtool.messages import export_text
 from shardtool.pattern import OPEN_CLIP_FILE, TIMM_FILE
@@ -49,3 +50,9 @@ def timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
     """Yield the shards in a parsed `_info.json`, and the sample count of each."""
     for split in info["splits"].values():
         yield from zip(split["filenames"], split["shard_lengths"], strict=True)
+
+
+FOLDER_INDEXES = {
+    "timm": FolderIndexFiles(timm_info, timm_shard_counts),
+    "open-clip": FolderIndexFiles(open_clip_sizes, dict.items),
+}

@@ -51,7 +51,7 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
     """Yield how `load_dataset` misreads each output folder, if it does."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
-    for output, shards in () if any(export.readme for export in exports.values()) else outputs:
+    for output, shards in () if any(export.has_readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))
     notes = dict[str, None]()
     for group in folders.values():
@@ -69,7 +69,7 @@ def _list_file_names(group: Sequence[tuple[Destination, int]], exports: Mapping[
     for output, shards in group:
         pattern = output.pattern
         written = [pattern.shard(number) for number in range(output.first + shards)]
-        indexes = (export for export in exports.values() if export.encode is not None)
+        indexes = (export for export in exports.values() if export.suffix)
         names |= {index_name(name, export) for export in indexes for name in written}
         names |= {*written, pattern.dataset_file}
     return {to_output_name(name) for name in names}

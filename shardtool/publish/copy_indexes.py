@@ -71,11 +71,11 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
     if address.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, index_paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
-    for folder_index in exports.FOLDER_INDEXES.values():
-        counts = folder_index.counts(exports.read_index_list(paths.join(source, folder_index.info)))
+    for export in exports.FOLDER_EXPORTS:
+        counts = export.sample_counts(exports.read_index_list(paths.join(source, export.folder_file)))
         if counts and counts == {name: shards[name] for name in counts if name in shards}:
             with suppress(InvalidRequest):
-                index_paths += folder_index.encode(datasets)
+                index_paths += export.folder_index.encode(datasets)
     data = exports.read_index_list(paths.join(source, huggingface.README_FILE))
     if huggingface.is_own_readme(data) and huggingface.readme_shards(
         data, [*map(to_output_name, lookup.list_folder_names(source))]

@@ -24,7 +24,7 @@ from shardtool.publish.append_target import Append, FinishedAppend, check_existi
 from shardtool.publish.publication import Publication
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.file_system import EntryInfo, check_entries
-from shardtool.storage.folders import OutputFolder, check_space
+from shardtool.storage.folders import check_space
 from shardtool.units import already_exist_text, pluralize
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardtool.publish.publication import OldDataset
     from shardtool.request.run_part import RunPart
     from shardtool.skipped import Skipped
+    from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import StagedFile
     from shardtool.values import IfExists
 

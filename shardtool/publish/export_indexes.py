@@ -24,7 +24,7 @@ from shardtool.publish.foreign_index_files import open_subfolder, read_or_empty,
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.shard_names import is_compressed_name
 from shardtool.storage import paths
-from shardtool.storage.folders import OutputFolder, open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import DurableFile
 from shardtool.units import already_exist_text, pluralize
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
-    from shardtool.interop.exports import ExportFormat, FolderIndex
+    from shardtool.interop.exports import ExportFormat
     from shardtool.request.observer import Notes
+    from shardtool.storage.folders import OutputFolder
 
 
 # Path in the folder, bytes, whether it may replace another file, whether an existing file stays.
@@ -42,13 +43,12 @@ IndexFile = tuple[str, bytes, bool, bool]
 
 
 def _encode_folder_index(
-    folder_index: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
+    export: ExportFormat, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
     """Return the files in publication order, and whether they may replace files that shardtool wrote earlier."""
-    files, counts = folder_index.encode(datasets), read_sample_counts(folder_index, target)
-    check_other_shards(
-        folder_index, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards}
-    )
+    folder_index = export.folder_index
+    files, counts = folder_index.encode(datasets), read_sample_counts(export, target)
+    check_other_shards(export, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
     earlier = [
         earlier_dataset
         for dataset in datasets
@@ -56,7 +56,7 @@ def _encode_folder_index(
     ]
     old_files = folder_index.encode(earlier)
     return files, all(
-        read_or_empty(target, path) == old_files[path] for path in old_files if path != folder_index.lasting
+        read_or_empty(target, path) == old_files[path] for path in old_files if path != folder_index.user_file
     )
 
 
@@ -67,14 +67,14 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
     return None
 
 
-def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
+def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
     """Refuse to replace files that cover another dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
         expected = "one dataset per folder, or the splits of one dataset"
-        remedy = f"Use one folder per dataset, or delete {os.path.dirname(folder_index.info) or folder_index.info}."
-        raise OutputExists(target.full_path(folder_index.info), found, expected=expected, remedy=remedy)
+        remedy = f"Use one folder per dataset, or delete {os.path.dirname(export.folder_file) or export.folder_file}."
+        raise OutputExists(target.full_path(export.folder_file), found, expected=expected, remedy=remedy)
 
 
 def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -> None:
@@ -109,14 +109,11 @@ def check_index_files(
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
-        for folder_index in filter(None, (export.once for export in requested.values())):
-            listed = read_sample_counts(folder_index, folder)
-            check_other_shards(
-                folder_index,
-                folder,
-                [name for name in listed if not any(own_pattern.owns(name) for own_pattern, _ in outputs)],
-            )
-            names.append(folder_index.info)
+        for export in [export for export in requested.values() if export.folder_file]:
+            listed = read_sample_counts(export, folder)
+            others = [name for name in listed if not any(own_pattern.owns(name) for own_pattern, _ in outputs)]
+            check_other_shards(export, folder, others)
+            names.append(export.folder_file)
         if not overwrite and (existing_files := [*folder.facts(names)]):
             found = f"{already_exist_text(len(existing_files), 'file')}: {format_list(existing_files, 3)}"
             remedy = f"Delete these files, choose another folder, or {flag_text('overwrite')}."
@@ -154,9 +151,9 @@ class Exporter:
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
-        has_readmes = any(export.readme for export in requested)
+        has_readmes = any(export.has_readme for export in requested)
         with ExitStack() as stack:
-            if has_readmes or any(export.once for export in requested):
+            if has_readmes or any(export.folder_file for export in requested):
                 stack.enter_context(target.lock(_FOLDER_LOCK))
             folder_files = self._make_folder_files(dataset, target)
             names += [path for path, *_ in folder_files]
@@ -182,40 +179,44 @@ class Exporter:
     def _encode_shard_indexes(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexFile]:
         for shard in self._read_shards(dataset, pool):
             for export in self.requested.values():
-                if export.encode is not None:
-                    yield exports.index_name(shard.name, export), export.encode(shard), False, False
+                if export.suffix:
+                    yield exports.index_name(shard.name, export), export.shard_index.encode(shard), False, False
 
     def _make_folder_files(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
         index_files, requested = list[IndexFile](), self.requested.values()
         for export in requested:
-            if (folder_index := export.once) is not None:
+            if export.folder_file:
                 files, may_replace = _encode_folder_index(
-                    folder_index, self._list_covered_datasets(export, dataset, target), target
+                    export, self._list_covered_datasets(export, dataset, target), target
                 )
-                index_files += [(path, data, may_replace, path == folder_index.lasting) for path, data in files.items()]
+                index_files += [
+                    (path, data, may_replace, path == export.folder_index.user_file) for path, data in files.items()
+                ]
         for export in requested if target == self.folder else ():
-            if export.readme and (data := self._make_readme(export, dataset)) is not None:
+            if export.has_readme and (data := self._make_readme(export, dataset)) is not None:
                 index_files.append((huggingface.README_FILE, data, True, False))
         return index_files
 
     def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
         for name, export in self.requested.items():
-            small_shards = [shard.name for shard in dataset.shards if shard.samples < export.least]
+            small_shards = [shard.name for shard in dataset.shards if shard.samples < export.min_samples]
             if small_shards:
-                shard_count = pluralize(len(small_shards), f"shard with fewer than {pluralize(export.least, 'sample')}")
+                shard_count = pluralize(
+                    len(small_shards), f"shard with fewer than {pluralize(export.min_samples, 'sample')}"
+                )
                 self._note(
                     f"{export.reader} cannot read the index ({name}) of {shard_count}: {format_list(small_shards, 3)}"
                 )
             if export.note:
                 self._note(f"{name}: {export.note}")
-            if export.once and (target != self.folder or dataset.shards_folder):
+            if export.folder_file and (target != self.folder or dataset.shards_folder):
                 self._note(f"{name}: {export.reader} expects the shards in the same folder as these files")
 
     def _read_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
         shards, requested = dataset.shards, self.requested.values()
-        if all(export.encode is None for export in requested):
+        if all(not export.suffix for export in requested):
             return
-        needs_hashes = pool is not None and any(export.hashed for export in requested)
+        needs_hashes = pool is not None and any(export.has_hashes for export in requested)
         size = sum(shard.size if needs_hashes else shard.sidecar_size for shard in shards)
         self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
         if pool is None or not needs_hashes:
@@ -257,7 +258,7 @@ class Exporter:
     ) -> list[DatasetFile]:
         covered = [dataset]
         for split_dataset in splits_in(self.folder.path, dataset.made).values():
-            shards = split_dataset.shards if export.encode is not None else ()
+            shards = split_dataset.shards if export.suffix else ()
             names = {exports.index_name(shard.name, export) for shard in shards}
             if len(target.facts(names)) == len(names):
                 covered.append(split_dataset)
@@ -292,9 +293,9 @@ class Exporter:
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
     """Return the names of all index files."""
-    shard_exports = {name: export for name, export in requested.items() if export.encode is not None}
+    shard_exports = {name: export for name, export in requested.items() if export.suffix}
     for name, export in requested.items():
-        if export.once is not None and export.once.info == dataset_file:
+        if dataset_file and export.folder_file == dataset_file:
             found, expected = f"{dataset_file}, the name of the dataset file", "shards with other names"
             raise InvalidRequest(export_text(name), found, expected=expected)
     owners: dict[str, str] = {}
@@ -316,11 +317,11 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.once is not None:  # it can list shards of other datasets
-            is_there = not own_shards.isdisjoint(read_sample_counts(export.once, folder))
+        if export.folder_file:  # it can list shards of other datasets
+            is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
-            is_there = export.encode is not None and bool(folder.facts([name_of_first]))
+            is_there = bool(export.suffix) and bool(folder.facts([name_of_first]))
         if is_there and export.shard_format == old.format:
             existing.append(name)
     return existing
@@ -328,7 +329,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
     """Return notes on indexes that an append makes incomplete."""
-    with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].hashed}
+    with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
         yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {advice}"
@@ -340,7 +341,7 @@ def renew_exports(
     """Renew indexes after an append, except those with payload hashes. A failure is only noted."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
-        if name not in written and not export.hashed:
+        if name not in written and not export.has_hashes:
             try:
                 Exporter(folder, dataset_file, {name: export}, notes).write(folder, overwrite=True)
             except (InvalidRequest, OutputExists) as error:

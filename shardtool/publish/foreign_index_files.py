@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from shardtool.errors import AccessRefused, OutputExists
 from shardtool.interop import exports, huggingface, indexed_shard
 from shardtool.storage import files
-from shardtool.storage.folders import OutputFolder, open_folder
+from shardtool.storage.folders import open_folder
 
 if TYPE_CHECKING:
-    from shardtool.interop.exports import FolderIndex
+    from shardtool.interop.exports import ExportFormat
+    from shardtool.storage.folders import OutputFolder
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
@@ -38,11 +39,11 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
     return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
 
-def read_sample_counts(folder_index: FolderIndex, target: OutputFolder) -> dict[str, int]:
+def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
     """Return the sample counts by shard in a folder's index files."""
-    subfolder = os.path.dirname(folder_index.info)  # a symbolic link is not followed
+    subfolder = os.path.dirname(export.folder_file)  # a symbolic link is not followed
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.facts([subfolder]).values())
-    return {} if is_outside else folder_index.counts(read_or_empty(target, folder_index.info))
+    return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
 
 
 def has_own_readme(folder: OutputFolder) -> bool:

@@ -15,13 +15,14 @@ from shardtool.messages import export_call_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.publish.foreign_index_files import read_foreign_index, read_or_empty, read_sample_counts
 from shardtool.storage import files
-from shardtool.storage.folders import OutputFolder, open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from shardtool.pattern import ShardPattern
+    from shardtool.storage.folders import OutputFolder
 
 
 class StaleIndexes:
@@ -51,10 +52,10 @@ class StaleIndexes:
             owned = [stem + ending for stem in exports.shard_stems(name) if pattern.owns(stem + ending)]
             if owned and name != pattern.dataset_file and (export_name := self._detect_export(name)):
                 self._files.setdefault(owned[0], {})[name] = export_name
-        for export_name, folder_index in exports.FOLDER_INDEXES.items():
-            counts = read_sample_counts(folder_index, folder)
+        for export in exports.FOLDER_EXPORTS:
+            counts = read_sample_counts(export, folder)
             if own_counts := {name: count for name, count in counts.items() if pattern.owns(name)}:
-                self._counts[export_name] = own_counts
+                self._counts[export.name] = own_counts
 
     def _detect_export(self, name: str) -> str:
         with suppress(OSError):
@@ -76,7 +77,9 @@ class StaleIndexes:
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
         """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
-        for name in [name for name, export_name in files.items() if written and exports.EXPORTS[export_name].hashed]:
+        for name in [
+            name for name, export_name in files.items() if written and exports.EXPORTS[export_name].has_hashes
+        ]:
             self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
         if not files and not counts:
             return
@@ -106,7 +109,7 @@ class StaleIndexes:
         """Mark the file without which readers ignore an index of the folder."""
         for export_name in export_names:
             del self._counts[export_name]
-            self._stale[exports.FOLDER_INDEXES[export_name].info] = export_name
+            self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def keep_only(self, shards: Iterable[str]) -> None:
         """Mark the index files of all shards except these."""

@@ -19,9 +19,9 @@ from shardtool.errors import CorruptShard, os_error_text, raise_if_machine_error
 from shardtool.fingerprint import crc32c
 from shardtool.read.index_store import LruCache
 from shardtool.read.options import CachedShard, CopyingCache, ShardCache
+from shardtool.storage import remote
 from shardtool.storage.files import open_plain
 from shardtool.storage.remote.address import is_url
-from shardtool.storage.remote.objects import RemoteObject, open_remote, read_ranges
 from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.stored import StoredShard
     from shardtool.read.catalog import Numbers
+    from shardtool.storage.remote.objects import RemoteObject
 
 
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
@@ -63,7 +64,7 @@ class OpenFile:
                 self.fd, status = open_plain(path)
                 actual_size = status.st_size
             elif not compressed:
-                self._blob = open_remote(path, size)
+                self._blob = remote.objects.open_remote(path, size)
                 actual_size = self._blob.size
         except OSError as error:
             raise open_error(shard.path, error) from None
@@ -159,7 +160,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
     """Yield ranges of an object; raise errors as `read_exactly`, or ShardError."""
-    for offset, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
+    for offset, length, data in zip(offsets, lengths, remote.objects.read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))
         yield data

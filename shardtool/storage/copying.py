@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
-from shardtool.storage import files
+from shardtool.storage import files, remote
 from shardtool.storage.remote.address import (
     is_url,
 )
-from shardtool.storage.remote.lock import check_held
-from shardtool.storage.remote.store_copy import can_copy_inside, copy_in_store
 from shardtool.storage.staging import DurableFile, Sink
 
 if TYPE_CHECKING:
@@ -83,10 +81,10 @@ def copy_inside_store(
         NotCopied: The store made no copy.
     """
     address = folder.full_path(original.name)
-    if original.crc is None or not can_copy_inside(original.path, address):
+    if original.crc is None or not is_url(address) or not remote.store_copy.can_copy_inside(original.path, address):
         return None
-    check_held(folder.path)
-    crc = copy_in_store(original.path, address, original.size, original.crc)
+    remote.lock.check_held(folder.path)
+    crc = remote.store_copy.copy_in_store(original.path, address, original.size, original.crc)
     if crc == original.crc:
         report_bytes(original.size)
     elif crc is None:

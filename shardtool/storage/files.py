@@ -17,14 +17,14 @@ import queue
 import stat
 import threading
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from shardtool.errors import AccessRefused, raising_machine_errors
 from shardtool.fingerprint import crc32c
+from shardtool.storage import remote
 from shardtool.storage.paths import is_address, source_address
-from shardtool.storage.remote import objects
 from shardtool.storage.remote.address import display_address, is_url
-from shardtool.storage.remote.objects import FileInfo, ObjectInfo, RemoteObject, open_remote
 from shardtool.storage.remote.requests import request_threads
 from shardtool.storage.remote.retry import SLICE_S, wait_interruptibly
 from shardtool.values import BLOCK_BYTES
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from typing_extensions import Buffer
+
+    from shardtool.storage.remote.objects import FileInfo, ObjectInfo, RemoteObject
 
 
 _LARGE_FILE_BYTES = 2**25
@@ -85,9 +87,8 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
             raise OSError(errno.EINVAL, "content does not match the file name", where)
 
     if is_url(path):
-        return objects.read_object(path, lambda size: check(size, lambda: objects.read_object_end(path, len(ending))))[
-            0
-        ]
+        read_end = partial(remote.objects.read_object_end, path, len(ending))
+        return remote.objects.read_object(path, lambda size: check(size, read_end))[0]
     with open_file(path, flags) as file:
         size = file.fact().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
@@ -114,7 +115,7 @@ def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes
 def read_tail(path: str, limit: int) -> bytes:
     """Return the last bytes of a regular file."""
     if is_url(path):
-        return objects.read_object_end(path, limit)
+        return remote.objects.read_object_end(path, limit)
     with open_file(path) as file:
         return file.read(max(0, file.fact().st_size - limit), limit)
 
@@ -193,7 +194,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
     def __init__(self, address: str) -> None:
-        self._object = open_remote(address)
+        self._object = remote.objects.open_remote(address)
         self._window, self._window_start, self._request_bytes = b"", 0, 0
         self._next_request: tuple[int, Future[bytes]] | None = None
 
@@ -349,7 +350,7 @@ class _ObjectFile(io.RawIOBase):
 
 def open_object(address: str) -> BinaryIO:
     """Return a seekable file object for an address; each read is one request."""
-    source = open_remote(address)
+    source = remote.objects.open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
     return io.BufferedReader(_ObjectFile(source), BLOCK_BYTES)
@@ -382,7 +383,7 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
     Hot path. The caller compares both results with the plan to detect changes.
     """
     if b"://" in path and is_address(path):
-        data, info = objects.read_object(source_address(path), lambda size: size == len(into))
+        data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
         into[: len(data)] = data
         return len(data), info
     fd = _open(path, flags)
@@ -410,7 +411,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
     """Yield a file or object in blocks, which may share one buffer."""
     if is_url(path):
-        yield from open_remote(path).pieces()
+        yield from remote.objects.open_remote(path).pieces()
         return
     with raising_machine_errors(path), open_file(path, flags) as file:
         yield from file.blocks(memoryview(bytearray(BLOCK_BYTES)))

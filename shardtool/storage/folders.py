@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardtool.errors import InvalidRequest, OutputFailed
+from shardtool.storage import remote
 from shardtool.storage.remote.address import (
     STORES,
     WEB,
@@ -13,15 +14,15 @@ from shardtool.storage.remote.address import (
     refuse_near_url,
 )
 from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardtool.storage.remote_folder import RemoteFolder
 
-OutputFolder: TypeAlias = Folder | RemoteFolder  # picklable
+    OutputFolder: TypeAlias = Folder | RemoteFolder
 
 
 _INDEX_SPACE_FACTOR = 1.01
@@ -42,7 +43,8 @@ def open_folder(path: str) -> OutputFolder:
             path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
         )
     object_headers(path)  # raises for unsupported options
-    return RemoteFolder(path)
+    folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
+    return folder
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:

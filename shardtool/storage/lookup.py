@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused, raise_if_machine_error
 from shardtool.names import to_bytes
+from shardtool.storage import remote
 from shardtool.storage.paths import base_name, folder_of, is_address, source_address
-from shardtool.storage.remote import address, buckets, fsspec, objects
+from shardtool.storage.remote import address
 from shardtool.storage.remote.address import is_url, is_web, parse_address
-from shardtool.storage.remote.objects import FileInfo, open_remote
 from shardtool.storage.remote.requests import imap_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from shardtool.storage.remote.buckets import BucketEntry
+    from shardtool.storage.remote.objects import FileInfo
 
 
 Item = TypeVar("Item")
@@ -40,7 +43,7 @@ def stat_file(path: str) -> os.stat_result:
 def file_info(path: str | bytes) -> FileInfo:
     """Return size and version of a file or object."""
     location = to_bytes(path) if isinstance(path, str) else path
-    return open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
+    return remote.objects.open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
@@ -60,7 +63,7 @@ def plain_size(path: str) -> int | None:
     """Return the size of a regular file or object, or None."""
     try:
         if is_url(path):
-            return open_remote(path).size
+            return remote.objects.open_remote(path).size
         info = os.stat(path)
     except (OSError, ValueError) as error:
         if is_url(path) and not isinstance(error, FileNotFoundError):
@@ -88,7 +91,7 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
 
 def recorded_crc(path: str) -> int | None:
     """Return the CRC-32C that a store records, or None."""
-    return objects.object_crc(path) if is_url(path) else None
+    return remote.objects.object_crc(path) if is_url(path) else None
 
 
 def map_paths(
@@ -153,7 +156,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
+def iter_objects(folder: str) -> Iterator[BucketEntry]:
     """Yield all objects below an address, in the store's order, with relative keys.
 
     An empty object that represents a folder has no trailing slash.
@@ -164,8 +167,10 @@ def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
             yield entry._replace(key=relative_key)
 
 
-def _list_remote(folder: str, *, below: bool = False) -> Iterator[buckets.BucketEntry]:
+def _list_remote(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
     list_address = (
-        fsspec.list_fsspec if address.is_huggingface(folder) or address.uses_fsspec(folder) else buckets.list_objects
+        remote.fsspec.list_fsspec
+        if address.is_huggingface(folder) or address.uses_fsspec(folder)
+        else remote.buckets.list_objects
     )
     return list_address(folder, below=below)

@@ -11,7 +11,7 @@ from itertools import islice
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import to_bytes, to_text
-from shardtool.storage.remote import address, store_access, store_options
+from shardtool.storage.remote import address, store_options
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.retry import RETRY_FOR
 
@@ -19,8 +19,8 @@ _MAX_COMPARED_NAMES = 1000
 
 
 INHERITED_VARIABLES = (
-    store_access.ENDPOINT_VARIABLE,
-    store_access.ANONYMOUS_VARIABLE,
+    store_options.ENDPOINT_VARIABLE,
+    store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
 )  # set by options, inherited by workers; none holds a secret

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from io import RawIOBase
 from typing import IO, TYPE_CHECKING
 
-from shardtool.storage import files, paths
+from shardtool.storage import files, paths, remote
 from shardtool.storage.file_system import check_local_name
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote.address import (
     is_url,
     refuse_near_url,
 )
-from shardtool.storage.remote_folder import RemoteFolder, StagedObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +76,8 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     if not is_url(path):
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
-    folder, name = RemoteFolder(paths.folder_of(path)), paths.base_name(path)
-    with StagedObject(folder, name) as file, files.open_file(path) as source:
+    folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
+    with remote.remote_folder.StagedObject(folder, name) as file, files.open_file(path) as source:
         for block in source.blocks(memoryview(b"")):  # needs no range requests
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)

@@ -16,9 +16,8 @@ from shardtool.errors import InvalidRequest, printable
 from shardtool.messages import option_text
 from shardtool.names import is_utf8
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
-from shardtool.storage import lookup, paths
+from shardtool.storage import lookup, paths, remote
 from shardtool.storage.remote import address
-from shardtool.storage.remote.objects import open_remote
 from shardtool.table import detect
 from shardtool.table.base import RECODE_HINT, MemoryTable, Table, reading_table
 from shardtool.table.columnar import ArrowTable, ParquetTable
@@ -142,7 +141,7 @@ def _read_json_file(path: str) -> MemoryTable:
 
 def _stream_opener(path: str) -> Callable[[], BinaryIO]:
     if address.is_url(path):
-        blob = open_remote(path)
+        blob = remote.objects.open_remote(path)
         data = pa.py_buffer(blob.read(0, blob.size))  # text is read more than once
         compression = next(
             (codec for ending, codec in detect.COMPRESSIONS.items() if paths.base_name(path).lower().endswith(ending)),

@@ -19,7 +19,7 @@ from shardtool.publish import join_datasets, listed_files, part_records
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
 from shardtool.request.observer import Observer
-from shardtool.storage.folders import OutputFolder, open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.table.keys import find_repeated
 from shardtool.verbs.create import parts
 from shardtool.writer.journal import journal_name
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.results import IndexResult
     from shardtool.skipped import Skipped
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import OutputNames
 
 

@@ -30,16 +30,15 @@ def _index(name: str, offset: int) -> ShardIndex:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("export", [name for name, one in EXPORTS.items() if one.encode is not None])
+@pytest.mark.parametrize("export", [name for name, one in EXPORTS.items() if one.suffix])
 def test_the_index_of_each_export_is_recognised(export: str) -> None:
     """The index of an export is recognised by its first bytes, and differs from one with other offsets."""
     made = EXPORTS[export]
     name = f"x-0.{made.shard_format}"
     shard = IndexedShard(_index(name, 0), ShardHashes(0, "0" * 40, "0" * 64, bytes(64)))
-    assert made.encode is not None
-    data = made.encode(shard)
+    data = made.shard_index.encode(shard)
     form = detect_export(index_name(shard.name, made), data[:PROBE_BYTES], len(data))
-    assert EXPORTS[form].encode is made.encode
+    assert EXPORTS[form].shard_index is made.shard_index
     assert describe_index_difference(export, data, shard) == ""
     assert describe_index_difference(export, data, replace(shard, index=_index(name, 1024)))
 

@@ -1,1 +1,37 @@
-"""Object stores and HTTP servers: addresses, requests, objects and locks."""
+"""Object stores, web servers and fsspec. Only what reads or writes them imports the modules in `STORE_MODULES`.
+
+The other modules (addresses, store options, retries, parallel requests and notices) serve local files, too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardtool.storage.remote import buckets as buckets
+    from shardtool.storage.remote import fsspec as fsspec
+    from shardtool.storage.remote import lock as lock
+    from shardtool.storage.remote import network as network
+    from shardtool.storage.remote import objects as objects
+    from shardtool.storage.remote import store_access as store_access
+    from shardtool.storage.remote import store_copy as store_copy
+
+STORE_MODULES = {
+    "buckets": "shardtool.storage.remote.buckets",
+    "fsspec": "shardtool.storage.remote.fsspec",
+    "lock": "shardtool.storage.remote.lock",
+    "network": "shardtool.storage.remote.network",
+    "objects": "shardtool.storage.remote.objects",
+    "remote_folder": "shardtool.storage.remote_folder",
+    "store_access": "shardtool.storage.remote.store_access",
+    "store_copy": "shardtool.storage.remote.store_copy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module of `STORE_MODULES` on first use (PEP 562)."""
+    if name not in STORE_MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return import_module(STORE_MODULES[name])

@@ -26,7 +26,12 @@ from shardtool.storage.remote.address import (
 )
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.network import NETWORK_VARIABLES, extra_certificates
-from shardtool.storage.remote.store_options import STORE_OPTION_VARIABLES, client_config
+from shardtool.storage.remote.store_options import (
+    ANONYMOUS_VARIABLE,
+    ENDPOINT_VARIABLE,
+    STORE_OPTION_VARIABLES,
+    client_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +44,6 @@ _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_
 
 
 # Environment variables, inherited by workers.
-ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"
 
 
 _SKIP_SIGNATURE_VARIABLES = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}

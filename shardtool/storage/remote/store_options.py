@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"
 STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; workers inherit the environment
 
 

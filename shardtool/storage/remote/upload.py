@@ -21,7 +21,7 @@ from shardtool.storage.remote.address import (
     display_address,
     parse_address,
 )
-from shardtool.storage.remote.connections import PacedSocket, connections_for, peer_name
+from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, PacedSocket, connections_for, peer_name
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.signing import sign_put
 from shardtool.storage.remote.store_options import object_headers
@@ -42,9 +42,6 @@ _HTTPS_PORT = 443
 
 
 _CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
-
-
-MAX_RESPONSE_BYTES = 65536
 
 
 _MAX_REFUSAL_BYTES = 2**18  # of a response before the body is sent

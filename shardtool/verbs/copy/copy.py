@@ -19,9 +19,9 @@ from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_names import is_shard_name
-from shardtool.storage import paths
+from shardtool.storage import paths, remote
 from shardtool.storage.folders import check_space, open_folder
-from shardtool.storage.remote import address, store_access
+from shardtool.storage.remote import address
 from shardtool.units import format_size
 from shardtool.verbs.copy.destination import CopyTarget, open_target, shards_to_copy
 from shardtool.verbs.copy.source import CopySource, ShardCopy, open_source
@@ -70,10 +70,12 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
 def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
     """Return the source with addresses that use the source's endpoint."""
+    if not endpoint and not any(name.startswith(address.SOURCE_PREFIX) for name in os.environ):
+        return given
     if isinstance(given, str | os.PathLike):
-        return store_access.source_address_for(os.fspath(given), endpoint)
+        return remote.store_access.source_address_for(os.fspath(given), endpoint)
     return (
-        [store_access.source_address_for(os.fspath(item), endpoint) for item in given]
+        [remote.store_access.source_address_for(os.fspath(item), endpoint) for item in given]
         if isinstance(given, list | tuple)
         else given
     )

@@ -16,7 +16,7 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_datase
 from shardtool.messages import flag_text
 from shardtool.names import to_local_name
 from shardtool.publish.foreign_index_files import open_subfolder
-from shardtool.storage import folders, lookup, remote_folder
+from shardtool.storage import folders, lookup, remote
 from shardtool.storage.file_system import EntryInfo, check_entries
 from shardtool.storage.files import read_blocks, read_crc
 from shardtool.storage.folders import open_folder
@@ -202,7 +202,7 @@ def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter:
     if stored_md5 is None or address.is_web(original.path):
         return True
     if address.is_url(original.path):
-        return remote_folder.remote_md5(original.path) in (None, stored_md5)
+        return remote.remote_folder.remote_md5(original.path) in (None, stored_md5)
     md5 = hashlib.md5(usedforsecurity=False)
     for block in read_blocks(original.path):
         md5.update(block)

@@ -10,8 +10,7 @@ from shardtool import errors
 from shardtool.dataset.expand import recorded_range
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish.stale_indexes import StaleIndexes
-from shardtool.storage import copying, folders
-from shardtool.storage.remote import store_copy
+from shardtool.storage import copying, folders, remote
 from shardtool.verbs.copy.source import CopySource, ShardCopy, read_dataset_bytes
 from shardtool.verbs.copy.threads import ByteMeter, run_in_threads
 
@@ -103,7 +102,7 @@ class Transfer:
         if not self._refusal:
             try:
                 return copying.copy_inside_store(folder, original, meter.add)
-            except store_copy.NotCopied as error:
+            except remote.store_copy.NotCopied as error:
                 self._refusal = self._refusal or str(error)
         return None
 

@@ -11,8 +11,6 @@ from shardtool.errors import (
     InvalidRequest,
 )
 from shardtool.fingerprint import format_fingerprint
-from shardtool.interop.huggingface import check_huggingface_splits
-from shardtool.interop.shard_counts import check_timm_splits
 from shardtool.messages import option_text
 from shardtool.names import to_output_name, to_text
 from shardtool.plan.shard_task import build_shard_samples
@@ -53,10 +51,10 @@ def check_shard_sizes(output: RunOutput) -> None:
 
 def check_append(run: Run) -> None:
     """Refuse samples that do not fit the existing dataset."""
-    from shardtool.publish.export_indexes import export_notes
-
     for output in run.outputs:
         if (old_dataset := output.destination.old) is not None:
+            from shardtool.publish.export_indexes import export_notes
+
             append.check_append_schema(old_dataset, output.plan, run.options)
             if not isinstance(output.destination.append, FinishedAppend):
                 run.notes.add(*append.append_notes(old_dataset, output.plan, changed=run.transform is not None))
@@ -95,9 +93,13 @@ def check_export_targets(run: Run) -> None:
     from shardtool.publish.export_indexes import check_index_files
 
     splits = [output.split for output in run.outputs]
-    if any(export.readme for export in run.exports.values()):
+    if any(export.has_readme for export in run.exports.values()):
+        from shardtool.interop.huggingface import check_huggingface_splits
+
         check_huggingface_splits(splits)
     if "timm" in run.exports:
+        from shardtool.interop.shard_counts import check_timm_splits
+
         check_timm_splits(splits)
     outputs = [(output.pattern, output.destination.first + output.plan.shards) for output in run.outputs]
     check_index_files(outputs, run.exports, overwrite=run.options.if_exists != "error")

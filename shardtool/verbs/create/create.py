@@ -133,9 +133,11 @@ def _write_binary_spool(run: runs.Run, source: Source, stack: ExitStack) -> None
 
 
 def _export_indexes(run: runs.Run) -> None:
+    if not (run.exports or run.appends):
+        return
     from shardtool.publish.export_indexes import Exporter, renew_exports
 
-    for output in run.outputs if run.exports or run.appends else ():
+    for output in run.outputs:
         folder, name = output.destination.folder, output.pattern.dataset_file
         if run.exports:
             exporter = Exporter(folder, name, run.exports, run.notes)
@@ -144,9 +146,11 @@ def _export_indexes(run: runs.Run) -> None:
 
 
 def _export_missing_indexes(run: runs.Run) -> None:
+    if not run.exports:
+        return
     from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
-    for output in run.untouched if run.exports else ():
+    for output in run.untouched:
         folder, base = output.destination.folder, output.pattern.base
         existing_exports = find_existing_exports(folder, output.destination.old)
         if missing := {name: export for name, export in run.exports.items() if name not in existing_exports}:

@@ -53,7 +53,7 @@ def export(
         raise InvalidRequest(choose_text("formats", "--export"), "no format", expected=f"one of {', '.join(EXPORTS)}")
     with ExitStack() as stack:
         pool = None
-        if any(export_format.hashed for export_format in exports.values()):
+        if any(export_format.has_hashes for export_format in exports.values()):
             pool = stack.enter_context(start_pool(options, observer=notes.observer))
         exporter = Exporter(open_folder(source), name, exports, notes)
         exporter.check()

@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -284,7 +285,8 @@ class DatasetOverview:
         """Read images, and labels that no index holds, from the chosen samples."""
         has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
         image_fields = [name for name in self.fields if content_type(name, self.kinds.get(name, "bytes")) == "image"]
-        image_fields = image_fields if images and not has_image_columns else []
+        can_show_images = images and not has_image_columns and find_spec("PIL") is not None
+        image_fields = image_fields if can_show_images else []
         label_fields = [name for name, tally in self.fields.items() if tally.unknown and self.rank(name) <= 1]
         max_bytes = dict.fromkeys(label_fields, MAX_LABEL_BYTES) | dict.fromkeys(
             image_fields, MAX_INSPECTED_IMAGE_BYTES

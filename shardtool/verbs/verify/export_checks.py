@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
-    from shardtool.interop.exports import FolderIndex
+    from shardtool.interop.exports import ExportFormat
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
@@ -47,8 +47,8 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> None:
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
     if subject.file is not None and subject.is_all:  # indexes of whole folders need all shards
-        for format_name, folder_index in exports.FOLDER_INDEXES.items():
-            _check_counts(subject, subject.file, exports.EXPORTS[format_name].reader, folder_index)
+        for export in exports.FOLDER_EXPORTS:
+            _check_counts(subject, subject.file, export)
         findings.add(-1, *_check_readme(subject, subject.file, names))
 
 
@@ -76,7 +76,7 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
             raise scan.error
         index = scanned_index(scan)
         hash_task = indexed_shard.ShardHashTask.of(shard_task.path, scan.size, index)
-        hashed = any(exports.EXPORTS[format_name].hashed for format_name in formats.values())
+        hashed = any(exports.EXPORTS[format_name].has_hashes for format_name in formats.values())
         shard = indexed_shard.IndexedShard(
             index, indexed_shard.hash_shard(hash_task, lambda _, __: None) if hashed else None
         )
@@ -92,26 +92,28 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
     return findings, unknown
 
 
-def _check_counts(subject: VerifiedDataset, file: DatasetFile, reader: str, folder_index: FolderIndex) -> None:
+def _check_counts(subject: VerifiedDataset, file: DatasetFile, export: ExportFormat) -> None:
     """Compare a reader's index of a folder with this dataset's shards and their numbers of samples."""
     findings, folder = subject.findings, subject.folder
-    subfolder = folder_of(folder_index.info)
+    subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
         return  # do not follow a link to a folder
-    counts = folder_index.counts(exports.read_index_list(join(folder, folder_index.info)))
+    counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return
     for first in file.appends:
         later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
-            findings.unchecked.append(f"{reader}'s index of the folder: it covers only the first {first:,} shards")
+            findings.unchecked.append(
+                f"{export.reader}'s index of the folder: it covers only the first {first:,} shards"
+            )
             shards = {name: samples for name, samples in shards.items() if name not in later}
             break
     for name, samples in shards.items():
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
-            findings.add(-1, Finding(EXPORT_STALE, folder_index.info, found, f"{samples:,} samples"))
+            findings.add(-1, Finding(EXPORT_STALE, export.folder_file, found, f"{samples:,} samples"))
             return
 
 

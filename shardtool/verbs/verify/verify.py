@@ -172,13 +172,14 @@ def _check_with_reading(
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
     dataset_checks.check_totals(subject, scans)
     from shardtool.verbs.verify.export_checks import check_exports
-    from shardtool.verbs.verify.reader_checks import check_readers
 
     check_exports(subject, pool)
     folder_checks.check_complete(subject)
     if comparison is not None:
         comparison.run(scans, pool)
     if options.target:
+        from shardtool.verbs.verify.reader_checks import check_readers
+
         check_readers(subject, [scans[number] for number in sorted(scans)], options.target)
 
 
