@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.shard_index import ShardIndex, part_ends
 from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, with_shard_column
-from shardtool.entries.arrow import string_array, to_python_values
+from shardtool.entries.arrow import number_array, string_array, text_scalar, to_python_values
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
 from shardtool.select.query import match_rows
@@ -37,9 +37,9 @@ def queryable_table(
     missing = dict.fromkeys(sorted({*columns}.difference(existing, unknown)), pa.nulls(len(part)))
     computed = {
         "key": string_array(bytes(part.keys), part.key_sizes),
-        "shard": pa.array([printable(shard.file_name)] * len(part), pa.string()),
-        "size": pa.array(np.diff(part_ends(part.lengths)[part.firsts])),
-        "fields": pa.array(part.counts),
+        "shard": pa.repeat(text_scalar(printable(shard.file_name)), len(part)),
+        "size": number_array(np.diff(part_ends(part.lengths)[part.firsts])),
+        "fields": number_array(part.counts),
     }
     table = {**existing, **missing}
     return pa.table(table | {name: column for name, column in computed.items() if name not in table})

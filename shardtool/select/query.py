@@ -15,36 +15,48 @@ import ast
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import types
+import pyarrow.compute as pc
 
-from shardtool.entries import arrow, metadata_columns
+from shardtool.entries import metadata_columns
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import call_text, option_text
-from shardtool.pandas_guard import import_pandas
+from shardtool.select.query_values import (
+    TIME_FIELDS,
+    Numbers,
+    QueryKind,
+    calculate,
+    column_values,
+    compare,
+    is_in,
+    is_zoned,
+    missing_rows,
+    null_values,
+    parse_time,
+    rows_with_element,
+    time_field,
+    value_lengths,
+)
 from shardtool.table.columns import missing_name_error
 from shardtool.transform.transform import ORIGINAL_COLUMNS, PROBED_COLUMNS, ReadCondition
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from datetime import tzinfo
-
     from numpy.typing import NDArray
+
+    from shardtool.select.query_values import Bools
 
 
 ClassNames = Mapping[str, Sequence[str]]
 
 
-QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "empty", "of another type"]
-
-
-_BLOCK_ROWS = 2**16  # limits the memory of pandas' intermediate columns
+_BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
 
 
 _MAX_SHOWN_LETTERS = 80
@@ -62,20 +74,17 @@ _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of constant powers
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
-    ".dt.year and the like"
+    ".len() and .contains() of lists and text, .dt.year and the like"
 )
 
 
-_Data = Any  # see `_Value.data`
-
-
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[_Data, _Data], _Data]] = {
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
 
 
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[_Data, _Data], _Data]] = {
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
@@ -89,45 +98,39 @@ _BETWEEN: Mapping[str, tuple[type[ast.cmpop], type[ast.cmpop]]] = {
 _CONSTANTS: Mapping[QueryKind, type | tuple[type, ...]] = {"true or false": bool, "a number": (int, float), "text": str}
 
 
-_ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # Arrow types, their kind, and the type to cast to. The first match counts.
-    ("true or false", types.is_boolean, None),
-    ("a number", types.is_uint64, None),
-    ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would overflow
-    ("a number", types.is_floating, None),
-    ("a number", types.is_decimal, pa.float64()),
-    ("text", lambda kind: str(kind) in ("string", "large_string"), pa.large_string()),
-    ("a time", types.is_date, pa.timestamp("ms")),
-    ("a time", types.is_timestamp, None),
-)
-
-
-_TIME_FIELDS = frozenset(
-    {"year", "quarter", "month", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second"}
-)
-
-
 _NO_NAMES: Mapping[str, QueryKind] = {}
 
 
 class _TextMethod(NamedTuple):
-    result: QueryKind
-    min_arguments: int
-    max_arguments: int
+    call: Callable[..., pa.Array]
+    min_arguments: int = 0
+    max_arguments: int = 0
     kinds: frozenset[QueryKind] = frozenset({"text"})
     named: Mapping[str, QueryKind] = _NO_NAMES
 
 
+def _contains(texts: pa.Array, pattern: str, *, case: bool = True, regex: bool = True) -> pa.Array:
+    return (pc.match_substring_regex if regex else pc.match_substring)(texts, pattern, ignore_case=not case)
+
+
 _TEXT_METHODS: Mapping[str, _TextMethod] = {
-    "contains": _TextMethod("true or false", 1, 1, named={"case": "true or false", "regex": "true or false"}),
-    "match": _TextMethod("true or false", 1, 1, named={"case": "true or false"}),
-    "startswith": _TextMethod("true or false", 1, 1, frozenset({"text", "a list"})),
-    "endswith": _TextMethod("true or false", 1, 1, frozenset({"text", "a list"})),
-    "lower": _TextMethod("text", 0, 0),
-    "upper": _TextMethod("text", 0, 0),
-    "strip": _TextMethod("text", 0, 1),
-    "len": _TextMethod("a number", 0, 0),
-}
+    "contains": _TextMethod(_contains, 1, 1, named={"case": "true or false", "regex": "true or false"}),
+    "match": _TextMethod(
+        lambda texts, pattern, **named: _contains(texts, f"^(?:{pattern})", **named), 1, 1,
+        named={"case": "true or false"},
+    ),
+    "startswith": _TextMethod(pc.starts_with, 1, 1, frozenset({"text", "a list"})),
+    "endswith": _TextMethod(pc.ends_with, 1, 1, frozenset({"text", "a list"})),
+    "lower": _TextMethod(pc.utf8_lower),
+    "upper": _TextMethod(pc.utf8_upper),
+    "strip": _TextMethod(
+        lambda texts, *characters: (pc.utf8_trim if characters else pc.utf8_trim_whitespace)(texts, *characters), 0, 1
+    ),
+    "len": _TextMethod(pc.utf8_length),
+}  # fmt: skip
+
+
+_LISTS_HINT = "Lists have .len() and .contains()."
 
 
 _NO_CLASSES: ClassNames = {}
@@ -144,11 +147,6 @@ _BAD_TOKENS = {
     "#": ("# would start a comment", "Put a name that contains # in `backticks`."),
     "`": ("an unmatched backtick", "Write the name as `name`."),
 }
-
-
-_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
-    r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
-)
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
@@ -299,19 +297,24 @@ class _Value(NamedTuple):
 
     Attributes:
         kind: What it can be compared with.
-        data: A pandas Series, or a bool array for a condition; a constant; the values of a list; an Arrow column of
-            another type; None if all values are null.
+        data: `Numbers` or an Arrow array; for a constant, a Python value, a `Time`, or a list of values.
         constant: Whether the value is the same in every row.
+        verb: What a column does, for messages: a column of lists "contains" text.
     """
 
     kind: QueryKind
-    data: _Data
+    data: Any
     node: ast.expr
     constant: bool = False
+    verb: str = "is"
 
     @property
     def described(self) -> str:
-        return f"holds {self.data.type}" if self.kind == "of another type" else f"is {self.kind}"
+        return f"holds {self.data.type}" if self.kind in ("lists", "of another type") else f"{self.verb} {self.kind}"
+
+
+def _condition_value(rows: Bools, node: ast.expr) -> _Value:
+    return _Value("true or false", Numbers(rows, np.ones(len(rows), np.bool_)), node)
 
 
 class _Evaluator:
@@ -320,10 +323,11 @@ class _Evaluator:
     def __init__(self, query: _Query, table: pa.Table) -> None:
         self._query = query
         self._table = table
-        self._columns: dict[str, tuple[QueryKind, _Data]] = {}
+        self._columns: dict[str, tuple[QueryKind, Any]] = {}
 
-    def condition(self, node: ast.expr) -> NDArray[np.bool_]:
-        return _to_bools(self._varying_data("true or false", node), missing=False)
+    def condition(self, node: ast.expr) -> Bools:
+        numbers: Numbers = self._column_of_kind(node, "true or false").data
+        return numbers.to_bools(missing=False)
 
     def _value(self, node: ast.expr) -> _Value:
         match node:
@@ -332,30 +336,33 @@ class _Evaluator:
             case ast.Constant() | ast.List() | ast.Tuple():
                 return self._constant(node)
             case ast.BoolOp() | ast.Compare() | ast.UnaryOp(op=ast.Not() | ast.Invert()):
-                return _Value("true or false", self._logic(node), node)
+                return _condition_value(self._logic(node), node)
             case ast.UnaryOp() | ast.BinOp():
                 return self._arithmetic(node)
             case ast.Attribute() | ast.Call():
                 return self._member(node)
         raise self._unsupported_error(node)
 
-    def _value_of_kind(self, kind: QueryKind, node: ast.expr) -> _Value:
+    def _value_of_kind(self, node: ast.expr, *kinds: QueryKind) -> _Value:
         """Return the value of a part; a column of nulls is of any kind."""
         value = self._value(node)
         if value.kind == "empty":
-            return _Value(kind, _null_column(kind, self._table.num_rows), node)
-        if value.kind != kind:
-            raise self._query.error(node, value.described, expected=kind)
+            return _Value(kinds[0], null_values(kinds[0], self._table.num_rows), node)
+        if value.kind not in kinds:
+            raise self._kind_error(value, " or ".join(kinds))
         return value
 
-    def _varying_data(self, kind: QueryKind, node: ast.expr) -> _Data:
-        value = self._value_of_kind(kind, node)
-        self._check_varies(value)
-        return value.data
+    def _column_of_kind(self, node: ast.expr, *kinds: QueryKind) -> _Value:
+        return self._check_varies(self._value_of_kind(node, *kinds))
 
-    def _check_varies(self, value: _Value) -> None:
+    def _check_varies(self, value: _Value) -> _Value:
         if value.constant:
             raise self._query.error(value.node, "the same for every row", expected="an expression with a column")
+        return value
+
+    def _kind_error(self, value: _Value, expected: str) -> InvalidRequest:
+        remedy = _LISTS_HINT if value.kind == "lists" else ""
+        return self._query.error(value.node, value.described, expected=expected, remedy=remedy)
 
     def _unsupported_error(self, node: ast.expr) -> InvalidRequest:
         shown = ast.unparse(node)
@@ -371,7 +378,7 @@ class _Evaluator:
                 raise self._unknown_column_error(node, name)
             if len(indices) > 1:
                 raise self._query.error(node, f"{len(indices)} columns of this name", expected="one")
-            self._columns[name] = _to_pandas(self._table.column(indices[0]))
+            self._columns[name] = column_values(self._table.column(indices[0]))
         return _Value(*self._columns[name], node)
 
     def _unknown_column_error(self, node: ast.Name, name: str) -> InvalidRequest:
@@ -400,7 +407,7 @@ class _Evaluator:
                 raise self._query.error(item.node, "not allowed in a list", expected="numbers or text")
         return _Value("a list", items, node, constant=True)
 
-    def _logic(self, node: ast.BoolOp | ast.Compare | ast.UnaryOp) -> NDArray[np.bool_]:
+    def _logic(self, node: ast.BoolOp | ast.Compare | ast.UnaryOp) -> Bools:
         match node:
             case ast.BoolOp(op=op, values=parts):
                 return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, map(self.condition, parts))
@@ -410,84 +417,80 @@ class _Evaluator:
         pairs = zip(values, node.ops, values[1:], strict=False)
         return reduce(operator.and_, [self._compare(left, type(op), right, node) for left, op, right in pairs])
 
-    def _compare(self, left: _Value, op: type[ast.cmpop], right: _Value, node: ast.expr) -> NDArray[np.bool_]:
+    def _compare(self, left: _Value, op: type[ast.cmpop], right: _Value, node: ast.expr) -> Bools:
         if op in (ast.In, ast.NotIn) or (right.kind == "a list" and op in (ast.Eq, ast.NotEq)):
-            is_in = self._isin(left, right)
+            is_in = self._is_in(left, right)
             return is_in if op in (ast.In, ast.Eq) else ~is_in
         if op not in _COMPARISONS:
             raise self._query.error(node, "unsupported comparison", expected="==, !=, <, <=, >, >=, in or not in")
         if left.constant:
             self._check_varies(right)
+        if "empty" in (left.kind, right.kind):
+            return np.full(self._table.num_rows, op is ast.NotEq)
         if op in (ast.Eq, ast.NotEq):
             left, right = self._class_to_number(left, right), self._class_to_number(right, left)
-        left_data, right_data = self._comparable(left, right)
-        return _to_bools(_COMPARISONS[op](left_data, right_data), missing=op is ast.NotEq)
+        return compare(_COMPARISONS[op], *self._comparable(left, right))
 
-    def _isin(self, value: _Value, items: _Value) -> NDArray[np.bool_]:
-        pd = import_pandas()
-        self._check_varies(value)
+    def _is_in(self, value: _Value, items: _Value) -> Bools:
+        if items.kind == "lists":
+            remedy = f"Write {self._query.show(items.node)}.contains({self._query.show(value.node)})."
+            raise self._query.error(
+                items.node, items.described, expected="a list such as ['cat', 'dog']", remedy=remedy
+            )
         if items.kind != "a list":
             raise self._query.error(items.node, items.described, expected="a list such as ['cat', 'dog']")
-        pairs = [self._comparable(value, self._class_to_number(item, value)) for item in items.data]
+        self._check_varies(value)
         if value.kind == "empty":
-            return np.zeros(self._table.num_rows, np.bool_)
-        return _to_bools(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
+            return self._any(())
+        pairs = [self._comparable(value, self._class_to_number(item, value)) for item in items.data]
+        if value.kind == "a time":
+            return self._any(compare(operator.eq, *pair) for pair in pairs)
+        return is_in(value.data, [constant for _, constant in pairs])
 
-    def _comparable(self, left: _Value, right: _Value) -> tuple[_Data, _Data]:
+    def _any(self, conditions: Iterable[Bools]) -> Bools:
+        return reduce(operator.or_, conditions, np.zeros(self._table.num_rows, np.bool_))
+
+    def _comparable(self, left: _Value, right: _Value) -> tuple[Any, Any]:
         """Return comparable data; text next to a time becomes a time."""
-        first, second = (
-            self._convert_to(value, other) if value.kind in ("empty", "text") else value
-            for value, other in ((left, right), (right, left))
-        )
+        first, second = self._text_to_time(left, right), self._text_to_time(right, left)
         kinds = {first.kind, second.kind}
         if kinds not in ({"a number"}, {"text"}, {"a time"}) and not kinds <= {"a number", "true or false"}:
             named = [f"{self._query.show(value.node)} {value.described}" for value in (left, right)]
-            raise InvalidRequest(
-                self._query.where, f"different types: {' and '.join(named)}", expected="values of the same kind"
-            )
-        if kinds == {"a time"} and (_time_zone(first.data) is None) != (_time_zone(second.data) is None):
+            problem = f"different types: {' and '.join(named)}"
+            remedy = _LISTS_HINT if "lists" in kinds else ""
+            raise InvalidRequest(self._query.where, problem, expected="values of the same kind", remedy=remedy)
+        if kinds == {"a time"} and is_zoned(first.data) != is_zoned(second.data):
             raise self._query.error(right.node, "only one of the two times has a time zone")
         return first.data, second.data
 
     def _class_to_number(self, text: _Value, labels: _Value) -> _Value:
         if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
             return text
-        column = self._query.column(labels.node)
-        if not (names := self._query.classes.get(column)):
+        if not (names := self._query.classes.get(self._query.column(labels.node))):
             return text
         if text.data not in names:
             raise missing_name_error("class", self._query.where, text.data, names)
-        if not labels.data.dropna().between(0, len(names) - 1).all():
+        numbers = labels.data.values[labels.data.valid]
+        if not ((numbers >= 0) & (numbers < len(names))).all():
             expected = f"numbers of the {len(names):,} classes; or compare with a number"
             raise self._query.error(labels.node, "contains numbers without a class", expected=expected)
         return _Value("a number", names.index(text.data), text.node, constant=True)
 
-    def _convert_to(self, value: _Value, other: _Value) -> _Value:
-        if value.kind == "empty":
-            kind: QueryKind = "a number" if other.kind == "empty" else other.kind
-            return _Value(kind, _null_column(kind, self._table.num_rows), value.node)
-        if value.constant and other.kind == "a time":
-            return _Value("a time", self._parse_time(value, _time_zone(other.data)), value.node)
-        return value
-
-    def _parse_time(self, text: _Value, zone: tzinfo | None) -> _Data:
-        pd = import_pandas()
-        try:
-            time = pd.Timestamp(text.data) if _TIME_TEXT.fullmatch(text.data) else None
-        except ValueError:
-            time = None
-        if time is None:
-            raise self._query.error(text.node, "not a time", expected="such as '2026-01-31' or '2026-01-31 17:30:00'")
-        return time.tz_localize(zone) if zone is not None and time.tz is None else time
+    def _text_to_time(self, value: _Value, other: _Value) -> _Value:
+        if not (value.constant and value.kind == "text" and other.kind == "a time"):
+            return value
+        if (time := parse_time(value.data, other.data.type.tz)) is None:
+            raise self._query.error(value.node, "not a time", expected="such as '2026-01-31' or '2026-01-31 17:30:00'")
+        return _Value("a time", time, value.node, constant=True)
 
     def _arithmetic(self, node: ast.UnaryOp | ast.BinOp) -> _Value:
         if isinstance(node, ast.UnaryOp):
-            value = self._value_of_kind("a number", node.operand)
-            data = -value.data if isinstance(node.op, ast.USub) else value.data
+            value = self._value_of_kind(node.operand, "a number")
+            data = calculate(operator.neg, value.data) if isinstance(node.op, ast.USub) else value.data
             return _Value("a number", data, node, value.constant)
         if type(node.op) not in _ARITHMETIC:
             raise self._unsupported_error(node)
-        left, right = self._value_of_kind("a number", node.left), self._value_of_kind("a number", node.right)
+        left, right = self._value_of_kind(node.left, "a number"), self._value_of_kind(node.right, "a number")
         constant = left.constant and right.constant
         if (
             isinstance(node.op, ast.Pow)
@@ -495,33 +498,39 @@ class _Evaluator:
             and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT)
         ):
             raise self._query.error(node, "power too large")  # 9**9**9 would never finish
-        return _Value("a number", _ARITHMETIC[type(node.op)](left.data, right.data), node, constant)
+        return _Value("a number", calculate(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
 
     def _member(self, node: ast.Attribute | ast.Call) -> _Value:
         match node:
-            case ast.Attribute(value=ast.Attribute(value=owner, attr="dt"), attr=name) if name in _TIME_FIELDS:
-                field_of = getattr(self._varying_data("a time", owner).dt, name)
-                return _Value("a number", field_of.astype("Int64"), node)
+            case ast.Attribute(value=ast.Attribute(value=owner, attr="dt"), attr=name) if name in TIME_FIELDS:
+                return _Value("a number", time_field(name, self._column_of_kind(owner, "a time").data), node)
             case ast.Call(func=ast.Attribute(value=ast.Attribute(value=owner, attr="str"), attr=name)) if (
                 name in _TEXT_METHODS
             ):
                 return self._text_method(node, owner, name)
+            case ast.Call(func=ast.Attribute(value=owner, attr="len")):
+                self._arguments(node)
+                lengths = value_lengths(self._column_of_kind(owner, "text", "lists").data)
+                return _Value("a number", lengths, node)
             case ast.Call(func=ast.Attribute(value=owner, attr="abs")):
                 self._arguments(node)
-                return _Value("a number", self._varying_data("a number", owner).abs(), node)
+                return _Value("a number", calculate(abs, self._column_of_kind(owner, "a number").data), node)
             case ast.Call(func=ast.Attribute(value=owner, attr=name)):
-                return _Value("true or false", self._test(node, owner, name), node)
+                return _condition_value(self._test(node, owner, name), node)
         raise self._unsupported_error(node)
 
-    def _test(self, node: ast.Call, owner: ast.expr, name: str) -> NDArray[np.bool_]:
+    def _test(self, node: ast.Call, owner: ast.expr, name: str) -> Bools:
         match name:
             case "isna" | "isnull" | "notna" | "notnull":
                 self._arguments(node)
-                missing = self._missing(self._value(owner))
+                missing = self._missing(self._check_varies(self._value(owner)))
                 return missing if name.startswith("is") else ~missing
+            case "contains":
+                (item,), _ = self._arguments(node, 1, 1)
+                return self._contains(self._column_of_kind(owner, "text", "lists"), item)
             case "isin":
                 (items,), _ = self._arguments(node, 1, 1)
-                return self._isin(self._value(owner), items)
+                return self._is_in(self._value(owner), items)
             case "between":
                 (low, high), named = self._arguments(node, 2, 2, {"inclusive": "text"})
                 if (inclusive := named.get("inclusive", "both")) not in _BETWEEN:
@@ -532,32 +541,38 @@ class _Evaluator:
                 return self._compare(value, above, low, node) & self._compare(value, below, high, node)
         raise self._unsupported_error(node)
 
-    def _missing(self, value: _Value) -> NDArray[np.bool_]:
-        self._check_varies(value)
+    def _contains(self, value: _Value, item: _Value) -> Bools:
+        if not item.constant or item.kind == "a list":
+            raise self._query.error(item.node, item.described, expected="a value such as 'cat' or 3")
+        if value.kind == "text":
+            texts, part = self._comparable(value, item)
+            return Numbers.from_arrow(pc.match_substring(texts, part)).to_bools(missing=False)
+        elements = _Value(*column_values(pc.list_flatten(value.data)), value.node, verb="contains")
+        if elements.kind == "empty":
+            return self._any(())
+        pair = self._comparable(elements, self._class_to_number(item, elements))
+        return rows_with_element(value.data, compare(operator.eq, *pair))
+
+    def _missing(self, value: _Value) -> Bools:
         if value.kind == "empty":
             return np.ones(self._table.num_rows, np.bool_)
-        if value.kind == "of another type":
-            return np.asarray(value.data.is_null().to_numpy())
-        return ~_to_bools(value.data == value.data, missing=False)  # neither null nor NaN equals itself
+        return missing_rows(value.data)
 
     def _text_method(self, node: ast.Call, owner: ast.expr, name: str) -> _Value:
         method = _TEXT_METHODS[name]
         arguments, named = self._arguments(node, method.min_arguments, method.max_arguments, method.named)
         for value in arguments:
             if not value.constant or value.kind not in method.kinds:
-                raise self._query.error(value.node, value.described, expected="text in quotes")
-        call = getattr(self._varying_data("text", owner).str, name)
+                raise self._kind_error(value, "text in quotes")
+        texts = self._column_of_kind(owner, "text").data
         if arguments and arguments[0].kind == "a list":
-            parts = [_to_bools(call(item.data), missing=False) for item in arguments[0].data]
-            return _Value("true or false", reduce(operator.or_, parts, np.zeros(self._table.num_rows, np.bool_)), node)
-        # pandas 2.1 would anchor only the a of `a|b`.
-        texts = [f"(?:{argument.data})" if name == "match" else argument.data for argument in arguments]
-        data = call(*texts, **named)
-        return _Value(method.result, data.astype("Int64") if method.result == "a number" else data, node)
+            parts = [Numbers.from_arrow(method.call(texts, item.data)) for item in arguments[0].data]
+            return _condition_value(self._any(part.to_bools(missing=False) for part in parts), node)
+        return _Value(*column_values(method.call(texts, *(value.data for value in arguments), **named)), node)
 
     def _arguments(
         self, node: ast.Call, min_count: int = 0, max_count: int = 0, kinds: Mapping[str, QueryKind] = _NO_NAMES
-    ) -> tuple[list[_Value], dict[str, _Data]]:
+    ) -> tuple[list[_Value], dict[str, Any]]:
         named = {str(argument.arg): self._value(argument.value) for argument in node.keywords if argument.arg in kinds}
         if not min_count <= len(node.args) <= max_count or len(named) < len(node.keywords):
             by_name = "".join(f", and {name}=" for name in kinds)
@@ -565,34 +580,5 @@ class _Evaluator:
             raise self._query.error(node, "wrong arguments", expected=expected)
         for name, value in named.items():
             if value.kind != kinds[name] or not value.constant:
-                raise self._query.error(value.node, value.described, expected=kinds[name])
+                raise self._kind_error(value, kinds[name])
         return [self._value(argument) for argument in node.args], {name: value.data for name, value in named.items()}
-
-
-def _time_zone(time: _Data) -> tzinfo | None:
-    zone: tzinfo | None = (time.dt if hasattr(time, "dt") else time).tz
-    return zone
-
-
-def _to_bools(data: _Data, *, missing: bool) -> NDArray[np.bool_]:
-    return data if isinstance(data, np.ndarray) else np.asarray(data.to_numpy(dtype=bool, na_value=missing))
-
-
-def _null_column(kind: QueryKind, count: int) -> _Data:
-    kinds = {"text": pa.large_string(), "a time": pa.timestamp("us"), "true or false": pa.bool_()}
-    return _to_pandas(pa.chunked_array([pa.nulls(count, kinds.get(kind, pa.int64()))]))[1]
-
-
-def _to_pandas(column: pa.ChunkedArray) -> tuple[QueryKind, _Data]:
-    """Return the kind of a column, and a Series whose dtype depends on the column's type, never on its values."""
-    pd = import_pandas()
-    column = arrow.to_plain(column)
-    if types.is_null(column.type):
-        return "empty", None
-    dtypes = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
-    dtypes[pa.large_string()] = pd.ArrowDtype(pa.large_string())
-    for kind, is_type, cast_type in _ARROW_KINDS:
-        if is_type(column.type):
-            column = column if cast_type is None else column.cast(cast_type)
-            return kind, column.to_pandas(types_mapper=dtypes.get)
-    return "of another type", column

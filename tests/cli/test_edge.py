@@ -223,7 +223,7 @@ go_on(0)
 
 @pytest.mark.slow
 def test_nothing_imports_pandas(place: Path) -> None:
-    """A command line without a query never imports pandas, which is slow and would lose an interrupt."""
+    """A command line never imports pandas by itself: that is slow and would lose an interrupt."""
     ran = subprocess.run(
         [sys.executable, "-c", _ONE_AFTER_THE_OTHER.format(lines=_COMMON)], cwd=place, text=True,
         capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
@@ -233,8 +233,8 @@ def test_nothing_imports_pandas(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_queries_and_user_modules_can_import_pandas(place: Path) -> None:
-    """`--where` and user modules that import pandas work on the command line."""
+def test_user_modules_can_import_pandas(place: Path) -> None:
+    """User modules that import pandas work on the command line."""
     (place / "theirs.py").write_text("import pandas as pd\ndef same(sample):\n    pd.Series([1])\n    return sample\n")
     words = ["create", "in", "new/w-{00..}.tar", "--where", "size > 1 and key != '3'", "--map", "theirs:same"]
     for start in ("fork", "spawn"):

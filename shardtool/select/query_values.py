@@ -1,0 +1,246 @@
+"""Values of query columns in a block of rows, and operations on them.
+
+Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
+arrays. Nothing here imports pandas, as `pyarrow.scalar` and `to_numpy` would.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import re
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from shardtool.entries import arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Bools = NDArray[np.bool_]
+
+
+QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
+
+
+_ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
+    # Arrow types, their kind, and the type to cast to. The first match counts.
+    ("empty", types.is_null, None),
+    ("true or false", types.is_boolean, None),
+    ("a number", types.is_uint64, None),
+    ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would overflow
+    ("a number", types.is_floating, None),
+    ("a number", types.is_decimal, pa.float64()),
+    ("text", lambda kind: types.is_string(kind) or types.is_large_string(kind), pa.large_string()),
+    ("a time", types.is_date, pa.timestamp("ms")),
+    ("a time", types.is_timestamp, None),
+    ("lists", lambda kind: types.is_list(kind) or types.is_large_list(kind), None),
+)
+
+
+_ARROW_COMPARISONS = {
+    operator.eq: pc.equal, operator.ne: pc.not_equal, operator.lt: pc.less, operator.le: pc.less_equal,
+    operator.gt: pc.greater, operator.ge: pc.greater_equal,
+}  # fmt: skip
+
+
+TIME_FIELDS = {
+    "year": pc.year, "quarter": pc.quarter, "month": pc.month, "day": pc.day, "hour": pc.hour, "minute": pc.minute,
+    "second": pc.second, "dayofweek": pc.day_of_week, "weekday": pc.day_of_week, "dayofyear": pc.day_of_year,
+}  # fmt: skip
+
+
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
+    r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
+)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_DATE_PARTS = 3  # year, month and day count from 1, the other parts from 0
+
+
+_FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
+
+
+class Numbers(NamedTuple):
+    """Numbers or booleans.
+
+    Attributes:
+        values: One per row; undefined where the row is null.
+        valid: Whether each row has a value.
+    """
+
+    values: NDArray[Any]
+    valid: Bools
+
+    @classmethod
+    def from_arrow(cls, array: pa.Array) -> Numbers:
+        """Return the values of a numeric or boolean array."""
+        valid = _to_numpy(array.is_valid()) if array.null_count else np.ones(len(array), np.bool_)
+        return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
+
+    def to_bools(self, *, missing: bool) -> Bools:
+        """Return booleans, with `missing` for null."""
+        return np.where(self.valid, self.values, missing)
+
+
+class Time(NamedTuple):
+    """A constant time: nanoseconds since 1970, in UTC if `is_zoned`."""
+
+    nanoseconds: int
+    is_zoned: bool
+
+
+def _to_numpy(array: pa.Array) -> Bools:
+    """Return a boolean array without its nulls."""
+    return arrow.number_values(pc.cast(array, pa.uint8())).astype(np.bool_)
+
+
+def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
+    """Return the kind of a column, which depends on its type only, and its values."""
+    array = arrow.to_plain(column)
+    array = arrow.to_one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
+    if types.is_fixed_size_list(array.type):
+        array = pc.cast(array, pa.list_(array.type.value_type))
+    for kind, is_type, cast_type in _ARROW_KINDS:
+        if is_type(array.type):
+            array = array if cast_type is None else pc.cast(array, cast_type)
+            return kind, Numbers.from_arrow(array) if kind in ("a number", "true or false") else array
+    return "of another type", array
+
+
+def null_values(kind: QueryKind, count: int) -> Any:
+    """Return nulls of a kind."""
+    if kind in ("a number", "true or false"):
+        return Numbers(np.zeros(count, np.int64 if kind == "a number" else np.bool_), np.zeros(count, np.bool_))
+    return pa.nulls(count, pa.large_string() if kind == "text" else pa.timestamp("us"))
+
+
+def missing_rows(data: Numbers | pa.Array) -> Bools:
+    """Return which rows are null or NaN."""
+    if isinstance(data, Numbers):
+        return ~(data.valid & (data.values == data.values))  # NaN does not equal itself
+    return _to_numpy(data.is_null())
+
+
+def calculate(function: Callable[..., Any], *operands: Any) -> Any:
+    """Apply a function to numbers and constants; the result is null where an operand is null."""
+    result = function(*(value.values if isinstance(value, Numbers) else value for value in operands))
+    masks = [value.valid for value in operands if isinstance(value, Numbers)]
+    return Numbers(result, np.logical_and.reduce(masks)) if masks else result
+
+
+def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
+    """Compare two values of the same kind, at least one of them a column; null is unequal to everything."""
+    columns = [value for value in (left, right) if isinstance(value, pa.Array)]
+    if not columns:
+        result = calculate(function, left, right)
+    elif types.is_timestamp(columns[0].type):
+        result = _compare_times(function, left, right)
+    else:
+        texts = [arrow.text_scalar(value) if isinstance(value, str) else value for value in (left, right)]
+        result = Numbers.from_arrow(_ARROW_COMPARISONS[function](*texts))
+    return result.to_bools(missing=function is operator.ne)
+
+
+def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
+    """Compare times exactly, even if one has a finer unit, or is beyond the range of the other."""
+    if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
+        return _compare_times(lambda first, second: function(second, first), right, left)
+    times = Numbers.from_arrow(left.view(pa.int64()))
+    if isinstance(right, Time):
+        whole, rest = divmod(right.nanoseconds, _tick(left))
+    else:
+        others = Numbers.from_arrow(right.view(pa.int64()))
+        times = times._replace(valid=times.valid & others.valid)
+        whole, rest = np.divmod(others.values, _tick(left) // _tick(right))
+    order = (times.values > whole).astype(np.int8) - (times.values < whole)
+    return times._replace(values=function(np.where((order == 0) & (rest > 0), -1, order), 0))
+
+
+def _tick(times: pa.Array) -> int:
+    """Return the nanoseconds of a column's unit."""
+    return _NANOSECONDS[times.type.unit]
+
+
+def is_zoned(time: Time | pa.Array) -> bool:
+    """Check whether a time, or a column of times, has a time zone."""
+    return time.is_zoned if isinstance(time, Time) else time.type.tz is not None
+
+
+def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
+    """Return which numbers, booleans or texts equal one of some constants."""
+    if not isinstance(data, Numbers):
+        return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
+    values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
+    if values.dtype.kind in "iu":  # other constants equal no value of the column
+        limits = np.iinfo(values.dtype)
+        items = [int(item) for item in items if item // 1 == item and limits.min <= item <= limits.max]
+    return np.isin(values, np.array(items, values.dtype)) & data.valid
+
+
+def parse_time(text: str, zone: str | None) -> Time | None:
+    """Return the time of a text, by default in the time zone `zone`; None if the text is not a time."""
+    if not (match := _TIME_TEXT.fullmatch(text)):
+        return None
+    *parts, fraction, offset = match.groups()
+    year, month, day, hour, minute, second = (int(part or at < _DATE_PARTS) for at, part in enumerate(parts))
+    try:
+        time = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
+    except ValueError:
+        return None
+    seconds = (time - _EPOCH) // dt.timedelta(seconds=1)
+    if offset is not None:
+        seconds -= _offset_seconds(offset) or 0
+    elif zone is not None:
+        seconds = _to_utc(seconds, zone)
+    return Time(seconds * 10**9 + int((fraction or "").ljust(9, "0")), offset is not None or zone is not None)
+
+
+def _to_utc(seconds: int, zone: str) -> int:
+    if (offset := _offset_seconds(zone)) is not None:
+        return seconds - offset
+    local = arrow.number_array(np.array([seconds])).view(pa.timestamp("s"))
+    return int(arrow.number_values(pc.assume_timezone(local, zone).view(pa.int64()))[0])
+
+
+def _offset_seconds(zone: str) -> int | None:
+    """Return the seconds of an offset such as `+09:00`; None for a named zone."""
+    if not (match := _FIXED_OFFSET.fullmatch(zone)):
+        return 0 if zone == "Z" else None
+    return int(f"{match[1]}1") * (int(match[2]) * 3600 + int(match[3]) * 60)
+
+
+def time_field(name: str, times: pa.Array) -> Numbers:
+    """Return one of `TIME_FIELDS` of each time, in the time zone of the column."""
+    offset = _offset_seconds(times.type.tz or "")
+    if offset is not None:  # pyarrow 16 knows named zones only
+        unit = times.type.unit
+        shift = arrow.number_array(np.array([offset * 10**9 // _tick(times)])).view(pa.duration(unit))[0]
+        times = pc.add(times.view(pa.timestamp(unit)), shift)
+    return Numbers.from_arrow(TIME_FIELDS[name](times))
+
+
+def value_lengths(column: pa.Array) -> Numbers:
+    """Return the number of characters of each text, or of elements of each list."""
+    is_text = types.is_large_string(column.type)
+    return Numbers.from_arrow(pc.utf8_length(column) if is_text else pc.list_value_length(column))
+
+
+def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
+    """Return the rows with a matching element; `matches` has one value for each element of all lists."""
+    lengths, valid = value_lengths(lists)
+    counts = np.where(valid, lengths, 0)
+    rows = np.zeros(len(lists), np.bool_)
+    rows[np.repeat(np.arange(len(lists)), counts)[matches]] = True
+    return rows
