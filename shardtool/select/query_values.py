@@ -129,7 +129,7 @@ def null_values(kind: QueryKind, count: int) -> Any:
 def missing_rows(data: Numbers | pa.Array) -> Bools:
     """Return which rows are null or NaN."""
     if isinstance(data, Numbers):
-        return ~(data.valid & (data.values == data.values))  # NaN does not equal itself
+        return data._replace(values=data.values != data.values).to_bools(missing=True)  # NaN is unequal to itself
     return _to_numpy(data.is_null())
 
 
@@ -144,7 +144,7 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
     """Compare two values of the same kind, at least one of them a column; null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]
     if not columns:
-        result = calculate(function, left, right)
+        result: Numbers = calculate(function, left, right)
     elif types.is_timestamp(columns[0].type):
         result = _compare_times(function, left, right)
     else:
@@ -158,6 +158,8 @@ def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
+    whole: Any
+    rest: Any
     if isinstance(right, Time):
         whole, rest = divmod(right.nanoseconds, _tick(left))
     else:
