@@ -1,12 +1,12 @@
-"""Match the rows of a table against a query such as `label == 'dog' and width > 256`, with pandas semantics.
+"""Match the rows of a table against a query such as `label == 'dog' and width > 256`.
 
-Python parses a query but never runs it: an untrusted query can only select other rows. Anything outside the small
-language below is refused before a value is read.
+The language is that of pandas. Python parses a query but never runs it: an untrusted query can only select other rows.
+Anything outside the small language below is refused before a value is read.
 
 Each row is evaluated alone (there is no `mean()`), so rows are read in blocks. Comparisons with null are false, and
-`!=` and `not` invert that. (`DataFrame.query` differs for `Int64`, and rounds integers with nulls.)
+`!=` and `not` invert that.
 
-Unlike in pandas, class names may replace class numbers: `cls == 'cat'`, `cls in ('cat', 'dog')`.
+Unlike in pandas, class names may replace class numbers, `cls == 'cat'`, and lists have `.len()` and `.contains()`.
 """
 
 from __future__ import annotations
