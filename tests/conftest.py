@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from shardtool.execute import local_pool
 from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
-from tests.own_worker import OwnWorker
 from tests.servers.fixtures import http_files, proxies, use
 
 if TYPE_CHECKING:
@@ -51,16 +50,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_workers() -> Iterator[None]:
-    """Let runs in this process do a single worker's tasks themselves, and fork more of them, on any machine.
-
-    By default there would be a worker for each core, spawned beside the threads of a test runner. A test that is about
-    worker processes names their start method, or asks for two.
-    """
+def few_processes() -> Iterator[None]:
+    """Run tasks in this process by default. Fork the workers that a test requests: starting an interpreter is slow."""
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("shardtool.execute.usable_cores", lambda: 0)
+        patched.setattr("shardtool.verbs.verify.verify.usable_cores", lambda: 0)
         patched.setattr(local_pool, "_can_fork", lambda: True)
-        patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
-        patched.setattr("shardtool.execute.LocalPool", OwnWorker)
         yield
 
 

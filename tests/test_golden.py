@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _GOLDEN = Path(__file__).parent / "golden"
-_CREATE = "--max-count 2 --workers 1 --quiet"
+_CREATE = "--max-count 2 --workers 0 --quiet"
 _SOURCE = f"create source FOLDER/out-{{000..}}.tar {_CREATE}"
 _BEFORE = f"create before FOLDER/out-{{000..}}.tar {_CREATE}"
-_APPEND = "create source FOLDER/out-{000..}.tar --include 1/* --max-count 1 --workers 1 --quiet --append"
-_UPDATE = "create source FOLDER/out-{000..}.tar --exclude x --max-count 1 --workers 1 --quiet --update"
+_APPEND = "create source FOLDER/out-{000..}.tar --include 1/* --max-count 1 --workers 0 --quiet --append"
+_UPDATE = "create source FOLDER/out-{000..}.tar --exclude x --max-count 1 --workers 0 --quiet --update"
 
 # The commands that made each folder. The last one was killed, if the folder's name says so.
 _RUNS = {
@@ -34,7 +34,7 @@ _RUNS = {
     "killed-tfrecord": [_SOURCE.replace(".tar", ".tfrecord")],
     "killed-map": [f"{_SOURCE} --map tests.mapped:doubled"],
     "killed-reshard": [
-        "reshard finished-tar/out.json FOLDER/out-{000..}.tar --max-count 3 --workers 1 --quiet",
+        "reshard finished-tar/out.json FOLDER/out-{000..}.tar --max-count 3 --workers 0 --quiet",
     ],
     "killed-append": [_BEFORE, _APPEND],
     "killed-update": [f"{_BEFORE} --exclude x", _UPDATE],

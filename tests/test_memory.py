@@ -138,11 +138,12 @@ def test_a_worker_out_of_memory(start: str) -> None:
         list(pool.map(_accepts, [2**62]))
 
 
-def test_a_function_of_the_users_out_of_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_of_the_users_out_of_memory(tmp_path: Path, workers: int) -> None:
     """A `--map` that runs out of memory ends the run, also where samples that fail are left out."""
     write_tree(tmp_path / "in", {"a.txt": b"a", "b.txt": b"b"})
     for name, kind in (("hungry", OutOfMemory), ("failing", SampleFailed)):
-        asked = CreateOptions(workers=1, on_error="skip", map=f"tests.mapped:{name}")
+        asked = CreateOptions(workers=workers, on_error="skip", map=f"tests.mapped:{name}")
         with pytest.raises(kind):
             create(tmp_path / "in", f"{tmp_path}/{name}-{{0..}}.tar", asked)
 

@@ -118,7 +118,7 @@ def test_a_sidecar_says_what_its_shard_is(tmp_path: Path) -> None:
     """A sidecar's key-value metadata holds version, name, size, checksum and plan of its shard."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.txt").write_bytes(b"x")
-    create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
+    create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     found = pq.read_metadata(tmp_path / "out-0.index").metadata or {}
     names = {b"shardtool." + name for name in (b"format_version", b"shard", b"size", b"crc32c", b"plan")}
     assert names <= set(found)
@@ -138,11 +138,11 @@ def test_resume_notices_another_source_behind_the_same_path(tmp_path: Path) -> N
         (tmp_path / version / "data" / "0.txt").write_text(version)
     link, output = tmp_path / "current", f"{tmp_path}/out-{{0..}}.tar"
     link.symlink_to("v1")
-    create(link / "data", output, CreateOptions(workers=1))
+    create(link / "data", output, CreateOptions(workers=0))
     _make_later(tmp_path / "out-0.tar")
     link.unlink()
     link.symlink_to("v2")
-    create(link / "data", output, CreateOptions(workers=1, resume=True))
+    create(link / "data", output, CreateOptions(workers=0, resume=True))
     assert members(tmp_path / "out-0.tar") == {"0.txt": b"v2"}
 
 
@@ -155,11 +155,11 @@ def test_resume_notices_another_folder_behind_the_same_link(tmp_path: Path) -> N
     (source / "x").mkdir()
     (source / "x" / "0.txt").symlink_to("../store/current/0.txt")
     output = f"{tmp_path}/out-{{0..}}.tar"
-    create(source, output, CreateOptions(workers=1, include=("x/*",)))
+    create(source, output, CreateOptions(workers=0, include=("x/*",)))
     _make_later(tmp_path / "out-0.tar")
     (store / "current").rename(store / "old")
     (store / "v2").rename(store / "current")
-    create(source, output, CreateOptions(workers=1, include=("x/*",), resume=True))
+    create(source, output, CreateOptions(workers=0, include=("x/*",), resume=True))
     assert members(tmp_path / "out-0.tar") == {"x/0.txt": b"v2     "}
 
 
@@ -170,7 +170,7 @@ def test_a_sample_is_left_out_whole(tmp_path: Path) -> None:
     for name in ("1.json", "2.jpg", "2.json"):
         (source / name).write_text("{}")
     (source / "1.jpg").symlink_to("nothing")
-    result = create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1, on_error="skip"))
+    result = create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0, on_error="skip"))
     assert set(members(tmp_path / "out-0.tar")) == {"2.jpg", "2.json"}
     assert result.samples == 1
 

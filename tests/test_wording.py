@@ -187,28 +187,28 @@ def test_an_error_in_both_forms(tmp_path: Path) -> None:
     """Library and command line name the option in their own form, also in JSON."""
     write_tree(tmp_path / "s", {"a.jpg": b"abc", "b.jpg": b"x" * 20_000})
     with pytest.raises(InvalidRequest) as caught:
-        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
+        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=0))
     assert caught.value.where == "max_size"
     remedy = "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
     assert caught.value.remedy == remedy
-    words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
+    words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "0")
     assert "--max-size: 1 sample too large" in typed(*words).err
     remedy = "Raise --max-size, or use --oversize alone (one shard per such sample) or --oversize skip."
     assert remedy in typed(*words).err
     assert f'"remedy": "{remedy}"' in typed(*words, "--json").out
     with pytest.raises(InvalidRequest, match=r"^max_size"):
-        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
+        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=0))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_use_the_names_of_their_parent(tmp_path: Path, start: str) -> None:
-    """Errors from workers name options like their parent, for every start method."""
+@pytest.mark.parametrize(("workers", "start"), [(0, "auto"), (1, "fork"), (1, "spawn")])
+def test_workers_use_the_names_of_their_parent(tmp_path: Path, workers: int, start: Any) -> None:
+    """Errors from workers name options like their parent, for every start method and without workers."""
     write_tree(tmp_path / "s", {"a.txt": b"abc"})
     output, function = f"{tmp_path}/o/x-{{0..}}.tar", "tests.mapped:failing"
-    options = CreateOptions(map=function, workers=1, start_method="spawn" if start == "spawn" else "fork")
+    options = CreateOptions(map=function, workers=workers, start_method=start)
     with pytest.raises(SampleFailed, match=r"again with resume=True.*on_error=.skip"):
         create(tmp_path / "s", output, options)
-    words = ("create", tmp_path / "s", output, "--map", function, "--workers", "1", "--start-method", start)
+    words = ("create", tmp_path / "s", output, "--map", function, f"--workers={workers}", "--start-method", start)
     ran = typed(*words, traceback=True)
     assert (ran.code, "the function of --map raised ValueError" in ran.err) == (6, True)
 
@@ -218,10 +218,10 @@ def test_messages_name_the_path(tmp_path: Path) -> None:
     source = tmp_path / "empty"
     source.mkdir()
     with pytest.raises(InvalidRequest) as caught:
-        create(source, f"{tmp_path}/x-{{0..}}.tar", CreateOptions(workers=1))
+        create(source, f"{tmp_path}/x-{{0..}}.tar", CreateOptions(workers=0))
     assert caught.value.where == str(source)
     with pytest.raises(InvalidRequest) as caught:
-        reshard([], f"{tmp_path}/x-{{0..}}.tar", ReshardOptions(workers=1))
+        reshard([], f"{tmp_path}/x-{{0..}}.tar", ReshardOptions(workers=0))
     assert str(caught.value).startswith("the datasets: none given")
     ran = typed("create", source, tmp_path / "a" / "x-0.tar", tmp_path / "b" / "x-1.tar")
     assert ran.err.startswith(f"shardtool: {tmp_path}/a/x-0.tar ... {tmp_path}/b/x-1.tar: shards in 2 folders")

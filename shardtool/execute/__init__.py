@@ -1,4 +1,4 @@
-"""Run tasks in worker processes, on this machine or on a Ray cluster."""
+"""Run tasks in worker processes, in the calling process, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.execute.local_pool import LocalPool, usable_cores
+from shardtool.execute.pool import Pool
 from shardtool.messages import option_text
 
 if TYPE_CHECKING:
-    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.output_options import WorkerOptions
 
@@ -26,15 +26,21 @@ _RAY_VARIABLES = {  # defaults; Ray reads these when it is imported
 def start_pool(
     options: WorkerOptions, advice: str = "Run the same command again.", observer: Observer | None = None
 ) -> Pool:
-    """Start worker processes; `advice` is printed if one dies.
+    """Start worker processes, or none if `workers` is 0; `advice` is printed if one dies.
 
     Raises:
-        InvalidRequest: Ray is not installed, no cluster is at the address, or a node has other versions.
+        InvalidRequest: Ray is not installed, no cluster is at the address, a node has other versions, or `workers` is 0
+            with options that need workers.
         WorkerDied: Workers cannot be started.
         OutOfMemory: Not enough memory to start them.
     """
+    if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
+        name = "executor" if options.executor != "local" else "start_method"
+        found = f"used with {option_text('workers', 0)}, which runs all tasks in this process"
+        raise InvalidRequest(option_text(name, getattr(options, name)), found, expected="one of them")
     if options.executor == "local":
-        return LocalPool(options.workers or usable_cores(), options.start_method, advice)
+        workers = usable_cores() if options.workers is None else options.workers
+        return LocalPool(workers, options.start_method, advice) if workers else Pool()
     for name, value in _RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
     try:

@@ -27,14 +27,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool import messages
-from shardtool.errors import (
-    MEMORY_FIX,
-    InvalidRequest,
-    OutOfMemory,
-    WorkerDied,
-    is_out_of_memory,
-    os_error_text,
-)
+from shardtool.errors import MEMORY_FIX, OutOfMemory, WorkerDied, is_out_of_memory, os_error_text
 from shardtool.execute.pool import Pool, Result, describe_task
 from shardtool.execute.worker import EVENT, FAILED, PROGRESS, PipeClosed, receive, run_worker, send
 from shardtool.messages import option_text
@@ -45,9 +38,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
 
+    from shardtool.execute.pool import Progress
     from shardtool.values import StartMethod
-
-    Progress = Callable[..., None]  # task number, samples, bytes, samples whose URL failed
 
 
 _SILENT_WORKER_S = 10.0  # a worker without progress is reported after this time
@@ -104,14 +96,11 @@ class LocalPool(Pool):
     other thread runs. `advice` is printed if a worker dies.
 
     Raises:
-        InvalidRequest: `workers` is less than one.
         WorkerDied: A worker cannot be started.
         OutOfMemory: Not enough memory to start a worker.
     """
 
     def __init__(self, workers: int, start: StartMethod = "auto", advice: str = "Run the same command again.") -> None:
-        if workers < 1:
-            raise InvalidRequest(option_text("workers"), str(workers), expected="one or more")
         self._advice = advice
         self.max_tasks = self.max_per_machine = workers
         self._start_method = start
@@ -124,13 +113,14 @@ class LocalPool(Pool):
         try:
             self._workers.append(self._launch_worker(fork=fork))
         except OSError as error:
-            worker_name, reason = f"worker {len(self._workers) + 1} of {self.max_tasks}", os_error_text(error)
+            where, remedy = (
+                f"worker {len(self._workers) + 1} of {self.max_tasks}",
+                f"Use fewer {option_text('workers')}.",
+            )
             self.close()
             if is_out_of_memory(error):
-                raise OutOfMemory(
-                    worker_name, "not enough memory to start it", remedy=f"{MEMORY_FIX} {_fewer_workers()}"
-                ) from None
-            raise WorkerDied(worker_name, f"cannot start: {reason}", remedy=_fewer_workers()) from None
+                raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_FIX} {remedy}") from None
+            raise WorkerDied(where, f"cannot start: {os_error_text(error)}", remedy=remedy) from None
         except BaseException:
             self.close()
             raise
@@ -247,10 +237,6 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-
-
-def _fewer_workers() -> str:
-    return f"Use fewer {option_text('workers')}."  # every verb with workers has this option
 
 
 def _can_fork() -> bool:

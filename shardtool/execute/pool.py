@@ -1,8 +1,11 @@
-"""`Pool`, the interface of all pools, which runs tasks in this process; and progress reports of tasks."""
+"""Run tasks in the calling process: `Pool`, the base class of all pools."""
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import redirect_stdout
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +25,7 @@ _MAX_CHECKED_PATHS = 6  # above, only three paths are checked
 
 
 class Pool:
-    """Runs tasks in this process. For use in a `with` block, like the pools with workers.
+    """Runs one task at a time in the calling process. For use in a `with` block, like the pools with workers.
 
     Attributes:
         max_tasks: Maximum number of concurrent tasks.
@@ -64,13 +67,18 @@ class Pool:
             WorkerDied: A worker was killed or crashed; on a cluster, a task was lost too often.
             ShardError: Raised by `function`.
             OutOfMemory: Not enough memory for a task.
-            Bug: `function` raised another exception, in a worker.
+            Bug: `function` raised another exception.
         """
         for number, task in enumerate(tasks):
-            if progress is None:
-                yield number, function(task)
-            else:
-                yield number, function(task, lambda *done, number=number: progress(number, *done))
+            callbacks = [] if progress is None else [partial(progress, number)]
+            try:
+                with redirect_stdout(sys.stderr):  # as in workers: a user's function may print
+                    result = function(task, *callbacks)
+            except PlainError:
+                raise
+            except Exception as error:
+                raise as_reportable(describe_task(function, task), error) from error
+            yield number, result
 
     def close(self) -> None:
         """Kill the workers and wait for them. The caller discards their staged files."""

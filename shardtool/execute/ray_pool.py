@@ -26,25 +26,8 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied
+from shardtool.execute import ray_cluster, ray_task
 from shardtool.execute.pool import Pool, describe_task, sample_paths
-from shardtool.execute.ray_cluster import (
-    NO_CLUSTER_TEXT,
-    Node,
-    check_reachable,
-    connect_ray,
-    own_signal_handlers,
-    refuse_nodes,
-    unreachable_error,
-    version_probe,
-)
-from shardtool.execute.ray_task import (
-    ATTEMPT_TOKEN_BYTES,
-    TaskCounts,
-    TaskEnvironment,
-    describe_path,
-    inspect_node,
-    run_task,
-)
 from shardtool.messages import option_text
 from shardtool.request.observer import Observer
 from shardtool.storage import staging
@@ -57,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from shardtool.execute.pool import Progress, Result
-    from shardtool.execute.ray_task import TaskResult
     from shardtool.request.output_options import WorkerOptions
 
 
@@ -89,14 +71,11 @@ class RayPool(Pool):
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
         self._max_workers, self._advice = options.workers, advice
-        self._owns_connection, self._closed, self._lost_node = (
-            not ray.is_initialized(),
-            False,
-            "",
-        )  # whether this pool connects and disconnects
+        self._owns_connection = not ray.is_initialized()  # whether this pool connects and disconnects
+        self._closed, self._lost_node = False, ""
         self._running: dict[int, tuple[Any, str]] = {}  # by number: the result's reference, and the task's description
         self._counts: Any = None
-        self._on_lost: Callable[[tuple[int, Future[TaskResult]]], None] = lambda _: None
+        self._on_lost: Callable[[tuple[int, Future[ray_task.TaskResult]]], None] = lambda _: None
         self._connect(options.address, cores, observer or Observer())
         try:
             self._check_versions()
@@ -105,9 +84,10 @@ class RayPool(Pool):
         except BaseException:
             self.close()
             raise
-        self._remote_task = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")(run_task)
-        self._environment = ray.put(TaskEnvironment.here())
-        staging.set_attempt(token_hex(ATTEMPT_TOKEN_BYTES))  # makes spool names differ between runs
+        as_remote = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")
+        self._remote_task = as_remote(ray_task.run_task)
+        self._environment = ray.put(ray_task.TaskEnvironment.here())
+        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes spool names differ between runs
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
         """Connect to a cluster, or start one on this machine if none is known, like `ray.init`.
@@ -119,23 +99,19 @@ class RayPool(Pool):
                 found, remedy = "this process is already connected to a cluster", "Omit the address."
                 raise InvalidRequest(option_text("address", address), found, remedy=remedy)
             return
-        check_reachable(address)
-        error = connect_ray(address or "auto")
-        if (
-            error is not None
-            and address is None
-            and not os.environ.get("RAY_ADDRESS")
-            and NO_CLUSTER_TEXT in str(error)
-        ):
+        ray_cluster.check_reachable(address)
+        error = ray_cluster.connect_ray(address or "auto")
+        is_cluster_known = address is not None or os.environ.get("RAY_ADDRESS")
+        if error is not None and not is_cluster_known and ray_cluster.NO_CLUSTER_TEXT in str(error):
             count = self._max_workers or cores
             other = f"to use another, set {option_text('address', 'HOST:PORT')}"
             observer.note(
                 f"no running Ray cluster: starting one on this machine with {pluralize(count, 'core')}, until this run "
                 f"ends; {other}"
             )
-            error = connect_ray("local", num_cpus=count, include_dashboard=False)
+            error = ray_cluster.connect_ray("local", num_cpus=count, include_dashboard=False)
         if error is not None:
-            raise unreachable_error(address, error)
+            raise ray_cluster.unreachable_error(address, error)
 
     def _watch_raylet(self) -> None:
         """Watch this machine's raylet in a thread, if possible.
@@ -183,27 +159,27 @@ class RayPool(Pool):
         self._closed = True
         if self._owns_connection:
             self._owns_connection = False
-            with own_signal_handlers():
+            with ray_cluster.own_signal_handlers():
                 ray.shutdown()
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[ray_cluster.Node]:
         nodes = []
         for node in ray.nodes():
             slots = int(node["Resources"].get("CPU", 0))
             if node["Alive"] and slots:
-                nodes.append(Node(node["NodeID"], f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})", slots))
+                name = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+                nodes.append(ray_cluster.Node(node["NodeID"], name, slots))
         return nodes
 
     def _check_versions(self) -> None:
         expected = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
-        problems = []
-        for node, found in self._ask_nodes(version_probe()):
-            for package, there, here in zip(("shardtool", "Python", "Ray"), found, expected, strict=True):
-                if there != here:
-                    problems.append(
-                        (node.name, f"{package} {there}" if there else f"no {package}", f"{package} {here}, as here")
-                    )
-        refuse_nodes(problems, "Install the same versions on all nodes.")
+        problems = [
+            (node.name, f"{package} {there}" if there else f"no {package}", f"{package} {here}, as here")
+            for node, versions in self._ask_nodes(ray_cluster.version_probe())
+            for package, there, here in zip(("shardtool", "Python", "Ray"), versions, expected, strict=True)
+            if there != here
+        ]
+        ray_cluster.refuse_nodes(problems, "Install the same versions on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """Refuse nodes that do not see what this process sees.
@@ -214,30 +190,24 @@ class RayPool(Pool):
         """
         if output is not None and is_url(output):
             return  # a remote store is the same for all nodes
-        environment = TaskEnvironment.here(function)
-        checked_paths = [
-            os.path.abspath(path) for path in sample_paths(paths) if os.path.isfile(path) or os.path.isdir(path)
-        ]
+        environment = ray_task.TaskEnvironment.here(function)
+        checked_paths = [os.path.abspath(path) for path in sample_paths(paths)]
+        here = {
+            path: ray_task.describe_path(path) for path in checked_paths if os.path.isfile(path) or os.path.isdir(path)
+        }
         with ExitStack() as stack:
             marker = ""
             if output is not None:  # a file in that folder, kept until all nodes have answered
                 file = local_folder(os.path.abspath(output)).stage(f"{token_hex(8)}.node")
                 stack.callback(file.abandon)
                 marker = file.path
-            answers = self._ask_nodes(
-                inspect_node,
-                environment,
-                {path: describe_path(path) for path in checked_paths},
-                output,
-                marker,
-                function,
-            )
+            answers = self._ask_nodes(ray_task.inspect_node, environment, here, output, marker, function)
         problems = [(node.name, *problem) for node, node_problems in answers for problem in node_problems]
         if environment.sources:
             self._environment = ray.put(environment)
-        refuse_nodes(problems, "Inputs and outputs must have the same paths on all nodes.")
+        ray_cluster.refuse_nodes(problems, "Inputs and outputs must have the same paths on all nodes.")
 
-    def _ask_nodes(self, function: Callable[..., Answer], *arguments: object) -> list[tuple[Node, Answer]]:
+    def _ask_nodes(self, function: Callable[..., Answer], *arguments: object) -> list[tuple[ray_cluster.Node, Answer]]:
         nodes, remote = self._nodes(), ray.remote(num_cpus=0, max_retries=1)(function)
         pending = {}
         for node in nodes:
@@ -254,16 +224,15 @@ class RayPool(Pool):
                 alive = self._nodes()
                 pending = {ref: node for ref, node in pending.items() if node in alive}
             for silent_node in pending.values() if time.monotonic() > deadline else ():
-                raise WorkerDied(
-                    silent_node.name, f"no answer for {_NODE_TIMEOUT_S:.0f} s", remedy="Check whether it is overloaded."
-                )
+                found = f"no answer for {_NODE_TIMEOUT_S:.0f} s"
+                raise WorkerDied(silent_node.name, found, remedy="Check whether it is overloaded.")
         return answers
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each task as it finishes; see `Pool.map`."""
-        queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[TaskResult]"]]()
+        queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
         reports = None if progress is None else _TaskReports(self._count_actor(), progress)
 
         def feed() -> None:
@@ -282,11 +251,8 @@ class RayPool(Pool):
                     reports.poll(self._running)
                 continue
             if self._lost_node:
-                raise WorkerDied(
-                    self._lost_node,
-                    "its raylet, which connects this process to the cluster, has exited",
-                    remedy=self._advice,
-                )
+                found = "its raylet, which connects this process to the cluster, has exited"
+                raise WorkerDied(self._lost_node, found, remedy=self._advice)
             result = self._result(self._running.pop(number)[1], future)
             feed()  # before the caller uses the result: no slot idles
             if reports is not None:
@@ -296,14 +262,11 @@ class RayPool(Pool):
     def _free_slots(self) -> int:
         if time.monotonic() - self._slots_counted_at > _SLOT_COUNT_INTERVAL_S:
             self._count_slots()
-        ahead = (
-            0
-            if self._max_workers is not None and self._max_workers <= self._slots
-            else min(self._slots, _MAX_EXTRA_TASKS)
-        )
+        is_limited = self._max_workers is not None and self._max_workers <= self._slots
+        ahead = 0 if is_limited else min(self._slots, _MAX_EXTRA_TASKS)
         return max(0, self.max_tasks + ahead - len(self._running))
 
-    def _result(self, task_text: str, future: Future[TaskResult]) -> object:
+    def _result(self, task_text: str, future: Future[ray_task.TaskResult]) -> object:
         try:
             answer = future.result()
         except exceptions.RayTaskError as error:  # before the task started: its arguments cannot be loaded there
@@ -319,7 +282,7 @@ class RayPool(Pool):
         """Return the counting actor, which runs on this node to live as long as this process."""
         if self._counts is None:
             near = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            actor = ray.remote(num_cpus=0, max_restarts=-1)(TaskCounts)
+            actor = ray.remote(num_cpus=0, max_restarts=-1)(ray_task.TaskCounts)
             self._counts = actor.options(scheduling_strategy=near).remote()
         return self._counts
 

@@ -14,6 +14,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,12 +98,9 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     try:
         function, number, task, reports = receive(tasks)
         location = describe_task(function, task)
-        report = (
-            make_reporter(partial(answer, PROGRESS, number), _PROGRESS_INTERVAL_S, cumulative=False)
-            if reports
-            else None
-        )
-        answer(DONE, number, function(task) if report is None else function(task, report))
+        send_progress = partial(answer, PROGRESS, number)
+        callbacks = [make_reporter(send_progress, _PROGRESS_INTERVAL_S, cumulative=False)] if reports else []
+        answer(DONE, number, function(task, *callbacks))
     except (PipeClosed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - every error must reach the parent
@@ -110,6 +108,7 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
+    sys.stdout = sys.stderr  # not buffered, so nothing is lost if the worker is killed
     if pipes & {1, 2}:
         return  # both were closed when the pipes were created
     try:

@@ -134,7 +134,7 @@ class CopyOptions(BaseOptions):
     )
     workers: int | None = option(
         None,
-        "Number of shards to copy in parallel.",
+        "Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.",
         typed="workers/j",
         range=WORKERS_RANGE,
         shown="4 to 16",

@@ -38,7 +38,7 @@ SEED_RANGE = (-(2**63), 2**63 - 1)
 MAX_WORKERS = 1024  # processes
 
 
-WORKERS_RANGE = (1, MAX_WORKERS)
+WORKERS_RANGE = (0, MAX_WORKERS)
 
 
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
@@ -65,8 +65,8 @@ class WorkerOptions(BaseOptions):
     """Options of all verbs that start workers."""
 
     workers: int | None = option(
-        None, "Number of worker processes.", section="machines", typed="workers/j", range=WORKERS_RANGE,
-        shown="number of cores", common=True, recorded=False,
+        None, "Number of worker processes. 0 runs all tasks in the calling process.", section="machines",
+        typed="workers/j", range=WORKERS_RANGE, shown="number of cores", common=True, recorded=False,
     )  # fmt: skip
     start_method: StartMethod = option("auto", "Start method of worker processes.", recorded=False, rare=True)
     executor: Literal["local", "ray"] = option(

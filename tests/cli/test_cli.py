@@ -89,7 +89,7 @@ def test_an_error_is_one_line_with_an_exit_code(name: str, place: Path) -> None:
     prepare, words, code, _, said = ERRORS[name]
     prepare(place)
     before = sorted(os.listdir(place))
-    ran = typed("create", *words, "--workers", "1", cwd=place)
+    ran = typed("create", *words, "--workers", "0", cwd=place)
     assert (ran.code, ran.out) == (code, "")
     line = ran.err.splitlines()[-1]
     assert line.startswith("shardtool: ")
@@ -126,7 +126,7 @@ def test_an_error_with_json_is_a_document(name: str, place: Path) -> None:
     """With `--json`, an error is one document on stdout with the same code and parts."""
     prepare, words, code, kind, said = ERRORS[name]
     prepare(place)
-    ran = typed("create", *words, "--workers", "1", "--json", "--quiet", cwd=place)
+    ran = typed("create", *words, "--workers", "0", "--json", "--quiet", cwd=place)
     assert (ran.code, ran.err) == (code, "")
     error = _document(ran.out)["error"]
     assert list(error) == ["code", "exit_code", "where", "found", "expected", "remedy"]

@@ -55,9 +55,9 @@ def test_an_error_on_a_terminal_has_colours(tmp_path: Path) -> None:
 def test_a_note_on_a_terminal_has_colours(tmp_path: Path) -> None:
     """`note:` is yellow; the rest of the note has no colour."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"1", "README": b"text"})
-    shown = _stderr_on_terminal("create", source, "out-{0..}.tar", "--workers", "1", "--quiet", cwd=tmp_path)
+    shown = _stderr_on_terminal("create", source, "out-{0..}.tar", "--workers", "0", "--quiet", cwd=tmp_path)
     assert shown == ""
-    shown = _stderr_on_terminal("create", source, "out-{0..}.tar", "--workers", "1", "--overwrite", cwd=tmp_path)
+    shown = _stderr_on_terminal("create", source, "out-{0..}.tar", "--workers", "0", "--overwrite", cwd=tmp_path)
     assert f"{_YELLOW}note:{_RESET} 1 file" in shown
     assert _RED not in shown
 

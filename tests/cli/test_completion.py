@@ -68,7 +68,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"}
     )
     write_tree(tmp_path, {"other.json": b"{}", "out of it.txt": b"x", "outer/x": b""})
-    create(tmp_path / "pictures", f"{tmp_path}/out-{{0..}}.tar", columns_from=["json"], workers=1)
+    create(tmp_path / "pictures", f"{tmp_path}/out-{{0..}}.tar", columns_from=["json"], workers=0)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

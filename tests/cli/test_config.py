@@ -89,14 +89,14 @@ def test_a_saved_job_writes_the_same_dataset(tmp_path: Path, monkeypatch: pytest
     """A saved job writes the same bytes, also from another folder; typed options override it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
-    asked = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "1")
+    asked = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "0")
     first = typed("create", "imgs", "out/x-{0..}.tar", *asked, "--save-config", "jobs/job.toml", "--quiet")
     assert (first.code, first.err) == (0, "")
     assert (tmp_path / "jobs/job.toml").read_text() == (
         "# shardtool create --config job.toml\n"
         'source = "../imgs"\n'
         'output = "../out/x-{0..}.tar"\n'
-        "workers = 1\n"
+        "workers = 0\n"
         "max-count = 2\n"
         "shuffle = true\n"
         "seed = 7\n"
@@ -229,7 +229,7 @@ def test_a_job_is_saved_once_the_request_is_valid(source: Path, tmp_path: Path) 
         run.err
         == f"shardtool: {path}: no folder {path.parent}; expected an existing folder, because this is a dry run\n"
     )
-    assert typed("create", source, output, "--workers", "1", "--save-config", path).code == 0
+    assert typed("create", source, output, "--workers", "0", "--save-config", path).code == 0
     assert "output = " in path.read_text()
     assert typed("verify", f"{tmp_path}/o/x.json", "--save-config", path).code == 5
     before = read_tree(tmp_path / "o")
@@ -319,7 +319,7 @@ def test_saved_paths_work_across_links(source: Path, tmp_path: Path, monkeypatch
     (tmp_path / "jobs").symlink_to(tmp_path / "deep/down")
     (tmp_path / "linked").symlink_to(source)
     monkeypatch.chdir(tmp_path)
-    asked = ("linked", "out/x-{0..}.tar", "--workers", "1", "--dry-run", "--quiet")
+    asked = ("linked", "out/x-{0..}.tar", "--workers", "0", "--dry-run", "--quiet")
     assert typed("create", *asked, "--save-config", "jobs/job.toml").code == 0
     assert 'source = "../../linked"\n' in (tmp_path / "deep/down/job.toml").read_text()
     for folder in (tmp_path, tmp_path / "jobs", tmp_path / "deep"):

@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with a small source, `in`, and a dataset made of it, `out`."""
     folder = tmp_path_factory.mktemp("edge")
     write_tree(folder / "in", {f"{number}.txt": b"text" for number in range(6)})
-    create(folder / "in", f"{folder}/out/x-{{00..}}.tar", CreateOptions(workers=1, max_count=3))
+    create(folder / "in", f"{folder}/out/x-{{00..}}.tar", CreateOptions(workers=0, max_count=3))
     return folder
 
 
@@ -271,7 +271,7 @@ print(shardtool.open(f"{output}/o/o.json")[0]["txt"])
 def test_a_deleted_current_folder_is_explained(tmp_path: Path) -> None:
     """Relative paths in a deleted current folder give one message, also in the library; absolute paths work."""
     write_tree(tmp_path, {"s/a.txt": b"a"})
-    create(tmp_path / "s", f"{tmp_path}/o/o-{{0..}}.tar", CreateOptions(workers=1))
+    create(tmp_path / "s", f"{tmp_path}/o/o-{{0..}}.tar", CreateOptions(workers=0))
     (tmp_path / "gone").mkdir()
     words = [sys.executable, "-c", _GONE, str(tmp_path / "gone"), str(tmp_path)]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=_PACKAGE.parent)

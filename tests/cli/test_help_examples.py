@@ -73,31 +73,31 @@ def _datasets(here: Path) -> None:
     create(here / "imgs", f"{here}/out-{{000000..}}.tar", columns_from=["json"], **few)
     keys = {path.relative_to(here / "imgs").with_suffix("") for path in (here / "imgs").rglob("*.*")}
     write_tree(here / "vectors", {f"{key}.npy": b"vector" for key in keys})
-    create(here / "vectors", f"{here}/embeddings-{{000000..}}.tar", workers=1)
-    create(here / "list.csv", f"{here}/listed-{{0..}}.tar", root=here / "imgs", workers=1)
+    create(here / "vectors", f"{here}/embeddings-{{000000..}}.tar", workers=0)
+    create(here / "list.csv", f"{here}/listed-{{0..}}.tar", root=here / "imgs", workers=0)
     create(here / "imgs", f"{here}/records-{{000000..}}.tfrecord", **few)
     create(here / "data", f"{here}/out/{{split}}-{{000000..}}.tar", split_by="folder", columns_from=["json"], **few)
     for name in ("crawl", "crawl1", "crawl2", "more"):
         write_tree(here / "new" / name, {f"{name}/{at}.txt": b"text" for at in range(5)})
         where = here if name == "more" else here / name
-        create(here / "new" / name, f"{where}/{name}-{{0..}}.tar", workers=1)
+        create(here / "new" / name, f"{where}/{name}-{{0..}}.tar", workers=0)
     for name, pattern in (("old", "old"), ("new", "new"), ("old", "v1/{split}"), ("new", "v2/{split}")):
         files = write_tree(here / "versions" / name, {f"{at}.txt": name.encode() for at in range(9)})
         create(
-            files, f"{here}/{pattern}-{{0..}}.tar", split="train=0.5,val=0.5" if "split" in pattern else None, workers=1
+            files, f"{here}/{pattern}-{{0..}}.tar", split="train=0.5,val=0.5" if "split" in pattern else None, workers=0
         )
-    reshard([here / "crawl1", here / "crawl2"], f"{here}/all-{{000000..}}.tar", workers=1)
+    reshard([here / "crawl1", here / "crawl2"], f"{here}/all-{{000000..}}.tar", workers=0)
     for number in range(2):
         with ShardWriter(f"{here}/parts/out-{{000000..}}.tar", part=number, parts=2) as writer:
             writer.write({"__key__": f"{number}", "txt": "text"})
-    dry_run(here / "imgs", f"{here}/out-{{000000..}}.tar", plan_only=here / "plan.parquet", workers=1)
+    dry_run(here / "imgs", f"{here}/out-{{000000..}}.tar", plan_only=here / "plan.parquet", workers=0)
     write_tree(here / "many", {f"{at:03}.txt": b"text" for at in range(128)})
     for pattern in ("shards/train-{0000..0127}.tar", "train-{0000..0127}.tar", "downloaded/train-{000000..000127}.tar"):
-        create(here / "many", here / pattern, workers=1)
+        create(here / "many", here / pattern, workers=0)
         for made in (here / pattern).parent.glob("train*.*"):
             if made.suffix != ".tar":
                 made.unlink()
-    index(f"{here}/train-{{0000..0127}}.tar", workers=1)
+    index(f"{here}/train-{{0000..0127}}.tar", workers=0)
     Cache(here / "cache", max_bytes="1GB")
 
 

@@ -45,7 +45,7 @@ def _lines(text: str) -> list[dict[str, Any]]:
 
 def test_shards_and_the_end_have_lines(small: Path, tmp_path: Path) -> None:
     """Log lines are all of stderr, stdout is unchanged; shards and totals match the result."""
-    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", "--max-count", "1")
+    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "0", "--max-count", "1")
     ran = typed(*create, "--log", "json", "--json")
     start, *shards, end = [one for one in _lines(ran.err) if one["event"] != "note"]
     result = json.loads(ran.out)
@@ -68,7 +68,7 @@ def test_shards_and_the_end_have_lines(small: Path, tmp_path: Path) -> None:
 )
 def test_an_error_is_the_last_line(small: Path, tmp_path: Path, more: tuple[str, ...], code: str) -> None:
     """The last line has the exit code and the error; nothing else is printed."""
-    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1")
+    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "0")
     assert typed(*create).code == 0
     ran = typed(*create, *more, "--log", "json")
     end = _lines(ran.err)[-1]

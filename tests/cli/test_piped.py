@@ -99,7 +99,7 @@ def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pyte
 
     def run(*words: str) -> tuple[int, str]:
         _stdin(monkeypatch, "\n".join(given).encode())
-        ran = typed(*words, "--workers", "1", cwd=tmp_path / "work")
+        ran = typed(*words, "--workers", "0", cwd=tmp_path / "work")
         return ran.code, ran.err
 
     code, said = run("create", "-", "out/o-{0..}.tar")
@@ -118,10 +118,10 @@ def test_folders_in_a_list_are_passed_over(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "photos" / "empty").mkdir()
     lists = ["", "/v1.0", "/v1.0/a.jpg", "/b", "/b/c.png", "/empty"]
     _stdin(monkeypatch, "".join(f"{tmp_path}/photos{path}\n" for path in lists).encode())
-    assert typed("create", "-", "out/o-{0..}.tar", "--workers", "1", cwd=tmp_path / "work").code == 0
+    assert typed("create", "-", "out/o-{0..}.tar", "--workers", "0", cwd=tmp_path / "work").code == 0
     assert members(tmp_path / "work/out/o-0.tar") == [("v1.0/a.jpg", b"a"), ("b/c.png", b"c")]
     _stdin(monkeypatch, f"{tmp_path}/photos/gone\n{tmp_path}/photos/b/c.png\n".encode())
-    ran = typed("create", "-", "new/o-{0..}.tar", "--workers", "1", cwd=tmp_path / "work")
+    ran = typed("create", "-", "new/o-{0..}.tar", "--workers", "0", cwd=tmp_path / "work")
     assert (ran.code, "a name without an extension" in ran.err) == (2, True)
 
 

@@ -18,7 +18,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     """Pack a dataset, truncate its dataset file, and return its folder."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "in", {f"{at}.bin": b"%d" % at for at in range(3)})
-    create("in", "ds/x-{00..}.tar", workers=1, max_count=2)
+    create("in", "ds/x-{00..}.tar", workers=0, max_count=2)
     file = tmp_path / "ds" / "x.json"
     file.write_bytes(file.read_bytes()[: request.param])
     return tmp_path / "ds"
@@ -56,7 +56,7 @@ def test_index_overwrite_replaces_a_damaged_dataset_file(damaged: Path) -> None:
     """`index --overwrite`, which the messages recommend, replaces the damaged file, also for a single shard."""
     for name in ("x-01.tar", "x-01.index"):
         (damaged / name).unlink()
-    create("in", "one/x-{00..}.tar", workers=1)
+    create("in", "one/x-{00..}.tar", workers=0)
     (damaged.parent / "one" / "x.json").write_bytes((damaged / "x.json").read_bytes())
     assert typed("index", "one").code == 5
     assert typed("index", "one", "--overwrite", "--quiet").code == 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def packed(sample_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the shards of the sample photographs, with labels."""
     folder = tmp_path_factory.mktemp("packed")
-    options = CreateOptions(workers=1, max_size="500kB", label_from_folder=True)
+    options = CreateOptions(workers=0, max_size="500kB", label_from_folder=True)
     create(sample_data, f"{folder}/out-{{000..}}.tar", options)
     return folder
 
@@ -125,11 +125,11 @@ def _texts(value: object) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "recorded"),
     [
-        (CreateOptions(workers=1), {}),
-        (CreateOptions(workers=1, max_size="1MB", seed=5), {"max_size": 10**6}),
+        (CreateOptions(workers=0), {}),
+        (CreateOptions(workers=0, max_size="1MB", seed=5), {"max_size": 10**6}),
         (CreateOptions(workers=1, max_size=10**6, start_method="spawn", on_error="skip"), {"max_size": 10**6}),
-        (CreateOptions(workers=1, shuffle=True, seed=5), {"shuffle": True, "seed": 5}),
-        (CreateOptions(workers=1, include=("*.txt", "*.bin")), {"include": ["*.txt", "*.bin"]}),
+        (CreateOptions(workers=0, shuffle=True, seed=5), {"shuffle": True, "seed": 5}),
+        (CreateOptions(workers=0, include=("*.txt", "*.bin")), {"include": ["*.txt", "*.bin"]}),
     ],
 )
 def test_only_options_that_affect_the_bytes_are_recorded(

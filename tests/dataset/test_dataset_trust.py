@@ -170,7 +170,7 @@ def test_the_root_of_a_manifest_is_given_by_the_user(tmp_path: Path) -> None:
 def test_the_command_line_has_the_options_of_a_source(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line has the options of a source, with the same names as in `create`."""
     monkeypatch.chdir(copy)
-    asked = ["verify", "ds", "--source", "photos", "--workers", "1", "--symlinks", "skip"]
+    asked = ["verify", "ds", "--source", "photos", "--workers", "0", "--symlinks", "skip"]
     assert CliRunner().invoke(cli, asked).exit_code == 0
     for wrong in (["--map", "a:b"], ["--root", "."], ["--allow-outside"]):
         assert isinstance(CliRunner().invoke(cli, ["verify", "ds", *wrong]).exception, InvalidRequest), wrong

@@ -17,7 +17,7 @@ from tests.helpers import write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-SPLITS = CreateOptions(split="train=0.5,val=0.5", max_count=3, workers=1)
+SPLITS = CreateOptions(split="train=0.5,val=0.5", max_count=3, workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_split_pattern_without_matches_is_an_error(packed: Path) -> None:
 def test_a_split_pattern_matches_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None:
     """A name with `{split}` matches the splits that a run recorded, and no other dataset file."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
-    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
+    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=0)
     (folder / "foreign.json").write_text("{}")
     assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
     assert _named(f"{folder}/{{split}}-{{0..}}.tar", folder) == ["train-{0..}.tar", "val-{0..}.tar"]
@@ -127,7 +127,7 @@ def test_a_missing_split_is_named(packed: Path, tmp_path: Path) -> None:
 def test_splits_of_two_runs_are_rejected(packed: Path, tmp_path: Path) -> None:
     """A name with `{split}` that matches splits of two runs is an error."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
-    create(packed / "source", f"{folder}/{{split}}-{{0..}}.tar", split="a=0.5,b=0.5", workers=1)
+    create(packed / "source", f"{folder}/{{split}}-{{0..}}.tar", split="a=0.5,b=0.5", workers=0)
     with pytest.raises(InvalidRequest, match="splits of 2 runs: a, b; train, val"):
         expand_datasets(f"{folder}/{{split}}.json")
 
@@ -135,7 +135,7 @@ def test_splits_of_two_runs_are_rejected(packed: Path, tmp_path: Path) -> None:
 def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
     """If dataset files do not list the splits of their run, all matching splits are used."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
-    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
+    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=0)
     for path in (folder / "train.json", folder / "val.json"):
         file = parse_dataset(path.read_bytes(), path.name)
         made = {name: value for name, value in file.made.document.items() if name != "splits"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def dataset(small: Path, tmp_path: Path) -> Path:
     """Return a folder with four shards."""
-    create(small, f"{tmp_path}/out/out-{{000..}}.tar", CreateOptions(max_count=3, workers=1))
+    create(small, f"{tmp_path}/out/out-{{000..}}.tar", CreateOptions(max_count=3, workers=0))
     return tmp_path / "out"
 
 

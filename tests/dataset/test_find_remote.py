@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def dataset(small_once: Path, http_files: Server) -> tuple[str, Path]:
     """Return the address of a folder with a dataset of four shards, and the served folder."""
     at = http_files.new_prefix()
-    create(small_once, f"{http_files.local(at)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=1))
+    create(small_once, f"{http_files.local(at)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=0))
     return at, http_files.local(at)
 
 
@@ -52,7 +52,7 @@ def test_every_way_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
 def test_a_dataset_of_one_shard(small_once: Path, http_files: Server) -> None:
     """The dataset file of a single shard is found, and is not used for a shard of a larger dataset."""
     at = http_files.new_prefix()
-    create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=1))
+    create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=0))
     assert find_dataset(f"{at}/x-000.tar").dataset_file == f"{at}/x.json"
     assert find_dataset([f"{at}/x-000.tar"]).own
 

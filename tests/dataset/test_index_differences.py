@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
     """A sidecar has the same index as a scan; differences between other indexes are reported by kind and value."""
     write_tree(tmp_path / "in", {f"{at}.{name}": b"x" * at for at in range(1, 6) for name in ("bin", "txt")})
-    create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
+    create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0))
     (shard,) = open_dataset(tmp_path / "out.json").shards
     said, walked = shard.index(), scanned_index(scan_shard(ShardScanTask(shard.path, checksum=True)))
     assert [*compare_indexes(said, walked)] == []

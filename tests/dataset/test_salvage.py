@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-_SKIP = ReshardOptions(on_error="skip", workers=1)
+_SKIP = ReshardOptions(on_error="skip", workers=0)
 _KEYS = "abcdef"
 _WHOLE = {key: {"jpg": key.encode() * 700, "json": key.encode() * 90} for key in _KEYS}
 
@@ -49,7 +49,7 @@ def _salvaged(folder: Path, name: str, data: bytes) -> tuple[str, list[tuple[str
     dataset = folder / "out.json"
     found = contents(sound(dataset))
     assert found == {key: _WHOLE[key] for key in found}
-    assert verify(dataset, VerifyOptions(workers=1)).sound
+    assert verify(dataset, VerifyOptions(workers=0)).sound
     rows = skipped(dataset)
     assert {(row["code"], row["path"]) for row in rows} <= {("damaged", name)}
     return "".join(found), [(row["key"], row["message"]) for row in rows]
@@ -91,7 +91,7 @@ def test_damage_is_an_error_by_default(tmp_path: Path) -> None:
     """By default damage ends the run, with the offset, and with the option that skips it."""
     (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _AT["c.json"] + 40))
     with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with checksum.*on_error='skip'"):
-        reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=1))
+        reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=0))
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("xz", lzma.compress)])
@@ -180,14 +180,14 @@ def test_a_damaged_number_skips_its_sample(tmp_path: Path) -> None:
     import pyarrow as pa
 
     table = pa.table({"key": ["a", "b", "c"], "n": [300, 301, 302], "t": ["x", "y", "z"]})
-    options = CreateOptions(workers=1, key="key", values=("n=n", "t=t"), meta="none")
+    options = CreateOptions(workers=0, key="key", values=("n=n", "t=t"), meta="none")
     create(table, f"{tmp_path}/in-{{0..}}.tfrecord", options)
     shard = tmp_path / "in-0.tfrecord"
     data = shard.read_bytes()
     at = data.index(b"\xad\x02")  # 301
     shard.write_bytes(_flipped(data, at))
     with pytest.raises(CorruptShard, match="CRC"):
-        reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+        reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=0))
     reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", _SKIP)
     assert {*contents(sound(tmp_path / "o" / "out.json"))} == {"a", "c"}
     (row,) = skipped(tmp_path / "o" / "out.json")
@@ -204,7 +204,7 @@ def _torn(twice: str = "") -> bytes:
 def test_interleaved_fields(tmp_path: Path, ending: str) -> None:
     """A tar with all images before all labels has one sample per key: `index` rejects it, `reshard` fixes it."""
     (tmp_path / f"x.{ending}").write_bytes(_torn() if ending == "tar" else gzip.compress(_torn()))
-    reshard(tmp_path / f"x.{ending}", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+    reshard(tmp_path / f"x.{ending}", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=0))
     assert contents(sound(tmp_path / "o" / "out.json")) == {
         key: {"jpg": key.encode() * 9, "json": b"{}"} for key in "abc"
     }
@@ -220,5 +220,5 @@ def test_duplicate_samples_are_not_merged(tmp_path: Path) -> None:
     """If two parts of a key share a field, they are two samples and are not merged."""
     (tmp_path / "x.tar").write_bytes(_torn(twice="b"))
     with pytest.raises(InvalidRequest, match="3 keys more than once"):
-        reshard(tmp_path / "x.tar", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+        reshard(tmp_path / "x.tar", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=0))
     index(tmp_path / "x.tar")

@@ -42,7 +42,7 @@ def rows(found: ShardScan) -> list[tuple[str, int, int, list[tuple[str, int, int
 
 def test_a_scan_matches_the_sidecar(awkward: Path, ending: str, tmp_path: Path) -> None:
     """A scan has the same keys, offsets, lengths and checksums as the sidecar, and the same fingerprint."""
-    create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=1))
+    create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=0))
     total = 0
     for shard in shards(tmp_path):
         found = scan_shard(ShardScanTask(str(shard), checksum=True))
@@ -64,7 +64,7 @@ def test_a_scan_matches_the_sidecar(awkward: Path, ending: str, tmp_path: Path) 
 def test_where_keys_end(tmp_path: Path) -> None:
     """Keys end at the first or at the last dot, as when the shard was created."""
     source = write_tree(tmp_path / "in", {"v1.5/a.b.jpg": b"1", "v1.5/a.b.txt": b"2", ".c.jpg": b"3"})
-    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=1))
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=0))
     path = str(tmp_path / "o-0.tar")
     assert scan_shard(ShardScanTask(path, dots="last")).keys == [b".c", b"v1.5/a.b"]
     assert scan_shard(ShardScanTask(path)).keys == [b".c", b"v1.5/a"]
@@ -91,7 +91,7 @@ def test_unrecognised_members_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", ["w:gz", "plain gz"])
 def test_a_compressed_tar(pack: str, awkward: Path, tmp_path: Path) -> None:
     """A compressed tar is scanned, with offsets in its decompressed bytes."""
-    create(awkward, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    create(awkward, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=0))
     data = (tmp_path / "o-0.tar").read_bytes()
     if pack == "plain gz":
         (tmp_path / "x.tar.gz").write_bytes(gzip.compress(data))
@@ -109,7 +109,7 @@ def test_a_compressed_tar(pack: str, awkward: Path, tmp_path: Path) -> None:
 def test_a_compressed_tfrecord(tmp_path: Path) -> None:
     """A compressed TFRecord file is scanned."""
     source = write_tree(tmp_path / "in", {f"{at}.jpg": bytes([at]) * 1000 * at for at in range(20)})
-    create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=0))
     (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress((tmp_path / "o-0.tfrecord").read_bytes()))
     found = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord.gz"), checksum=True))
     assert (found.error, len(found.keys)) == (None, 20)
@@ -117,7 +117,7 @@ def test_a_compressed_tfrecord(tmp_path: Path) -> None:
 
 def test_records_too_large_for_memory(awkward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan does not depend on whether records are held in memory."""
-    create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1, label_from_folder=True))
+    create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=0, label_from_folder=True))
     path = str(tmp_path / "o-0.tfrecord")
     held = [scan_shard(ShardScanTask(path, checksum=checksum)) for checksum in (False, True)]
     monkeypatch.setattr(tfrecord_read, "MAX_HELD_RECORD_BYTES", 10)
@@ -128,7 +128,7 @@ def test_records_too_large_for_memory(awkward: Path, tmp_path: Path, monkeypatch
 
 def test_samples_before_damage_are_returned(ending: str, small: Path, tmp_path: Path) -> None:
     """The scan of a damaged shard has the samples before the damage, and the checksum of the whole file."""
-    create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=1))
+    create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=0))
     path = tmp_path / f"o-0.{ending}"
     whole = scan_shard(ShardScanTask(str(path), checksum=True))
     data = bytearray(path.read_bytes())
@@ -143,7 +143,7 @@ def test_samples_before_damage_are_returned(ending: str, small: Path, tmp_path: 
 def test_padding_that_is_not_zero(tmp_path: Path) -> None:
     """A nonzero byte between a payload and the next header is reported."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"x" * 10, "b.jpg": b"y" * (2**20 + 1), "c.jpg": b""})
-    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=0))
     path = tmp_path / "o-0.tar"
     places = scan_shard(ShardScanTask(str(path)))
     data = bytearray(path.read_bytes())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def packed(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the shards of the awkward tree, with labels."""
     folder = tmp_path_factory.mktemp("packed")
-    options = CreateOptions(workers=1, max_size="1.5MB", label_from_folder=True)
+    options = CreateOptions(workers=0, max_size="1.5MB", label_from_folder=True)
     create(awkward, f"{folder}/out-{{000..}}.{ending}", options)
     return folder
 
@@ -36,7 +36,7 @@ def many_classes(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{folder:03}/x.bin": bytes(600_000 if folder == 150 else folder) for folder in range(200)}
     source = write_tree(tmp_path_factory.mktemp("classes"), files)
     folder = tmp_path_factory.mktemp("packed")
-    create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=1, label_from_folder=True))
+    create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=0, label_from_folder=True))
     return folder
 
 
@@ -185,7 +185,7 @@ def test_the_schema_is_read_from_the_footer(columns: int, tmp_path: Path) -> Non
     """The columns of a sidecar are read from its footer, however long it is."""
     more = {f"column-{at:04}-{'x' * 100}": [at, None] for at in range(columns)}
     table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
-    create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=0))
     path = tmp_path / "out-0.index"
     assert read_sidecar_schema(str(path)) == pq.read_schema(path).remove_metadata()
     assert len(read_sidecar_schema(str(path))) >= 5 + columns

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MOST = 200_000_000  # bytes that a verb may take for a sidecar of some kilobytes
 _HANG_S = 120
 VERBS = {
-    "verify": ["verify", "DATASET", "--workers", "1"],
+    "verify": ["verify", "DATASET", "--workers", "0"],
     "verify --quick": ["verify", "DATASET", "--quick"],
     "inspect": ["inspect", "DATASET"],
     "inspect --json": ["inspect", "DATASET", "--json"],
@@ -51,11 +51,11 @@ VERBS = {
     "inspect --html": ["inspect", "DATASET", "--html", "FOLDER/page.html"],
     "inspect --contact-sheet": ["inspect", "DATASET", "--contact-sheet", "FOLDER/sheet.png"],
     "index --export": ["index", "DATASET", "--export", "dali-webdataset", "--output", "FOLDER/export"],
-    "reshard": ["reshard", "DATASET", "FOLDER/new/out-{000..}.tar", "--workers", "1", "--quiet"],
-    "reshard --where": ["reshard", "DATASET", "FOLDER/w/out-{000..}.tar", "--where", "n > 0", "--workers", "1"],
-    "create --append": ["create", "MORE", "BESIDE/out-{000..}.tar", "--append", "--workers", "1", "--quiet"],
-    "create --resume": ["create", "SOURCE", "BESIDE/out-{000..}.tar", "--resume", "--workers", "1", "--quiet"],
-    "index": ["index", "DATASET", "--workers", "1", "--quiet"],
+    "reshard": ["reshard", "DATASET", "FOLDER/new/out-{000..}.tar", "--workers", "0", "--quiet"],
+    "reshard --where": ["reshard", "DATASET", "FOLDER/w/out-{000..}.tar", "--where", "n > 0", "--workers", "0"],
+    "create --append": ["create", "MORE", "BESIDE/out-{000..}.tar", "--append", "--workers", "0", "--quiet"],
+    "create --resume": ["create", "SOURCE", "BESIDE/out-{000..}.tar", "--resume", "--workers", "0", "--quiet"],
+    "index": ["index", "DATASET", "--workers", "0", "--quiet"],
 }
 # One for each way in which a sidecar is read; the last ones replace it.
 READERS = (
@@ -70,7 +70,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sound")
     table = {"key": [f"k{at}" for at in range(4)], "txt": ["some text"] * 4, "n": [1, 2, 3, 4], "word": ["a", "b"] * 2}
     pq.write_table(pa.table(table), place / "source.parquet")
-    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(values=("txt=txt",), workers=0))
     pq.write_table(pa.table(table | {"key": [f"m{at}" for at in range(4)]}), place / "more.parquet")
     return place
 
@@ -392,7 +392,7 @@ def test_times_beyond_year_9999(what: str, tmp_path: Path) -> None:
     write_tree(tmp_path, {"a0.txt": b"a"})
     pq.write_table(pa.table({"path": ["a0.txt"], "t": _TIMES[what], "n": [1]}), tmp_path / "source.parquet")
     dataset = tmp_path / "ds" / "out.json"
-    create(tmp_path / "source.parquet", tmp_path / "ds" / "out-{000..}.tar", CreateOptions(workers=1))
+    create(tmp_path / "source.parquet", tmp_path / "ds" / "out-{000..}.tar", CreateOptions(workers=0))
     for verb in VERBS:
         if not verb.startswith("create"):
             assert _outcome(verb, dataset) == 0, verb
@@ -405,7 +405,7 @@ def test_only_unsupported_times_become_text(tmp_path: Path) -> None:
     times = pa.array([2**58, 0], pa.timestamp("us"))
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
-    create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=0))
     found = [view_sample(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
     assert found == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},

@@ -60,7 +60,7 @@ def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _options(**more: Any) -> CreateOptions:
-    return CreateOptions(label_from_folder=True, workers=1, **more)
+    return CreateOptions(label_from_folder=True, workers=0, **more)
 
 
 def test_every_row_names_the_shard(new: Path) -> None:
@@ -75,7 +75,7 @@ def test_every_row_names_the_shard(new: Path) -> None:
 
 def test_verify_and_inspect_read_version_1(old: Path, new: Path) -> None:
     """A dataset of version 1 is valid, and `inspect` shows it like version 2."""
-    report = verify(old, VerifyOptions(workers=1))
+    report = verify(old, VerifyOptions(workers=0))
     assert (report.sound, report.counts, report.unchecked) == (True, {}, ())
     shown = [replace(inspect(folder / "out.json"), dataset="", dataset_file=None) for folder in (old, new)]
     assert shown[0] == shown[1]
@@ -85,7 +85,7 @@ def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path)
     """A dataset of version 1 gives the same output bytes as version 2."""
     made = [tmp_path / name for name in ("of-old", "of-new")]
     for source, folder in zip((old, new), made, strict=True):
-        result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=1))
+        result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=0))
         assert result.fingerprint == _FINGERPRINT
         assert isinstance(export(source / "out.json", "energon", ExportOptions(output=folder)), ExportResult)
     assert read_tree(made[0]) == read_tree(made[1])
@@ -101,7 +101,7 @@ def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
     ]
     after = read_tree(old)
     assert {name for name in before if after[name] != before[name]} == {"out.json"}
-    assert verify(old, VerifyOptions(workers=1)).sound
+    assert verify(old, VerifyOptions(workers=0)).sound
 
 
 @pytest.mark.parametrize("verb", ["index", "create"])
@@ -112,8 +112,8 @@ def test_index_and_resume_upgrade_version_1(verb: str, old: Path, new: Path, tmp
     """
     inodes = [path.stat().st_ino for path in shards(old)]
     if verb == "index":
-        assert index(old / "out.json", IndexOptions(workers=1)).kept == 0
-        assert index(old / "out.json", IndexOptions(workers=1)).kept == len(shards(old))
+        assert index(old / "out.json", IndexOptions(workers=0)).kept == 0
+        assert index(old / "out.json", IndexOptions(workers=0)).kept == len(shards(old))
     else:
         assert create(tmp_path / "src", f"{old}/out-{{0..1}}.tar", _options(resume=True)).kept == len(inodes)
         create(tmp_path / "src", f"{new}/out-{{0..1}}.tar", _options(overwrite=True))
@@ -125,7 +125,7 @@ def test_resume_keeps_transformed_shards_of_version_1(tmp_path: Path, monkeypatc
     """`--resume` keeps shards of transformed samples with sidecars of version 1, and writes new sidecars."""
     source, folder = write_tree(tmp_path / "src", SOURCE), tmp_path / "out"
     monkeypatch.setenv(NOTED, f"{tmp_path}/noted")
-    options = CreateOptions(map="tests.mapped:noted", workers=1)
+    options = CreateOptions(map="tests.mapped:noted", workers=0)
     create(source, f"{folder}/out-{{0..1}}.tar", options)
     before = read_tree(folder)
     for path in folder.glob("*.index"):
@@ -183,7 +183,7 @@ def test_index_of_a_renamed_shard(new: Path, tmp_path: Path) -> None:
     """`index` of renamed shards writes sidecars whose rows have the new names."""
     for at, path in enumerate(shards(new)):
         (tmp_path / f"y-{at}.tar").write_bytes(path.read_bytes())
-    index(f"{tmp_path}/y-{{0..1}}.tar", IndexOptions(workers=1))
+    index(f"{tmp_path}/y-{{0..1}}.tar", IndexOptions(workers=0))
     for path in (tmp_path / "y-0.tar", tmp_path / "y-1.tar"):
         assert set(pq.read_table(path.with_suffix(".index"))["__shard__"].to_pylist()) == {path.name}
     assert members(*shards(tmp_path)) == members(*shards(new))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -18,10 +19,15 @@ from shardtool.execute import start_pool
 from shardtool.execute.local_pool import LocalPool
 from shardtool.execute.pool import Pool, sample_paths
 from shardtool.execute.worker import send
+from tests.helpers import read_tree, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+_forks: list[None] = []
+os.register_at_fork(before=lambda: _forks.append(None))
 
 
 def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
@@ -83,6 +89,56 @@ def test_progress_has_task_numbers() -> None:
     assert told == [(0, 1, 4), (1, 1, 8)]
 
 
+def _prints(task: int) -> int:
+    print(task)  # noqa: T201 - as a user's function may
+    return task
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_functions_that_print_do_not_write_to_stdout(capfd: pytest.CaptureFixture[str], workers: int) -> None:
+    """Output of a user's function goes to stderr, and none is lost: stdout has the result of the command."""
+    with start_pool(shardtool.CreateOptions(workers=workers)) as pool:
+        assert list(pool.map(_prints, [1])) == [(0, 1)]
+    assert capfd.readouterr() == ("", "1\n")
+
+
+@pytest.mark.parametrize("name", ["executor", "start_method"])
+def test_options_of_workers_need_workers(name: str) -> None:
+    """`workers=0` conflicts with options that have an effect only on workers."""
+    options = shardtool.CreateOptions(workers=0, **{name: {"executor": "ray", "start_method": "fork"}[name]})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=rf"{name}=.*: used with workers=0, which runs .* expected one of them"):
+        start_pool(options)
+
+
+COMMANDS = {
+    "create": "create in new-{0..}.tar --max-count 4",
+    "reshard": "reshard x.json new-{0..}.tfrecord --shuffle --max-count 3",
+    "verify": "verify x.json --source in --decode",
+    "index": "index x-*.tar --overwrite",
+    "diff": "diff x.json in",
+    "extract": "extract x.json files",
+    "remove": "remove x.json --where key=='a/000'",
+}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_verb_runs_without_workers(verb: str, small_once: Path, tmp_path: Path) -> None:
+    """With `--workers 0`, a verb starts no process; files, output and exit code are those of a run with workers."""
+    outcomes = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        (folder / "in").symlink_to(small_once)
+        assert typed("create", "in", "x-{0..}.tar", "--max-count", "5", "--workers", "0", cwd=folder).code == 0
+        _forks.clear()
+        ran = typed(*COMMANDS[verb].split(), "--workers", str(workers), cwd=folder)
+        assert bool(_forks) == bool(workers)
+        (folder / "in").unlink()
+        outcomes.append((ran.code, re.sub(r"[\d.]+ s\b.*", "", ran.out + ran.err), read_tree(folder)))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == 0, outcomes[0][1]
+
+
 def test_missing_ray_is_reported() -> None:
     """Without Ray, the error says what to install."""
     hidden = "import sys; sys.modules['ray'] = None\n"
@@ -108,8 +164,8 @@ def test_an_address_needs_a_cluster(options: type[shardtool.VerifyOptions]) -> N
 
 def test_start_pool_follows_the_executor() -> None:
     """The executor option chooses the pool."""
-    with start_pool(shardtool.VerifyOptions(workers=1, start_method="fork")) as found:
-        assert isinstance(found, LocalPool)
+    with start_pool(shardtool.VerifyOptions(workers=1, start_method="fork")) as pool:
+        assert isinstance(pool, LocalPool)
 
 
 def test_three_paths_are_checked() -> None:

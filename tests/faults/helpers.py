@@ -149,6 +149,12 @@ def hold(run: Run, folder: Path, count: int) -> None:
     """Stop all processes of a run when `count` shards are visible; `release` continues them."""
     reach(run, folder, count)
     run.signal(signal.SIGSTOP, group=True)
+    assert settles(lambda: all(map(is_stopped, run.processes())))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, for example by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
 
 
 def release(run: Run) -> None:

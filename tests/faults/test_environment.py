@@ -21,6 +21,7 @@ from tests.faults.helpers import (
     hidden,
     hold,
     identity,
+    is_stopped,
     plain,
     release,
     settles,
@@ -46,6 +47,7 @@ def _shell(line: str) -> list[str]:
 SURROUNDINGS: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
     "fork": ([], {"PYTHONHASHSEED": "0"}, ["--start-method", "fork"]),
     "spawn": ([], {"PYTHONHASHSEED": "1"}, ["--start-method", "spawn"]),
+    "no workers": ([], {}, ["--workers", "0"]),
     "many workers": ([], {"TZ": "Pacific/Kiritimati"}, ["--workers", "9"]),
     "C locale": ([], {"LC_ALL": "C", "LANG": "C"}, []),
     "ASCII": ([], _ASCII, []),
@@ -224,7 +226,7 @@ def test_second_run_is_refused(bulk: Bulk, place: Path) -> None:
 def test_locked_before_the_first_shard(small: Path, expected: dict[str, str], place: Path) -> None:
     """A second run is refused even before the first has published a shard."""
     first = start(small, place / "out", *OPTIONS, code="import os, signal; os.kill(0, signal.SIGSTOP)")
-    assert settles(lambda: _stopped(first.process.pid))
+    assert settles(lambda: is_stopped(first.process.pid))
     second = create(small, place / "out", *OPTIONS)
     assert second.code == 5
     assert "another run" in second.err
@@ -232,10 +234,6 @@ def test_locked_before_the_first_shard(small: Path, expected: dict[str, str], pl
     release(first)
     assert (first.end().code, first.err) == (0, "")
     assert contents(place / "out") == expected
-
-
-def _stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
 
 
 def test_runs_started_together(bulk: Bulk, place: Path) -> None:

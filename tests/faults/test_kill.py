@@ -51,13 +51,22 @@ def _resume(folder: Path, bulk: Bulk, *more: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "group", "count"),
-    [("bulk", False, 0), ("bulk", False, 1), ("bulk", True, 9), ("bulk", False, 20), ("bulk_records", False, 9)],
+    ("made", "group", "count", "more"),
+    [
+        ("bulk", False, 0, ()),
+        ("bulk", False, 1, ()),
+        ("bulk", True, 9, ()),
+        ("bulk", False, 20, ()),
+        ("bulk", False, 9, ("--workers", "0")),
+        ("bulk_records", False, 9, ()),
+    ],
 )
-def test_kill_and_resume(made: str, count: int, place: Path, request: pytest.FixtureRequest, *, group: bool) -> None:
+def test_kill_and_resume(
+    made: str, count: int, more: tuple[str, ...], place: Path, request: pytest.FixtureRequest, *, group: bool
+) -> None:
     """After a kill no process and no partial file remains, and resume produces the same bytes."""
     bulk: Bulk = request.getfixturevalue(made)
-    run = start(bulk.source, place / "out" / bulk.pattern, *bulk.options)
+    run = start(bulk.source, place / "out" / bulk.pattern, *bulk.options, *more)
     reach(run, place / "out", count)
     run.signal(signal.SIGKILL, group=group)
     run.end()

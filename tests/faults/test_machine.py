@@ -71,8 +71,8 @@ def test_few_open_files_lose_no_sample(free: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "copy ds to", "verify ds --workers 1", "index ds", "reshard ds new-{0..}.tar --workers 1", "inspect ds",
-        "create src new-{0..}.tar --workers 1 --on-error skip",
+        "copy ds to", "verify ds --workers 0", "index ds", "reshard ds new-{0..}.tar --workers 0", "inspect ds",
+        "create src new-{0..}.tar --workers 0 --on-error skip",
     ],
 )  # fmt: skip
 def test_few_open_files_are_not_damage(words: str, free: int) -> None:
@@ -95,7 +95,7 @@ def test_failing_open_is_not_damage(code: int, name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(files, "_open", fails)
     listed = name == "out-003.tar" and code != errno.EMFILE  # verify goes on after a shard that it cannot read
     for words in ("copy ds to", "verify ds", "reshard ds r-{0..}.tar", "index ds --overwrite"):
-        ran = typed(*words.split(), "--workers", "1") if "copy" not in words else typed(*words.split())
+        ran = typed(*words.split(), "--workers", "0")
         if words == "verify ds" and listed:
             assert (ran.code, "shard-unreadable" in ran.out, "damaged" in ran.out) == (3, True, False), ran
         else:

@@ -49,6 +49,19 @@ def test_signal_in_the_middle(bulk: Bulk, place: Path, signum: int, group: bool)
         assert contents(place / "out") == bulk.expected
 
 
+@pytest.mark.parametrize("signum", SIGNALS, ids=lambda one: one.name)
+def test_signal_without_workers(bulk: Bulk, place: Path, signum: int) -> None:
+    """With `--workers 0`, a signal ends the only process in the middle of a shard; resume produces the same bytes."""
+    options = (*bulk.options, "--workers", "0")
+    run = start(bulk.source, place / "out", *options)
+    reach(run, place / "out", 2)
+    assert not run.workers()
+    run.signal(signum)
+    _ends_well(run, signum, place / "out")
+    assert create(bulk.source, place / "out", *options, "--resume").code == 0
+    assert contents(place / "out") == bulk.expected
+
+
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
 def test_signal_while_spawned_workers_start(bulk: Bulk, place: Path, group: bool) -> None:  # noqa: FBT001 - a parameter
     """Ctrl-C while workers start prints no traceback, in no process."""

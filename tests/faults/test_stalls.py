@@ -36,11 +36,12 @@ FAULTS = {
 }
 VERBS = {
     "copy": ("copy", "{at}/out.json", "{place}/to"),
+    "copy-here": ("copy", "{at}/out.json", "{place}/to", "--workers", "0"),
     "verify": ("verify", "{at}/out.json", "--workers", "2"),
-    "verify-here": ("verify", "{at}/out.json", "--workers", "1"),
+    "verify-here": ("verify", "{at}/out.json", "--workers", "0"),
     "inspect": ("inspect", "{at}/out.json", "--read-speed"),
-    "reshard": ("reshard", "{at}/out.json", "{place}/to/new-{{0..}}.tar", "--workers", "1"),
-    "create": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "1"),
+    "reshard": ("reshard", "{at}/out.json", "{place}/to/new-{{0..}}.tar", "--workers", "0"),
+    "create": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "0"),
     "create-workers": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "2"),
 }
 

@@ -60,7 +60,7 @@ def test_splits_share_one_readme(tmp_path: Path) -> None:
     }
     right = (folder / "README.md").read_bytes()
     for turn in ("held-out.json", "train.json"):
-        export(folder / turn, "huggingface", ExportOptions(workers=1))
+        export(folder / turn, "huggingface", ExportOptions(workers=0))
         assert (folder / "README.md").read_bytes() == right
     with pytest.raises(InvalidRequest, match="both be named a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
@@ -81,7 +81,7 @@ def test_a_users_readme_is_kept(text: str, tmp_path: Path) -> None:
     else:
         path.write_text(text)
     before = path.read_bytes()
-    result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=1))
+    result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=0))
     assert any("README.md was not written by shardtool and is kept" in note for note in result.notes)
     _pack(folder, shuffle=True, max_count=6, overwrite=True, export=("huggingface",))
     assert path.read_bytes() == before
@@ -108,13 +108,13 @@ def test_a_stale_readme_is_deleted(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "source", {})
     for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
         export_too = ("huggingface",) if len(names) == 2 else ()
-        options = CreateOptions(workers=1, export=export_too, overwrite=True)
+        options = CreateOptions(workers=0, export=export_too, overwrite=True)
         create(source, [f"{folder}/{name}" for name in names], options)
         assert (folder / "README.md").exists() == bool(export_too)
         kept = (folder / "README.md").read_bytes() if export_too else kept
     (folder / "README.md").write_bytes(kept)
     (file,) = (path for path in folder.glob("*.json") if b"wids_version" in path.read_bytes())
-    report = verify(file, VerifyOptions(workers=1))
+    report = verify(file, VerifyOptions(workers=0))
     assert [(one.code, one.file, one.found) for one in report.findings] == [
         ("export-stale", "README.md", "r.tar is not listed")
     ]

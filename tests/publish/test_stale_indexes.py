@@ -44,7 +44,7 @@ def _indexes(folder: Path) -> set[str]:
 
 
 def _codes(folder: Path, **options: Any) -> set[str]:
-    return set(verify(folder / "x.json", VerifyOptions(workers=1, **options)).counts)
+    return set(verify(folder / "x.json", VerifyOptions(workers=0, **options)).counts)
 
 
 def _check(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_indexes_of_removed_shards_are_deleted(source: Path, tmp_path: Path) -> 
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     reshard(_pack(source, tmp_path / "other").dataset_file, f"{folder}/x-{{000..}}.tar",
-            ReshardOptions(workers=1, max_count=12, overwrite=True))  # fmt: skip
+            ReshardOptions(workers=0, max_count=12, overwrite=True))  # fmt: skip
     assert (len(shards(folder)), _indexes(folder)) == (1, set())
     _check(folder)
 
@@ -125,7 +125,7 @@ def test_other_files_are_kept(source: Path, tmp_path: Path) -> None:
     for if_exists in ("resume-overwrite", "overwrite"):
         _pack(source, folder, shuffle=True, **existing(if_exists))
         assert {name: (folder / name).read_bytes() for name in USERS} == USERS
-    report = verify(folder / "x.json", VerifyOptions(workers=1))
+    report = verify(folder / "x.json", VerifyOptions(workers=0))
     assert report.sound
     assert [text for text in report.unchecked if "x-000.idx" in text]
 
@@ -196,7 +196,7 @@ def test_energons_info_file_is_deleted_or_renewed(source: Path, tmp_path: Path) 
     more = write_tree(tmp_path / "more", {"new.bin": b"1", "new.txt": b"2"})
     _pack(more, folder, append=True)
     assert INFO in _indexes(folder)
-    report = verify(folder / "x.json", VerifyOptions(workers=1))
+    report = verify(folder / "x.json", VerifyOptions(workers=0))
     assert report.sound
     assert not any("energon" in text for text in report.unchecked)
     _pack(source, folder, max_count=6, overwrite=True)
@@ -207,7 +207,7 @@ def test_energons_info_file_without_a_new_shard_is_deleted(tmp_path: Path) -> No
     """If a resumed run adds a shard, a list without that shard is deleted."""
     folder, tree = tmp_path / "out", write_tree(tmp_path / "tree", {"a.txt": b"1", "b.txt": b"2"})
     for more in ({}, {"c.txt": b"3"}):
-        asked = CreateOptions(max_count=2, workers=1, resume=True, export=() if more else ("energon",))
+        asked = CreateOptions(max_count=2, workers=0, resume=True, export=() if more else ("energon",))
         create(write_tree(tree, more), f"{folder}/x-{{000..}}.tar", asked)
     assert len([*folder.glob("*.tar")]) == 2
     assert not (folder / INFO).exists()

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tree(folder / "in", files)
     (folder / "rows.csv").write_text("\n".join(rows))
     shardtool.create(
-        folder / "in", folder / "out-{000000..}.tar", join=folder / "rows.csv", on="key", max_count=40, workers=1
+        folder / "in", folder / "out-{000000..}.tar", join=folder / "rows.csv", on="key", max_count=40, workers=0
     )
     return folder
 

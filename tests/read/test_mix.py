@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mix")
     for name, count in (("big", 60), ("few", 20)):
         write_tree(folder / name, {f"{name}{at:02}.txt": b"%d" % at for at in range(count)})
-        options = shardtool.CreateOptions(max_count=9, workers=1)
+        options = shardtool.CreateOptions(max_count=9, workers=0)
         shardtool.create(folder / name, folder / f"{name}-{{000000..}}.tar", options)
     return folder
 

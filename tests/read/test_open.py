@@ -125,7 +125,7 @@ def test_keys_with_dots(tmp_path: Path) -> None:
     for at in range(4):
         (tmp_path / "source").mkdir(exist_ok=True)
         (tmp_path / "source" / f"scan.{at}.txt").write_bytes(b"%d" % at)
-    create(tmp_path / "source", f"{tmp_path}/set/out-{{0..}}.tar", CreateOptions(max_count=2, dots="last", workers=1))
+    create(tmp_path / "source", f"{tmp_path}/set/out-{{0..}}.tar", CreateOptions(max_count=2, dots="last", workers=0))
     (tmp_path / "set" / "out.json").unlink()
     (tmp_path / "set" / "out-1.index").unlink()
     assert [*shardtool.open(tmp_path / "set").keys] == [f"scan.{at}" for at in range(4)]
@@ -243,7 +243,7 @@ def test_a_dataset_replaced_while_open(tmp_path: Path, ending: str, *, listed: b
     pattern = f"{tmp_path}/out-{{0..}}.{ending}"
     for content in (b"old", b"new"):
         source = write_tree(tmp_path / content.decode(), {f"{at}.txt": content for at in range(4)})
-        create(source, pattern, CreateOptions(workers=1, max_count=2, overwrite=True))
+        create(source, pattern, CreateOptions(workers=0, max_count=2, overwrite=True))
         if not listed:
             (tmp_path / "out.json").unlink()
         if content == b"old":

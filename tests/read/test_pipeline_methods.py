@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("chain")
     files = {f"{at:02}.cls": b"none" if at == _BAD else str(at).encode() for at in range(_SAMPLES)}
     write_tree(root / "in", files | {f"{at:02}.txt": b"text" for at in range(_SAMPLES) if at % 5})
-    create(root / "in", str(root / "out-{000000..}.tar"), CreateOptions(max_count=4, workers=1))
+    create(root / "in", str(root / "out-{000000..}.tar"), CreateOptions(max_count=4, workers=0))
     return root
 
 

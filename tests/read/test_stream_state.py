@@ -39,7 +39,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> shardtool.Dataset:
     """A dataset of 100 samples in some shards."""
     folder = tmp_path_factory.mktemp("state")
     write_tree(folder / "in", {f"{at:03}.txt": b"%d" % at * (1 + at % 7) for at in range(100)})
-    shardtool.create(folder / "in", folder / "out-{000000..}.tar", shardtool.CreateOptions(max_size=20_000, workers=1))
+    shardtool.create(folder / "in", folder / "out-{000000..}.tar", shardtool.CreateOptions(max_size=20_000, workers=0))
     return shardtool.open(folder / "out.json")
 
 

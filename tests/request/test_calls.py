@@ -78,21 +78,21 @@ def test_every_verb_accepts_keyword_arguments() -> None:
 
 def test_keyword_arguments_equal_an_options_object(source: Path, tmp_path: Path) -> None:
     """Keyword arguments and an options object write the same bytes."""
-    create(source, f"{tmp_path}/a/x-{{0..}}.tar", CreateOptions(max_size=8000, label_from_folder=True, workers=1))
-    create(source, f"{tmp_path}/b/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)
-    create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)  # type: ignore[call-overload]
+    create(source, f"{tmp_path}/a/x-{{0..}}.tar", CreateOptions(max_size=8000, label_from_folder=True, workers=0))
+    create(source, f"{tmp_path}/b/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=0)
+    create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=0)  # type: ignore[call-overload]
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b") == read_tree(tmp_path / "c")
-    assert verify(tmp_path / "b/x.json", quick=True, workers=1).sound
+    assert verify(tmp_path / "b/x.json", quick=True, workers=0).sound
 
 
 def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
     """An observer works with keyword arguments, with an options object, and inside it."""
     heard = [_Heard(), _Heard(), _Heard()]
-    dry_run(source, "o-{0..}.tar", observer=heard[0], workers=1)
-    dry_run(source, "o-{0..}.tar", CreateOptions(workers=1), observer=heard[1])
-    dry_run(source, "o-{0..}.tar", CreateOptions(workers=1, observer=heard[2]))
+    dry_run(source, "o-{0..}.tar", observer=heard[0], workers=0)
+    dry_run(source, "o-{0..}.tar", CreateOptions(workers=0), observer=heard[1])
+    dry_run(source, "o-{0..}.tar", CreateOptions(workers=0, observer=heard[2]))
     assert [one.samples for one in heard] == [2, 2, 2]
-    assert CreateOptions(workers=1, observer=heard[0]) == CreateOptions(workers=1)
+    assert CreateOptions(workers=0, observer=heard[0]) == CreateOptions(workers=0)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_every_verb_refuses_wrong_types_of_names(wrong: Any, tmp_path: Path) -> 
     number: Any = wrong or 5
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"x")
-    shardtool.create(tmp_path / "in", f"{tmp_path}/o-{{0..}}.tar", workers=1)
+    shardtool.create(tmp_path / "in", f"{tmp_path}/o-{{0..}}.tar", workers=0)
     calls: list[Callable[[], object]] = [
         lambda: shardtool.create(tmp_path / "in", wrong),
         lambda: shardtool.reshard(wrong, f"{tmp_path}/n-{{0..}}.tar"),

@@ -97,9 +97,9 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
     table = pd.DataFrame({"key": ["a", "b", "c"], "path": ["1.txt", "2.txt", "3.txt"], "bi": ["dog", "cat", "dog"]})
     root = write_tree(tmp_path / "s", {f"{at}.txt": b"%d" % at for at in (1, 2, 3)})
     table.to_csv(root / "t.csv", index=False)
-    options = CreateOptions(root=root, values={"cls": "bi"}, classes=("cls",), map=mapped.doubled, workers=1)
+    options = CreateOptions(root=root, values={"cls": "bi"}, classes=("cls",), map=mapped.doubled, workers=0)
     create(table, f"{tmp_path}/one/x-{{0..}}.tar", options)
-    words = ("--field", "cls=bi", "--classes", "cls", "--map", "tests.mapped:doubled", "--workers", "1", "--json")
+    words = ("--field", "cls=bi", "--classes", "cls", "--map", "tests.mapped:doubled", "--workers", "0", "--json")
     ran = typed("create", root / "t.csv", f"{tmp_path}/two/x-{{0..}}.tar", *words)
     assert ran.code == 0, ran.err
     one, two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
@@ -111,8 +111,8 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
 def test_folders_can_be_path_objects(tmp_path: Path) -> None:
     """A folder may be a path object."""
     write_tree(tmp_path / "s", {"a.txt": b"1"})
-    create(tmp_path / "s", f"{tmp_path}/d/in/x-{{0..}}.tar", CreateOptions(workers=1))
-    result = index(tmp_path / "d/in", IndexOptions(output=tmp_path / "d", workers=1))
+    create(tmp_path / "s", f"{tmp_path}/d/in/x-{{0..}}.tar", CreateOptions(workers=0))
+    result = index(tmp_path / "d/in", IndexOptions(output=tmp_path / "d", workers=0))
     assert result.dataset_file == f"{tmp_path}/d/x.json"
 
 

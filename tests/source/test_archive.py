@@ -71,18 +71,18 @@ def test_the_same_bytes_as_from_the_folder(ending: str, tmp_path: Path) -> None:
         assert json.loads(tree.pop("out.json"))["shardtool"]["made"]["source"] == name
     assert theirs == ours
     assert [*(tmp_path / "b").glob(".*")] == []
-    assert verify(tmp_path / "b", VerifyOptions(source=archive, workers=1)).sound
+    assert verify(tmp_path / "b", VerifyOptions(source=archive, workers=0)).sound
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tgz"])
 def test_options_apply_to_archives(ending: str, tmp_path: Path) -> None:
     """Formats, transforms, splits and resuming work as for a folder."""
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
-    create(archive, f"{tmp_path}/x.tfrecord", CreateOptions(workers=1))
+    create(archive, f"{tmp_path}/x.tfrecord", CreateOptions(workers=0))
     assert sorted(members(tmp_path / "x.tfrecord")) == sorted((k, v) for k, v in _FILES.items() if "README" not in k)
     found = _pack(archive, tmp_path / "mapped", map="tests.mapped:doubled")
     assert [*found.values()].count(_FILES["dog/3.png"]) == 2
-    create(archive, f"{tmp_path}/{{split}}.tar", CreateOptions(workers=1, split_from_folder=True))
+    create(archive, f"{tmp_path}/{{split}}.tar", CreateOptions(workers=0, split_from_folder=True))
     assert [name for name, _ in members(tmp_path / "cat.tar")] == ["cat/1.json", "cat/1.png", "cat/2.png"]
     before = _pack(archive, tmp_path / "again")
     assert _pack(archive, tmp_path / "again", resume=True) == before
@@ -189,7 +189,7 @@ def test_deep_folders_are_packed(ending: str, depth: int, tmp_path: Path) -> Non
     archive = _pack_up(tmp_path / f"in{ending}", [(name, b"1"), ("good.png", b"2")])
     found = _pack(archive, tmp_path / "out", on_error="skip", max_count=1)
     assert found == {"good.png": b"2", **({name: b"1"} if depth < 4000 else {})}
-    report = verify(tmp_path / "out", VerifyOptions(workers=1))
+    report = verify(tmp_path / "out", VerifyOptions(workers=0))
     assert not [one for one in report.findings if one.code != "key-unsafe"]
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_member_is_skipped(tmp_path: Path) -> None:
     assert _pack(archive, tmp_path / "skip", on_error="skip") == before
     row = json.loads((tmp_path / "skip" / "out.skipped").read_text().splitlines()[-1])
     assert (row["path"], row["code"]) == ("in-stored.zip:dog/3.png", "unreadable")
-    report = verify(tmp_path / "before", VerifyOptions(source=archive, workers=1))
+    report = verify(tmp_path / "before", VerifyOptions(source=archive, workers=0))
     assert [(one.code, one.key) for one in report.findings] == [("source-differs", "dog/3")]
 
 
@@ -245,6 +245,6 @@ class _Changing(Observer):
 def test_a_changed_archive_fails_the_run(ending: str, tmp_path: Path) -> None:
     """An archive that changes while it is packed fails the run."""
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
-    options = CreateOptions(workers=1, label_from_folder=True)
+    options = CreateOptions(workers=0, label_from_folder=True)
     with pytest.raises(SampleFailed, match="changed while it was"):
         create(archive, f"{tmp_path}/out.tar", options, observer=_Changing(archive))

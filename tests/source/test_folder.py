@@ -120,14 +120,14 @@ def test_system_files_are_ignored(tmp_path: Path) -> None:
     left = ["Thumbs.db", "a/b/desktop.ini", "a/.DS_Store", "a/b/._0.jpg", "a/b/._1.jpg", "__MACOSX/a/._0.jpg"]
     files = ["a/b/0.jpg", "a/b/1.jpg", "a/.hidden.jpg", "a/My Thumbs.db"]
     root = write_tree(tmp_path / "s", dict.fromkeys([*left, *files], b"x"))
-    told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=1))
+    told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=0))
     assert (told.samples, told.skipped) == (3, 0)
     (note,) = [note for note in told.notes if "operating system" in note]
     assert note.startswith("6 names from an operating system, ignored: ._*")
     assert note.endswith("(include them with hidden=True)")
-    some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=1, include=("*.jpg",), exclude=("._1*",)))
+    some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=0, include=("*.jpg",), exclude=("._1*",)))
     assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
-    hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=1, hidden=True))
+    hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=0, hidden=True))
     assert (hidden.samples, hidden.skipped) == (len(left) + len(files) - 1, 1)
     assert not [note for note in hidden.notes if "operating" in note]
 
@@ -229,7 +229,7 @@ def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"zero"})
     (root / "b").symlink_to("a")
     (root / "c.jpg").symlink_to("a/0.jpg")
-    create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
+    create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     assert members(*shards(tmp_path)) == [("a/0.jpg", b"zero"), ("b/0.jpg", b"zero"), ("c.jpg", b"zero")]
 
 
@@ -249,11 +249,11 @@ def test_special_files_are_refused_unopened(tmp_path: Path) -> None:
     writer = threading.Thread(target=lambda: (root / "a" / "pipe.jpg").open("wb").close(), daemon=True)
     writer.start()  # waits until a reader opens the fifo
     with pytest.raises(SampleFailed, match=r"a/pipe\.jpg.*fifo.*a/sock"):
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     assert shards(tmp_path) == []
-    result = create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, on_error="skip"))
+    result = create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, on_error="skip"))
     assert (result.samples, result.skipped) == (1, 2)
-    assert create(root, str(tmp_path / "x.tar"), CreateOptions(workers=1, exclude=("pipe*", "sock"))).skipped == 0
+    assert create(root, str(tmp_path / "x.tar"), CreateOptions(workers=0, exclude=("pipe*", "sock"))).skipped == 0
     assert writer.is_alive()
     os.close(os.open(root / "a" / "pipe.jpg", os.O_RDONLY | os.O_NONBLOCK))
     writer.join(10)
@@ -273,10 +273,10 @@ def test_suspicious_dots_are_refused(names: list[str], tmp_path: Path) -> None:
     """Names that the first dot would split in the wrong place are refused, with the options; either option works."""
     root = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
     with pytest.raises(InvalidRequest, match=r"dots='last'.*dots='first'"):
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     assert sorted(os.listdir(tmp_path)) == ["s"]
-    first = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, dots="first"))
-    last = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, dots="last"))
+    first = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="first"))
+    last = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="last"))
     assert last.to_json()["totals"] == {**last.to_json()["totals"], "samples": len(names)}  # type: ignore[dict-item]
     rows = sorted(_expected(map(os.fsencode, names), "first")[0])
     assert first.shards[0].first_key == rows[0][0].decode()
@@ -296,7 +296,7 @@ def test_suspicious_dots_are_refused(names: list[str], tmp_path: Path) -> None:
 def test_fields_with_dots_are_not_refused(names: list[str], tmp_path: Path) -> None:
     """Fields such as `seg.png`, and dots in folder names, are accepted."""
     root = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
-    create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
+    create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     assert sorted(name for name, _ in members(*shards(tmp_path))) == sorted(names)
 
 
@@ -305,7 +305,7 @@ def test_folders_become_labels(tmp_path: Path) -> None:
     classes = sorted(["Zebra", "ant", "b ee", "é", "dog/x", "dog/y/z", *(f"n{number:02}" for number in range(9))])
     files = {f"{name}/{at}.{field}": b"x" for name in classes for at in range(3) for field in ("bin", "jpg")}
     root = write_tree(tmp_path / "s", files)
-    create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True, max_count=4))
+    create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, label_from_folder=True, max_count=4))
     tops = sorted({name.split("/")[0] for name in classes}, key=os.fsencode)
     found = members(*shards(tmp_path))
     labels = {name.removesuffix(".cls"): data for name, data in found if name.endswith(".cls")}
@@ -330,7 +330,7 @@ def test_samples_outside_class_folders_are_refused(files: dict[str, bytes], mess
     """Labels are refused if a sample has no class folder, or a label already."""
     root = write_tree(tmp_path / "s", files)
     with pytest.raises(InvalidRequest, match=message):
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, label_from_folder=True))
 
 
 def test_reported_samples_can_be_excluded(tmp_path: Path) -> None:
@@ -338,9 +338,9 @@ def test_reported_samples_can_be_excluded(tmp_path: Path) -> None:
     beside = ["a.jpg", "a.json", "b[1]*.jpg", "c d.e.txt"]
     root = write_tree(tmp_path / "s", dict.fromkeys([*beside, "x/a.jpg", "x/c d.e.txt"], b""))
     with pytest.raises(InvalidRequest, match="3 samples") as caught:
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True, dots="last"))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, label_from_folder=True, dots="last"))
     named = caught.value.found.partition(": ")[2].split(", ")
-    options = CreateOptions(workers=1, label_from_folder=True, dots="last", exclude=tuple(named))
+    options = CreateOptions(workers=0, label_from_folder=True, dots="last", exclude=tuple(named))
     assert create(root, str(tmp_path / PATTERN), options).samples == 2
 
 
@@ -349,8 +349,8 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     raw = {b"a/\xff\xfe.jpg": b"payload", b"a/good.jpg": b"good"}
     root = write_tree(tmp_path / "s", raw)
     with pytest.raises(InvalidRequest, match=r"a/\\xff\\xfe.*portable=True"):
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
-    create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
+    create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True))
     found = {unquote_to_bytes(name): data for name, data in members(*shards(tmp_path))}
     assert found == raw
     index = pq.read_table(tmp_path / "out-000.index").to_pylist()
@@ -371,7 +371,7 @@ def test_portable_names(keys: list[str]) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         root = write_tree(Path(folder) / "s", dict.fromkeys(files, b"x"))
-        create(root, f"{folder}/{PATTERN}", CreateOptions(workers=1, portable=True, dots="last", hidden=True))
+        create(root, f"{folder}/{PATTERN}", CreateOptions(workers=0, portable=True, dots="last", hidden=True))
         names = [name for name, _ in members(*shards(Path(folder)))]
         index = pq.read_table(f"{folder}/out-000.index").to_pylist()
     assert len(set(names)) == len(files)
@@ -396,7 +396,7 @@ def _fits(key: str) -> bool:
 def test_portable_names_are_cut_between_escapes(length: int, tmp_path: Path) -> None:
     """A key that is too long is cut between escapes: a `%` is always followed by two hex digits."""
     root = write_tree(tmp_path / "s", {"x" * length + "é" * 30 + ".jpg": b"x"})
-    key = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True)).shards[0].first_key
+    key = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True)).shards[0].first_key
     shown, tilde, digest = key.partition("~")
     assert (tilde, len(digest)) == ("~", 16)
     assert unquote_to_bytes(shown).find(b"%") == -1
@@ -407,7 +407,7 @@ def test_portable_names_leave_room_for_a_long_field(tmp_path: Path) -> None:
     """A field that leaves no room for keys is refused by name."""
     for length, fits in ((60, True), (90, False)):
         root = write_tree(tmp_path / f"s{length}", {f"{'k' * 50}{at}.{'f' * length}": b"x" for at in range(5)})
-        options = CreateOptions(workers=1, portable=True, dots="first", overwrite=True)
+        options = CreateOptions(workers=0, portable=True, dots="first", overwrite=True)
         if fits:
             create(root, str(tmp_path / PATTERN), options)
             names = [name for name, _ in members(*shards(tmp_path))]
@@ -423,7 +423,7 @@ def test_portable_fields_are_in_order(tmp_path: Path) -> None:
     upper = write_tree(tmp_path / "upper", {"a.JPG": b"jpg", "a.cls": b"cls", "b.cls": b"0", "b.JPG": b"1"})
     lower = write_tree(tmp_path / "lower", {name.lower(): data for name, data in read_tree(upper).items()})
     results = [
-        create(root, str(tmp_path / f"{root.name}-{{0..}}.tar"), CreateOptions(workers=1, portable=True))
+        create(root, str(tmp_path / f"{root.name}-{{0..}}.tar"), CreateOptions(workers=0, portable=True))
         for root in (upper, lower)
     ]
     names = [name for name, _ in members(tmp_path / "upper-0.tar")]
@@ -436,7 +436,7 @@ def test_fields_that_differ_only_in_case_are_refused(portable: bool, tmp_path: P
     """Two fields of a sample that a reader would confuse are refused."""
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"", "a/0.JPG": b""})
     with pytest.raises(InvalidRequest, match=r"(differ only in case|get the same name): a/0"):
-        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=portable))
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=portable))
 
 
 @pytest.mark.parametrize("where", ["", "deep/er/"])
@@ -444,14 +444,14 @@ def test_outputs_in_the_source_are_not_packed(where: str, tmp_path: Path) -> Non
     """Outputs in the source, finished or not, are not packed; files with similar names are."""
     files = {"a/0.jpg": b"0", f"{where}out-24.tar": b"mine", f"{where}x.json": b"{}", "a/out-000.tar": b"mine too"}
     root = write_tree(tmp_path / "s", files)
-    options = CreateOptions(workers=1, hidden=True, max_count=1)
+    options = CreateOptions(workers=0, hidden=True, max_count=1)
     first = create(root, f"{root}/{where}{PATTERN}", options)
     assert first.samples == 4
     (root / where / ".out-007.tar.part").write_bytes(b"left over")
     (root / where / ".out.lock").write_bytes(b"")
-    again = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, overwrite=True))
+    again = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=0, hidden=True, overwrite=True))
     assert (again.samples, again.fingerprint) == (4, first.fingerprint)
-    resumed = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=1, hidden=True, resume=True))
+    resumed = create(root, f"{root}/{where}{PATTERN}", CreateOptions(workers=0, hidden=True, resume=True))
     assert (resumed.kept, resumed.fingerprint) == (1, first.fingerprint)
     assert {name: data for name, data in read_tree(root).items() if name in files} == files
 
@@ -460,7 +460,7 @@ def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
     """A file of 9 GiB is planned with its pax header, and a reader that cannot read it is named."""
     root = write_tree(tmp_path / "s", {"a/0.bin": b"", "a/1.bin": b""})
     os.truncate(root / "a" / "0.bin", 9 * 2**30)
-    plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, max_size="10GiB", target=("wids",)))
+    plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, max_size="10GiB", target=("wids",)))
     assert [shard.size for shard in plan.shards] == [3 * 512 + 9 * 2**30 + 512 + 1024]
     assert any("8 GiB" in note and "wids" in note for note in plan.notes)
 
@@ -487,9 +487,9 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     files = {"a/x y.jpg": b"", "a/__m.jpg": b"", "n" * 110 + ".jpg": b"", "a/up.JPG": b"", "b/only.txt": b""}
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     every = get_args(Target)
-    plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1, target=every))
+    plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=0, target=every))
     fixable = ("white space", "two underscores", "over 100 bytes", "upper case")
     for what in (*fixable, "fields that not all samples have", "reads out.json as the data"):
         assert sum(what in note for note in plan.notes) == 1, what
-    safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True, target=every))
+    safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True, target=every))
     assert not any(what in note for note in safe.notes for what in fixable)

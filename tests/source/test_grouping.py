@@ -37,7 +37,7 @@ def test_equal_keys_form_groups(keys: list[bytes], by_key: bool) -> None:  # noq
 def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder: Path) -> dict[str, bytes]:
     """Pack paths from standard input; return the contents of the shards."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    create("-", f"{folder}/out.tar", CreateOptions(root=source, workers=1))
+    create("-", f"{folder}/out.tar", CreateOptions(root=source, workers=0))
     return dict(members(*shards(folder)))
 
 
@@ -51,7 +51,7 @@ def test_a_list_of_paths_makes_the_samples_of_a_folder(
     found = _list_paths(monkeypatch, source, "".join(path + end for path in paths), tmp_path / "list")
     assert found == _FILES
     assert [*found] == ["b/3.jpg", "b/3.txt", "a/1.jpg", "a/1.txt", "a/2.jpg"]
-    create(source, f"{tmp_path}/folder.tar", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/folder.tar", CreateOptions(workers=0))
     said = [
         json.loads(path.read_text())["shardtool"] for path in (tmp_path / "list/out.json", tmp_path / "folder.json")
     ]
@@ -70,13 +70,13 @@ def test_rows_of_files_with_keys_and_values(tmp_path: Path) -> None:
     """Rows that share a key in a column are one sample, with the values that its rows share; splits work."""
     source = write_tree(tmp_path / "in", _FILES)
     table = _table(label=["x", "y", "x", None, None], score=[1.5, 2.0, 1.5, np.nan, np.nan])
-    options = CreateOptions(root=source, workers=1, meta="none", values=("cls=label",), where="id < 9")
+    options = CreateOptions(root=source, workers=0, meta="none", values=("cls=label",), where="id < 9")
     create(table, f"{tmp_path}/out.tar", options)
     assert dict(members(tmp_path / "out.tar")) == {
         "7.cls": b"x", "7.jpg": b"1", "7.txt": b"{}", "8.jpg": b"22", "8.cls": b"y",
     }  # fmt: skip
-    assert verify(tmp_path / "out.json", VerifyOptions(source=table, root=source, workers=1)).sound
-    split = CreateOptions(root=source, workers=1, split_column="part", meta="none")
+    assert verify(tmp_path / "out.json", VerifyOptions(source=table, root=source, workers=0)).sound
+    split = CreateOptions(root=source, workers=0, split_column="part", meta="none")
     create(_table(part=["p", "q", "p", "q", "q"]), f"{tmp_path}/{{split}}.tar", split)
     assert [name for name, _ in members(tmp_path / "q.tar")] == ["8.jpg", "9.jpg", "9.txt"]
 
@@ -88,15 +88,15 @@ def test_contradictory_rows_are_refused(tmp_path: Path) -> None:
         with pytest.raises(
             InvalidRequest, match=r"column 'w': another value than in the first row of the same key in row"
         ):
-            create(_table(w=values), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1, meta="w"))
+            create(_table(w=values), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=0, meta="w"))
     again = pa.table({"path": ["a/1.jpg", "a/1.txt", "a/1.jpg"]})
     with pytest.raises(InvalidRequest, match=r"1 key more than once: 'a/1' \(rows 1, 3\)"):
-        create(again, f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1))
+        create(again, f"{tmp_path}/out.tar", CreateOptions(root=source, workers=0))
 
 
 def test_a_sample_with_a_missing_file_is_skipped(tmp_path: Path) -> None:
     """A sample with a missing file is skipped whole."""
     source = write_tree(tmp_path / "in", _FILES)
     (source / "a" / "1.txt").unlink()
-    create(_table(), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1, on_error="skip", meta="none"))
+    create(_table(), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=0, on_error="skip", meta="none"))
     assert [name for name, _ in members(tmp_path / "out.tar")] == ["8.jpg", "9.jpg", "9.txt"]

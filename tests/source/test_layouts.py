@@ -49,7 +49,7 @@ def _parquet(**columns: Any) -> bytes:
 
 def _notes(place: Path, *words: str) -> list[tuple[str, str]]:
     """Return the observations and the commands of the notes about the layout."""
-    ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "1", *words, cwd=place)
+    ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "0", *words, cwd=place)
     assert ran.code == 0, ran
     return _COMMAND.findall(ran.err)
 

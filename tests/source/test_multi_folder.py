@@ -76,7 +76,7 @@ def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], t
 def test_incomplete_samples_are_noted(folders: list[Path], tmp_path: Path) -> None:
     """A sample without a file in one folder is packed with a note, or refused or skipped on request."""
     (folders[1] / "cat" / "2.png").unlink()
-    plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=1))
+    plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=0))
     wanted = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
     assert any(note.startswith(wanted) for note in plan.notes)
     with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file with its key in masks\)"):
@@ -112,7 +112,7 @@ class _Removing(Observer):
 
 def test_a_file_that_vanishes_is_listed_by_its_folder(folders: list[Path], tmp_path: Path) -> None:
     """A file that fails while it is packed is listed below its folder's name, not with an absolute path."""
-    options = CreateOptions(workers=1, on_error="skip")
+    options = CreateOptions(workers=0, on_error="skip")
     create(folders, f"{tmp_path}/out.tar", options, observer=_Removing(folders[1] / "cat" / "2.png"))
     row = json.loads((tmp_path / "out.skipped").read_text())
     assert (row["key"], row["path"], row["code"]) == ("cat/2", "masks/cat/2.png", "vanished")
@@ -123,13 +123,13 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     _pack(folders, out)
     before = read_tree(out)
-    resumed = create(folders, f"{out}/out-{{00..}}.tar", CreateOptions(max_count=2, workers=1, resume=True))
+    resumed = create(folders, f"{out}/out-{{00..}}.tar", CreateOptions(max_count=2, workers=0, resume=True))
     assert read_tree(out) == before
     assert resumed.to_json()["kept"] == 2
-    options = VerifyOptions(source=folders, workers=1)
+    options = VerifyOptions(source=folders, workers=0)
     assert verify(out, options).sound
     flip(out / "out-01.tar", 600)
-    report = verify(out, VerifyOptions(source=folders, workers=1, repair=True))
+    report = verify(out, VerifyOptions(source=folders, workers=0, repair=True))
     assert report.sound
     assert read_tree(out) == before
     (folders[1] / "cat" / "2.png").write_bytes(b"MM")

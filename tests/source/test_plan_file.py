@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_OPTIONS = CreateOptions(workers=1, max_count=2, on_error="skip")
+_OPTIONS = CreateOptions(workers=0, max_count=2, on_error="skip")
 _FACTS = b"shardtool.plan"
 
 
@@ -494,7 +494,7 @@ def test_the_command_line(place: Path) -> None:
         f"{place}/out/x-{{000..}}.tar",
         "--max-count=2",
         "--on-error=skip",
-        "--workers=1",
+        "--workers=0",
     ]
     ran = typed(*words, "--plan-only", place / "plan.parquet", "--json")
     shown = json.loads(ran.out)

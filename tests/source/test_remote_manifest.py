@@ -83,9 +83,9 @@ def test_changed_files_fail_the_run(
     fault = Fault("etag", path=quote("cat/2.jpg"), first=2, times=None)
     proxy.set(fault)
     with pytest.raises(SampleFailed, match=r"cat/2\.jpg: changed while it was packed: its version \(ETag\) differs"):
-        create(f"{prefix}/m.csv", str(tmp_path / OUT), CreateOptions(workers=1))
+        create(f"{prefix}/m.csv", str(tmp_path / OUT), CreateOptions(workers=0))
     proxy.set(fault)
-    options = CreateOptions(workers=1, on_error="skip", resume=True)
+    options = CreateOptions(workers=0, on_error="skip", resume=True)
     result = create(f"{prefix}/m.csv", str(tmp_path / OUT), options)
     assert (result.samples, result.skipped) == (3, 1)
 
@@ -100,9 +100,9 @@ def test_transient_errors_are_retried(
     create(str(local / "m.csv"), str(tmp_path / "local" / OUT))
     one = quote("cat/1.jpg")
     proxy.set(Fault("status", path=one, first=1), Fault("cut", path=one, first=2), Fault("reset", path=one, first=1))
-    create(f"{prefix}/m.csv", str(tmp_path / "web" / OUT), CreateOptions(workers=1))
+    create(f"{prefix}/m.csv", str(tmp_path / "web" / OUT), CreateOptions(workers=0))
     assert read_tree(tmp_path / "web") == read_tree(tmp_path / "local")
     proxy.set(Fault("status", status=403, path=one, times=None))
     with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server returned 403"):
-        create(f"{prefix}/m.csv", str(tmp_path / "no" / OUT), CreateOptions(workers=1))
+        create(f"{prefix}/m.csv", str(tmp_path / "no" / OUT), CreateOptions(workers=0))
     assert sum(asked.status == 403 for asked in proxy.log().asked) == 1

@@ -209,7 +209,7 @@ def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
 
 def make(source: Path, pattern: Path | str, **options: Any) -> Path:
     """Create a dataset; return its dataset file."""
-    return type(source)(create(source, str(pattern), CreateOptions(workers=1, **options)).dataset_file)
+    return type(source)(create(source, str(pattern), CreateOptions(workers=0, **options)).dataset_file)
 
 
 def again(dataset: Path, **changes: Any) -> None:
@@ -649,7 +649,7 @@ def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dic
     for path in shards(ours[ending].parent):
         if path.suffix == f".{ending}":
             shutil.copy(path, tmp_path)
-    index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=1))
+    index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=0))
     found = listed(tmp_path)
     assert contents(found) == contents(listed(ours[ending]))
     spans = found.entries.known_spans.expected[found.entries.rows.kind == SPAN]
@@ -852,7 +852,7 @@ def test_lists_are_refused_in_tars(kind: int, values: list[Any], what: str, tmp_
         listed(shard)
     for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
         assert field(contents(found), "t") == [b"1", b"2"]
-    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index does not record lists
+    index(str(shard), IndexOptions(checksum=True, workers=0))  # an index does not record lists
     with pytest.raises(InvalidRequest, match="a list of"):
         listed(tmp_path)
 
@@ -963,7 +963,7 @@ def test_index_keeps_number_fields(ours: dict[str, Path], tmp_path: Path) -> Non
     """A recreated dataset file lists the same number fields."""
     dataset = copied(ours["tar"], tmp_path)
     (tmp_path / "tar-0.index").unlink()
-    index(dataset, IndexOptions(workers=1))
+    index(dataset, IndexOptions(workers=0))
     assert parse_dataset(dataset.read_bytes(), "x").numbers == parse_dataset(ours["tar"].read_bytes(), "x").numbers
 
 
@@ -987,7 +987,7 @@ def test_formats_round_trip(tmp_path_factory: pytest.TempPathFactory, floats: li
         make(source, folder / f"{ending}-{{0..}}.{ending}", values=values, max_count=2)
         data[ending] = [path.read_bytes() for path in shards(folder) if path.suffix == f".{ending}"]
     for first, second in (("tar", "tfrecord"), ("tfrecord", "tar")):
-        options = ReshardOptions(workers=1, max_count=2)
+        options = ReshardOptions(workers=0, max_count=2)
         other = folder / first
         reshard(folder / f"{first}.json", f"{other}/o-{{0..}}.{second}", options)
         assert [path.read_bytes() for path in shards(other)] == data[second]

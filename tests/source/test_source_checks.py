@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Path:
     files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "notes.json": b'{"a": [1]}', "notes.docx": b"x"}
     files |= {"labels.xlsx": b"PK", "files.txt": b"imgs/a.jpg\n"}
     write_tree(tmp_path, files)
-    create(tmp_path / "imgs", f"{tmp_path}/s-{{0..1}}.tar", CreateOptions(workers=1))
+    create(tmp_path / "imgs", f"{tmp_path}/s-{{0..1}}.tar", CreateOptions(workers=0))
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def test_invalid_sources_are_refused(source: str, found: str, remedy: str, place
 
 def test_several_shards_are_recognised(place: Path) -> None:
     """Shards listed one by one, as by a shell's glob, are recognised, and get the same advice."""
-    create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
+    create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=0))
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
     assert (ran.code, "Pack the samples of shards with `shardtool reshard`." in ran.err) == (2, True)
     for sidecar in place.glob("*.index"):
@@ -74,7 +74,7 @@ def test_several_shards_are_recognised(place: Path) -> None:
 def test_suggested_sources_work(place: Path) -> None:
     """The suggested source is accepted."""
     for words in (["create", "imgs", OUTPUT, "--include", "*.jpg"], ["reshard", "s-*.tar", "new/r-{0..}.tar"]):
-        assert typed(*words, "--workers", "1", "--quiet", cwd=place).code == 0
+        assert typed(*words, "--workers", "0", "--quiet", cwd=place).code == 0
 
 
 def test_the_library_suggests_python(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_the_library_suggests_python(place: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _packed(place: Path, *words: str) -> tuple[int, str]:
-    ran = typed("create", *words, "new/o-{0..}.tar", "--dry-run", "--workers", "1", cwd=place)
+    ran = typed("create", *words, "new/o-{0..}.tar", "--dry-run", "--workers", "0", cwd=place)
     return ran.code, ran.err
 
 

@@ -66,7 +66,7 @@ def test_an_unused_path_column_is_an_error(name: str, tmp_path: Path) -> None:
 def test_usual_names_are_used(name: str, tmp_path: Path) -> None:
     """A column with a usual name, in any case, is the path column, unless an option names another."""
     table = _table(tmp_path, **{name.upper(): [*_CLIPS], "caption": _TEXT})
-    create(table, f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="none", workers=1)
+    create(table, f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="none", workers=0)
     clips = {name: data for name, data in members(tmp_path / "x-0.tar") if name.endswith(".mp4")}
     assert clips == _CLIPS
 
@@ -80,7 +80,7 @@ def test_several_path_columns_are_an_error(tmp_path: Path) -> None:
     assert found.endswith("meta='audio,caption'.")
     assert not _notes(table, path="video", files=(("audio.wav", "audio"),))
     assert not _notes(table, meta="audio,caption")
-    options = CreateOptions(path="video", files=("audio.wav=audio",), meta="none", workers=1)
+    options = CreateOptions(path="video", files=("audio.wav=audio",), meta="none", workers=0)
     create(table, f"{tmp_path}/x-{{0..}}.tar", options)
     expected = {f"clips/{at}.{name}" for at in range(3) for name in ("mp4", "audio.wav")}
     assert {name for name, _ in members(tmp_path / "x-0.tar")} == expected
@@ -160,7 +160,7 @@ def test_remote_files_take_few_requests(http_files: Server, tmp_path: Path) -> N
     prefix = http_files.new_prefix()
     _table(http_files.local(prefix), movie=[*_CLIPS], caption=["a.b", "c d", "e"])
     with pytest.raises(InvalidRequest, match="column 'movie' holds paths of existing files"):
-        create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), workers=1)
-    create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="movie", workers=1)
+        create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), workers=0)
+    create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="movie", workers=0)
     _table(http_files.local(prefix), movie=["no.mp4", "none.mp4", "gone.mp4"], caption=_TEXT)
-    create(f"{prefix}/t.csv", f"{tmp_path}/y-{{0..}}.tar", values=("txt=caption",), workers=1)
+    create(f"{prefix}/t.csv", f"{tmp_path}/y-{{0..}}.tar", values=("txt=caption",), workers=0)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 FILES = {f"{at:02}.{field}": f"{field}{at}".encode() * (at + 1) for at in range(12) for field in ("txt", "bin")}
 OVERWRITE = CopyOptions(overwrite=True)
-MADE = CreateOptions(max_count=3, workers=1)
+MADE = CreateOptions(max_count=3, workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the folder of a dataset of four shards, with something left out, and indexes for other tools."""
     folder = tmp_path_factory.mktemp("packed")
     files = {**FILES, "large.bin": b"x" * 20_000}
-    how = CreateOptions(max_count=3, max_size=18_000, oversize="skip", workers=1)
+    how = CreateOptions(max_count=3, max_size=18_000, oversize="skip", workers=0)
     create(write_tree(folder / "in", files), f"{folder}/out/out-{{000..}}.{ending}", how)
     export(
         folder / "out/out.json", ["dali-webdataset", "energon"] if ending == "tar" else ["dali-tfrecord", "tfrecord"]
@@ -67,7 +67,7 @@ def _dataset(folder: Path, files: dict[str, bytes] = FILES, options: CreateOptio
 
 
 def _append(folder: Path, files: dict[str, bytes]) -> None:
-    how = CreateOptions(max_count=3, workers=1, append=True)
+    how = CreateOptions(max_count=3, workers=0, append=True)
     create(write_tree(folder.parent / "more", files), f"{folder}/out-{{000..}}.tar", how)
 
 
@@ -293,7 +293,7 @@ def test_a_source_replaced_during_the_copy_fails(tmp_path: Path) -> None:
 
     class Changing(Observer):
         def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
-            other = CreateOptions(max_count=2, workers=1, overwrite=True)
+            other = CreateOptions(max_count=2, workers=0, overwrite=True)
             create(
                 write_tree(tmp_path / "x", {"a.txt": b"1" * 9000, "b.txt": b"2"}), f"{source}/out-{{000..}}.tar", other
             )
@@ -389,7 +389,7 @@ def test_shards_without_a_checksum_are_compared_by_size(tmp_path: Path) -> None:
 
 def test_several_datasets_keep_their_folders(tmp_path: Path) -> None:
     """Splits in one folder arrive in one folder, and datasets of several folders in folders of the same names."""
-    how = CreateOptions(split="train=0.5,val=0.5", workers=1)
+    how = CreateOptions(split="train=0.5,val=0.5", workers=0)
     create(write_tree(tmp_path / "in", FILES), f"{tmp_path}/splits/{{split}}-{{000..}}.tar", how)
     export(tmp_path / "splits/train.json", "energon")
     assert len(copy(tmp_path / "splits", tmp_path / "copy").datasets) == 2
@@ -428,7 +428,7 @@ def test_a_resharded_source_replaces_its_copy(tmp_path: Path) -> None:
     """With `overwrite`, a recreated source with the same names replaces its copy, and old shards are deleted."""
     source = _dataset(tmp_path / "source")
     copy(source, tmp_path / "copy")
-    reshard(source, f"{tmp_path}/anew/out-{{000..}}.tar", ReshardOptions(max_count=6, workers=1))
+    reshard(source, f"{tmp_path}/anew/out-{{000..}}.tar", ReshardOptions(max_count=6, workers=0))
     (one,) = copy(tmp_path / "anew", tmp_path / "copy", OVERWRITE).datasets
     assert (one.copied, one.removed) == (2, 2)
     assert read_tree(tmp_path / "copy") == read_tree(tmp_path / "anew")
@@ -439,7 +439,7 @@ def test_copy_on_the_command_line(packed: Path, tmp_path: Path) -> None:
     ran = typed("copy", packed, tmp_path / "copy", "--dry-run")
     assert (ran.code, ran.out.splitlines()[0].startswith("4 shards to copy, ")) == (0, True)
     assert not (tmp_path / "copy").exists()
-    ran = typed("copy", packed / "out.json", tmp_path / "copy", "--workers", "1", "-v")
+    ran = typed("copy", packed / "out.json", tmp_path / "copy", "--workers", "0", "-v")
     told = [line.split(": copied, 3 samples, ")[0] for line in ran.err.splitlines()]
     assert (ran.code, told) == (0, [path.name for path in shards(packed)])
     ran = typed("copy", packed, tmp_path / "copy", "--json")

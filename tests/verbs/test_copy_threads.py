@@ -44,6 +44,21 @@ def test_each_task_is_yielded_once(threads: int) -> None:
     assert most[0] <= threads
 
 
+def test_without_threads() -> None:
+    """With `workers=0`, tasks run in the calling thread in order, and their bytes are counted while they run."""
+    observer, threads = _Counting(), set()
+
+    def work(task: int, meter: ByteMeter) -> int:
+        threads.add(threading.get_ident())
+        meter.add(task)
+        assert observer.size == sum(range(task + 1))
+        return -task
+
+    copied = list(run_in_threads(work, range(40), CopyOptions(workers=0), observer))
+    assert copied == [(task, -task) for task in range(40)]
+    assert threads == {threading.get_ident()}
+
+
 @pytest.mark.parametrize(
     ("asked", "gains", "numbers"),
     [

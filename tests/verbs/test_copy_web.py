@@ -23,7 +23,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a dataset of four shards, one of whose names needs escaping, with indexes for another tool."""
     folder = tmp_path_factory.mktemp("packed")
     files = {f"{at}.txt": bytes([at]) * 3000 for at in range(8)}
-    create(write_tree(folder / "in", files), f"{folder}/out/a b#%-{{0..}}.tar", CreateOptions(max_count=2, workers=1))
+    create(write_tree(folder / "in", files), f"{folder}/out/a b#%-{{0..}}.tar", CreateOptions(max_count=2, workers=0))
     export(folder / "out/a b#%.json", "dali-webdataset")
     return folder / "out"
 

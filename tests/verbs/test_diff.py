@@ -48,7 +48,7 @@ def test_differences_match_those_in_memory(
     one, other = write(folder / "a-{0..}.tar", first), write(folder / f"b-{{0..}}.{ending}", second)
     for file in [*folder.glob("b*.index"), *folder.glob("b.json")] if bare else []:
         file.unlink()
-    found = shardtool.diff(one, other, workers=1)
+    found = shardtool.diff(one, other, workers=0)
     changed = {
         key: fields
         for key in first.keys() & second.keys()
@@ -63,13 +63,13 @@ def test_differences_match_those_in_memory(
 def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
     """A rewritten dataset has no differences, even if numbers are stored natively."""
     rows = pd.DataFrame({"key": [f"{at:02}" for at in range(20)], "n": range(20), "x": [at / 4 for at in range(20)]})
-    options = CreateOptions(values={"cls": "n", "score": "x"}, workers=1)
+    options = CreateOptions(values={"cls": "n", "score": "x"}, workers=0)
     shardtool.create(rows, tmp_path / "a-{0..}.tar", options)
     shardtool.create(rows, tmp_path / "b-{0..}.tfrecord", options)
-    shardtool.reshard(tmp_path / "b.json", tmp_path / "c-{0..}.tar", shuffle=True, max_count=3, workers=1)
+    shardtool.reshard(tmp_path / "b.json", tmp_path / "c-{0..}.tar", shuffle=True, max_count=3, workers=0)
     for one in "abc":
         for other in "abc":
-            assert shardtool.diff(tmp_path / f"{one}.json", tmp_path / f"{other}.json", workers=1).same
+            assert shardtool.diff(tmp_path / f"{one}.json", tmp_path / f"{other}.json", workers=0).same
 
 
 def test_metadata_columns_are_compared(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_metadata_columns_are_compared(tmp_path: Path) -> None:
     rows = pd.DataFrame({"key": list("abcd"), "w": [1, 2, 3, 4], "x": [1.5, None, 3.0, None], "t": list("pqrs")})
     other = rows.assign(w=rows["w"].astype("float64"), x=[1.5, None, 9.0, 1.0], new=[None, "n", None, None])
     for name, table in (("a", rows), ("b", other)):
-        shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", binary={}, values={"txt": "t"}, workers=1)
-    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1)
+        shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", binary={}, values={"txt": "t"}, workers=0)
+    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
     assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
 
 
@@ -97,14 +97,14 @@ def test_metadata_is_reported_separately(tmp_path: Path) -> None:
             for key, text, metadata in zip("abcd", texts, columns, strict=True):
                 writer.write({"__key__": key, "txt": text.encode()}, metadata=metadata)
     files = {name: tmp_path / f"{name}.json" for name in "abcd"}
-    found = shardtool.diff(files["a"], files["c"], workers=1)
+    found = shardtool.diff(files["a"], files["c"], workers=0)
     assert found.metadata == {"w": ("changed", 1), "old": ("removed", 4), "cls": ("added", 3)}
     assert (found.same, found.content_same, len(found.changed), found.metadata_only) == (False, True, 4, 4)
     assert found.fields == {"(metadata)": 4}
-    assert shardtool.diff(files["a"], files["c"], ignore_metadata=True, workers=1).same
-    found = shardtool.diff(files["a"], files["d"], workers=1)
+    assert shardtool.diff(files["a"], files["c"], ignore_metadata=True, workers=0).same
+    found = shardtool.diff(files["a"], files["d"], workers=0)
     assert (found.content_same, len(found.changed), found.metadata_only) == (False, 4, 3)
-    found = shardtool.diff(files["a"], files["d"], ignore_metadata=True, workers=1)
+    found = shardtool.diff(files["a"], files["d"], ignore_metadata=True, workers=0)
     assert compared(found) == (set(), set(), {"d": ("txt",)})
     ran = typed("diff", files["a"], files["b"])
     assert (ran.code, "~" in ran.out) == (3, False)
@@ -122,12 +122,12 @@ def test_a_sample_in_another_split_has_moved(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(30)})
     for name, seed in (("a", 1), ("b", 2)):
         pattern = tmp_path / name / "{split}-{0..}.tar"
-        shardtool.create(source, pattern, split="train=0.5,val=0.5", seed=seed, workers=1)
-    splits = {name: shardtool.diff(tmp_path / name, tmp_path / name, workers=1) for name in "ab"}
+        shardtool.create(source, pattern, split="train=0.5,val=0.5", seed=seed, workers=0)
+    splits = {name: shardtool.diff(tmp_path / name, tmp_path / name, workers=0) for name in "ab"}
     assert all(one.same for one in splits.values())
     keys = {(name, split): {*shardtool.open(tmp_path / name / f"{split}.json").keys}
             for name in "ab" for split in ("train", "val")}  # fmt: skip
-    found = shardtool.diff(tmp_path / "a" / "{split}.json", tmp_path / "b" / "{split}.json", workers=1)
+    found = shardtool.diff(tmp_path / "a" / "{split}.json", tmp_path / "b" / "{split}.json", workers=0)
     assert {one.key: one.now for one in found.moved} == {
         **dict.fromkeys(keys["a", "train"] & keys["b", "val"], "val"),
         **dict.fromkeys(keys["a", "val"] & keys["b", "train"], "train"),
@@ -140,9 +140,9 @@ def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
     """The differences from a changed folder are those of a dataset created from it."""
     files = {f"{folder}/{at}.{ending}": b"%d" % at for folder in ("cat", "dog") for at in range(9) for ending in "ab"}
     source = write_tree(tmp_path / "in", files)
-    options = CreateOptions(label_from_folder=True, exclude=("*/7.*",), workers=1)
+    options = CreateOptions(label_from_folder=True, exclude=("*/7.*",), workers=0)
     shardtool.create(source, tmp_path / "a-{0..}.tar", options)
-    assert shardtool.diff(tmp_path / "a.json", source, workers=1).same
+    assert shardtool.diff(tmp_path / "a.json", source, workers=0).same
     (source / "cat/1.a").unlink()
     (source / "cat/2.a").write_bytes(b"x")
     (source / "dog/3.b").write_bytes(b"longer")
@@ -150,18 +150,18 @@ def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
         (source / f"dog/8.{name}").rename(source / f"dog/new.{name}")
     shardtool.create(source, tmp_path / "b-{0..}.tar", options)
     found = shardtool.diff(tmp_path / "a.json", source, workers=2)
-    assert compared(found) == compared(shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1))
+    assert compared(found) == compared(shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0))
     assert compared(found) == ({"dog/new"}, {"dog/8"}, {"cat/1": ("a",), "cat/2": ("a",), "dog/3": ("b",)})
 
 
 def test_splits_are_compared_with_their_manifest(tmp_path: Path) -> None:
     """All splits of a run are compared with its table; a sample with a changed split has moved."""
     rows = pd.DataFrame({"key": list("abcdef"), "t": list("pqrstu"), "part": ["train", "val"] * 3})
-    shardtool.create(rows, tmp_path / "{split}-{0..}.tar", values={"txt": "t"}, split_by="part", workers=1)
+    shardtool.create(rows, tmp_path / "{split}-{0..}.tar", values={"txt": "t"}, split_by="part", workers=0)
     splits = str(tmp_path / "{split}.json")
-    assert shardtool.diff(splits, rows, workers=1).same
+    assert shardtool.diff(splits, rows, workers=0).same
     changed = rows.assign(part=["train", "train", *rows["part"][2:]], t=["p", "q", "other", *rows["t"][3:]])
-    found = shardtool.diff(splits, changed, workers=1)
+    found = shardtool.diff(splits, changed, workers=0)
     assert [*found.moved] == [("b", "val", "train")]
     assert found.changed[0].key == "c"
     assert "txt" in found.changed[0].fields
@@ -173,24 +173,24 @@ def test_appended_samples_are_not_added_by_the_source(tmp_path: Path) -> None:
     first = write_tree(tmp_path / "one", files)
     second = write_tree(tmp_path / "two", files | {"new.txt": b"5"})
     for source in (first, second):
-        shardtool.create(source, tmp_path / "a-{0..}.tar", update=True, workers=1)
-    found = shardtool.diff(tmp_path / "a.json", second, workers=1)
+        shardtool.create(source, tmp_path / "a-{0..}.tar", update=True, workers=0)
+    found = shardtool.diff(tmp_path / "a.json", second, workers=0)
     assert (found.same, found.samples) == (True, (4, 4))
     assert any("1 sample appended from other sources" in note for note in found.notes)
     (second / "later.txt").write_bytes(b"6")
-    assert [*shardtool.diff(tmp_path / "a.json", second, workers=1).added] == ["later"]
+    assert [*shardtool.diff(tmp_path / "a.json", second, workers=0).added] == ["later"]
 
 
 def test_datasets_of_several_runs_have_no_common_source(tmp_path: Path) -> None:
     """Datasets of several runs, and a missing folder, are refused."""
     source = write_tree(tmp_path / "in", {"a.txt": b"a"})
     for name in ("a", "b"):
-        shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=1)
+        shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=0)
     with pytest.raises(InvalidRequest, match="created by another run than the others"):
         shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
     with pytest.raises(InvalidRequest, match="no such file or folder"):
         shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")
-    shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", workers=1)
+    shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", workers=0)
     with pytest.raises(InvalidRequest, match=r"c\.json was created by reshard a; B is that source"):
         shardtool.diff(tmp_path / "c.json", source)
 
@@ -198,9 +198,9 @@ def test_datasets_of_several_runs_have_no_common_source(tmp_path: Path) -> None:
 def test_only_the_first_run_is_compared_with_its_source(tmp_path: Path) -> None:
     """If other sources were appended, only the samples of the first run are compared."""
     first, more = (write_tree(tmp_path / name, {f"{name}.txt": b"a"}) for name in ("one", "two"))
-    shardtool.create(first, tmp_path / "a-{0..}.tar", workers=1)
-    shardtool.create(more, tmp_path / "a-{0..}.tar", append=True, workers=1)
-    found = shardtool.diff(tmp_path / "a.json", first, workers=1)
+    shardtool.create(first, tmp_path / "a-{0..}.tar", workers=0)
+    shardtool.create(more, tmp_path / "a-{0..}.tar", append=True, workers=0)
+    found = shardtool.diff(tmp_path / "a.json", first, workers=0)
     assert found.same
     assert found.notes == ("not compared: 1 sample appended from other sources",)
 
@@ -228,8 +228,8 @@ def test_renamed_classes_are_a_difference(tmp_path: Path) -> None:
         rows = pd.DataFrame({"key": ["x", "y"], "t": ["1", "2"], "label": folders[:2]})
         options = CreateOptions(values={"cls": "label", "txt": "t"}, classes=("cls",), classes_from=names, meta="none")
         shardtool.create(rows, tmp_path / f"{name}-{{0..}}.tar", options)
-    assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=1).same
-    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1)
+    assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=0).same
+    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
     assert (found.classes, found.same, len(found.changed)) == (("cls",), False, 0)
     ran = typed("diff", tmp_path / "a.json", tmp_path / "b.json")
     assert (ran.code, "class numbers of cls have different names" in ran.out) == (3, True)

@@ -62,7 +62,7 @@ def test_what_is_the_same_is_what_is_the_same_in_memory(
     assert [[bool(one.differs) for one in group] for group in found.groups] == [
         [None not in (label, group[0]) and label != group[0] for label in group] for group in labels
     ]
-    shardtool.reshard(dataset, folder / "b-{0..}.tar", drop_duplicates=True, workers=1)
+    shardtool.reshard(dataset, folder / "b-{0..}.tar", drop_duplicates=True, workers=0)
     lost = [key for group in groups for key in group[1:]]
     assert [*shardtool.open(folder / "b.json").keys] == [key for key in samples if key not in lost]
     assert not inspect_duplicates(folder / "b.json").groups
@@ -138,7 +138,7 @@ def test_sources_that_are_no_folder(packed: str, tmp_path: Path) -> None:
         write_tree(tmp_path / "in", files)
         source = shutil.make_archive(str(tmp_path / "x"), packed, tmp_path / "in")
     binary = ("jpg=jpg",) if packed == "table" else ()
-    shardtool.create(source, tmp_path / "a-{0..}.tar", binary=binary, drop_duplicates=True, workers=1)
+    shardtool.create(source, tmp_path / "a-{0..}.tar", binary=binary, drop_duplicates=True, workers=0)
     assert [*shardtool.open(tmp_path / "a.json").keys] == ["a", "b", "d"]
 
 
@@ -153,7 +153,7 @@ def test_what_dropping_cannot_do(tmp_path: Path) -> None:
 def test_what_an_update_leaves_out(tmp_path: Path) -> None:
     """A sample that the dataset has stays, whatever comes with its content later."""
     source = write_tree(tmp_path / "in", {"m.jpg": b"1", "n.jpg": b"1", "o.jpg": b"2"})
-    options = CreateOptions(drop_duplicates=True, update=True, workers=1)
+    options = CreateOptions(drop_duplicates=True, update=True, workers=0)
     nights = [{}, {"a.jpg": b"1", "b.jpg": b"3", "c.jpg": b"3"}, {"d.jpg": b"2", "e.jpg": b"4"}, {"f.jpg": b"4"}]
     for night in nights:
         write_tree(source, night)
@@ -162,7 +162,7 @@ def test_what_an_update_leaves_out(tmp_path: Path) -> None:
     listed = [json.loads(line) for line in (tmp_path / "x.skipped").read_text().splitlines()]
     assert {one["key"]: one["message"][-1] for one in listed} == {"n": "m", "a": "m", "c": "b", "d": "o"}
     assert typed("verify", tmp_path / "x.json", "--source", source).code == 0
-    assert shardtool.diff(tmp_path / "x.json", source, workers=1).same
+    assert shardtool.diff(tmp_path / "x.json", source, workers=0).same
 
 
 def test_labels_that_are_the_same_in_other_forms(tmp_path: Path) -> None:
@@ -170,6 +170,6 @@ def test_labels_that_are_the_same_in_other_forms(tmp_path: Path) -> None:
     rows = pd.DataFrame({"key": ["a", "b"], "jpg": [b"1", b"2"], "n": [1, 2]})
     for name, table in {"a-{0..}.tar": rows, "b-{0..}.tfrecord": rows, "c-{0..}.tar": rows[["key", "jpg"]]}.items():
         values = {"cls": "n"} if "n" in table else {}
-        shardtool.create(table, tmp_path / name, binary=("jpg=jpg",), values=values, meta="none", workers=1)
+        shardtool.create(table, tmp_path / name, binary=("jpg=jpg",), values=values, meta="none", workers=0)
     found = inspect_duplicates([tmp_path / f"{name}.json" for name in "abc"])
     assert (len(found.groups), found.surplus, found.unlike) == (2, 4, 0)

@@ -69,7 +69,7 @@ def _foreign(folder: Path) -> Path:
             member = tarfile.TarInfo(name)
             member.size = number
             tar.addfile(member, io.BytesIO(b"x" * number))
-    return Path(index(f"{folder}/out-{{0..}}.tar", IndexOptions(workers=1)).dataset_file)
+    return Path(index(f"{folder}/out-{{0..}}.tar", IndexOptions(workers=0)).dataset_file)
 
 
 @pytest.fixture(scope="session")
@@ -204,7 +204,7 @@ def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
     before = read_tree(dataset.parent)
     for number in range(2):  # the second time, what is there is older than the last append but one
         write_tree(more, {f"new/{number}{at}.txt": b"%d" % at for at in range(4)})
-        options = CreateOptions(append=True, include=(f"new/{number}*",), max_count=3, workers=1)
+        options = CreateOptions(append=True, include=(f"new/{number}*",), max_count=3, workers=0)
         create(more, f"{tmp_path}/out/out-{{000..}}.tar", options)
     result = export(dataset, formats)
     names = [shard.name for shard in shards(dataset.parent)]
@@ -227,11 +227,11 @@ def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
 def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path) -> None:
     """Splits of one run remain in one folder after an append to one of them."""
     folder = tmp_path / "out"
-    options = CreateOptions(split="train=0.5,val=0.5", workers=1, max_count=3, export=("energon",))
+    options = CreateOptions(split="train=0.5,val=0.5", workers=0, max_count=3, export=("energon",))
     create(small, f"{folder}/{{split}}-{{000..}}.tar", options)
     old = len(shards(folder))
     more = write_tree(tmp_path / "more", {"new.txt": b"1"})
-    create(more, f"{folder}/train-{{000..}}.tar", CreateOptions(append=True, workers=1))
+    create(more, f"{folder}/train-{{000..}}.tar", CreateOptions(append=True, workers=0))
     for name in ("train.json", "val.json"):
         export(folder / name, "energon")
         counts = json.loads((folder / ".nv-meta" / ".info.json").read_bytes())["shard_counts"]
@@ -243,13 +243,13 @@ def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path)
 def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None:
     """Files that cover another dataset are never replaced, and `create` refuses before it writes."""
     export(_pack(small, tmp_path / "out", "tar"), "energon")
-    create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=1, max_count=3))
+    create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=0, max_count=3))
     before = read_tree(tmp_path / "out")
     for overwrite in (False, True):
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*one folder per dataset"):
             export(tmp_path / "out" / "b.json", "energon", ExportOptions(overwrite=overwrite))
     for if_exists in ("error", "overwrite"):
-        asked = CreateOptions(workers=1, export=("energon",), **existing(if_exists))
+        asked = CreateOptions(workers=0, export=("energon",), **existing(if_exists))
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar"):
             create(small, f"{tmp_path}/out/c-{{000..}}.tar", asked)
     assert read_tree(tmp_path / "out") == before
@@ -316,7 +316,7 @@ def test_members_that_energon_ignores_are_refused(name: str, tmp_path: Path) -> 
 
 def test_a_shard_name_with_a_quote_is_refused_for_energon(small: Path, tmp_path: Path) -> None:
     """Nothing is written."""
-    create(small, f'{tmp_path}/out/a"b-{{0..}}.tar', CreateOptions(workers=1))
+    create(small, f'{tmp_path}/out/a"b-{{0..}}.tar', CreateOptions(workers=0))
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match="without quotes"):
         export(tmp_path / "out" / 'a"b.json', "energon")
@@ -328,7 +328,7 @@ def test_the_hugging_face_index(tree: str, small: Path, tmp_path: Path) -> None:
     """The index has offset and SHA-256 of every member, and the SHA-256 and git blob id of the shard."""
     large = {"l/a.bin": b"abc" * 700_000, "l/a.txt": b"", "l/b.bin": b"x" * (2**20 - 512)}  # over several blocks
     source = small if tree == "small" else write_tree(tmp_path / "s", _ODD if tree == "odd" else large)
-    result = export(_pack(source, tmp_path / "out", "tar"), "huggingface", ExportOptions(workers=1))
+    result = export(_pack(source, tmp_path / "out", "tar"), "huggingface", ExportOptions(workers=0))
     assert result.files == (*(path.with_suffix(".json").name for path in shards(tmp_path / "out")), "README.md")
     assert result.notes == ()
     for shard in shards(tmp_path / "out"):
@@ -375,26 +375,26 @@ def test_hashes_of_a_damaged_shard(damage: str, tars: Path) -> None:
     SHARD_DAMAGE[damage](tars.parent / "out-001.tar")
     before = sorted(os.listdir(tars.parent))
     with pytest.raises(CorruptShard, match=r"out-001\.tar"):
-        export(tars, "huggingface", ExportOptions(workers=1))
+        export(tars, "huggingface", ExportOptions(workers=0))
     assert sorted(os.listdir(tars.parent)) == before
 
 
 def test_an_index_never_replaces_a_dataset_file(small: Path, tmp_path: Path) -> None:
     """This holds for any dataset file, and `create` refuses before it writes."""
-    create(small, f"{tmp_path}/out/out.tar", CreateOptions(workers=1))
+    create(small, f"{tmp_path}/out/out.tar", CreateOptions(workers=0))
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match=r"the dataset file would both be out\.json; expected .*number"):
-        export(tmp_path / "out" / "out.json", "huggingface", ExportOptions(overwrite=True, workers=1))
+        export(tmp_path / "out" / "out.json", "huggingface", ExportOptions(overwrite=True, workers=0))
     assert read_tree(tmp_path / "out") == before
     with pytest.raises(InvalidRequest, match=r"both be new\.json"):
-        create(small, f"{tmp_path}/new/new.tar", CreateOptions(workers=1, export=("huggingface",)))
+        create(small, f"{tmp_path}/new/new.tar", CreateOptions(workers=0, export=("huggingface",)))
     assert not list((tmp_path / "new").glob("*"))
-    create(small, f"{tmp_path}/other/out.tar", CreateOptions(workers=1))
+    create(small, f"{tmp_path}/other/out.tar", CreateOptions(workers=0))
     with pytest.raises(OutputExists, match="a dataset file"):
         export(
             tmp_path / "out" / "out.json",
             "huggingface",
-            ExportOptions(output=tmp_path / "other", overwrite=True, workers=1),
+            ExportOptions(output=tmp_path / "other", overwrite=True, workers=0),
         )
 
 
@@ -411,13 +411,13 @@ _ALL = {"tar": ("dali-webdataset", "energon", "huggingface", "wids"), "tfrecord"
 
 def test_create_exports(small: Path, ending: str, tmp_path: Path) -> None:
     """`create` writes the same indexes as a later `export`, reports them, and records nothing."""
-    export(_pack(small, tmp_path / "later", ending), _ALL[ending], ExportOptions(workers=1))
+    export(_pack(small, tmp_path / "later", ending), _ALL[ending], ExportOptions(workers=0))
     words = [word for name in _ALL[ending] for word in ("--export", name)]
     output = f"{tmp_path}/out/out-{{000..}}.{ending}"
     ran = typed("create", small, output, "--max-count", "3", *words, "--json")
     assert json.loads(ran.out)["exported"] == list(_ALL[ending])
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "later")
-    assert "exported" not in create(small, f"{tmp_path}/plain/o-{{0..}}.tar", CreateOptions(workers=1)).to_json()
+    assert "exported" not in create(small, f"{tmp_path}/plain/o-{{0..}}.tar", CreateOptions(workers=0)).to_json()
 
 
 def test_create_exports_again(small: Path, tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_create_refuses_formats_before_it_writes(name: str, found: str, small: P
     """An unknown format, or one for other shards, is refused before a folder is created, also in a dry run."""
     for run in (create, dry_run):
         with pytest.raises(InvalidRequest, match=found):
-            run(small, f"{tmp_path}/out/out-{{0..}}.tar", CreateOptions(workers=1, export=(name,)))
+            run(small, f"{tmp_path}/out/out-{{0..}}.tar", CreateOptions(workers=0, export=(name,)))
     assert not (tmp_path / "out").exists()
 
 

@@ -196,7 +196,7 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path: Path) -> None:
 def test_too_little_space_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that do not fit are refused before one is written; existing files need no space again."""
     source = write_tree(tmp_path / "source", {f"{at}.bin": b"x" * 1000 for at in range(4)})
-    made = create(source, tmp_path / "o-{0..}.tar", workers=1).dataset_file
+    made = create(source, tmp_path / "o-{0..}.tar", workers=0).dataset_file
     monkeypatch.setattr(Folder, "free_bytes", lambda _: 1500)
     with pytest.raises(OutputFailed, match=r"free, 4\.\S+ kB needed; nothing was extracted\. Free some space"):
         extract(made, tmp_path / "x")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ONE = VerifyOptions(workers=1)
+ONE = VerifyOptions(workers=0)
 
 
 def _imagenet(number: int) -> bytes:
@@ -82,7 +82,7 @@ def test_keys_and_fields_of_tensorflow(numbered: Path, tmp_path: Path) -> None:
     """A file's name without its ending is the key; `image/encoded` is a field as any other, also of a tar."""
     assert verify(numbered, ONE).counts == {}
     options = ReshardOptions(
-        rename_fields=("image/encoded=jpg", "image/class/label=cls"), drop_fields=("image/filename",), workers=1
+        rename_fields=("image/encoded=jpg", "image/class/label=cls"), drop_fields=("image/filename",), workers=0
     )
     reshard(numbered, f"{tmp_path}/out-{{0..}}.tar", options)
     assert members(tmp_path / "out-0.tar")[:2] == [
@@ -93,15 +93,15 @@ def test_keys_and_fields_of_tensorflow(numbered: Path, tmp_path: Path) -> None:
 
 def test_an_index_of_numbered_shards(numbered: Path) -> None:
     """Sidecars and dataset file have the shards' names, and lead every verb back to these."""
-    made = index(numbered, IndexOptions(checksum=True, workers=1))
+    made = index(numbered, IndexOptions(checksum=True, workers=0))
     base = _base(numbered)
     assert os.path.basename(made.dataset_file) == f"{base.partition('.')[0]}.json"
     assert (numbered / f"{base}-00001-of-00003.index").exists()
     for given in (made.dataset_file, numbered, f"{numbered}/{base}@3", f"{numbered}/{base}-*"):
         assert verify(given, ONE).sound
         assert inspect(given).complete
-    assert index(numbered, IndexOptions(workers=1)).kept == 3
-    export(made.dataset_file, ["dali-tfrecord", "tfrecord"], ExportOptions(workers=1))
+    assert index(numbered, IndexOptions(workers=0)).kept == 3
+    export(made.dataset_file, ["dali-tfrecord", "tfrecord"], ExportOptions(workers=0))
     flip(numbered / f"{base}-00001-of-00003.idx", 0)
     found = {(one.code, one.file) for one in verify(numbered, ONE).findings}
     assert found == {("export-stale", f"{base}-00001-of-00003.idx")}
@@ -148,7 +148,7 @@ def test_labels_of_tensorflow_and_of_tars_become_one_field(tmp_path: Path) -> No
         (tmp_path / f"{name}.tfrecord").write_bytes(tfrecords.frame(tfrecords.example(features)))
     tree = write_tree(tmp_path / "tree", {"a.cls": b"12", "b.cls": b"0"})
     create(tree, f"{tmp_path}/tar-0.tar")
-    renamed = ReshardOptions(rename_fields={"label": "cls"}, select_fields=("label", "cls"), workers=1)
+    renamed = ReshardOptions(rename_fields={"label": "cls"}, select_fields=("label", "cls"), workers=0)
     records = [tmp_path / f"{name}.tfrecord" for name in values]
     reshard([*records, tmp_path / "tar-0.tar"], f"{tmp_path}/out/all-0.tar", renamed)
     expected = [("theirs.cls", b"7"), ("ours.cls", b"-3"), ("a.cls", b"12"), ("b.cls", b"0")]
@@ -188,14 +188,14 @@ def test_capitals_and_compression(ending: str, tmp_path: Path) -> None:
         report = verify(given, ONE)
         assert (report.sound, report.samples) == (True, 6)
         assert inspect(given).samples == 6
-    reshard(folder, f"{tmp_path}/out-{{0..}}.tar", ReshardOptions(shuffle=True, workers=1))
+    reshard(folder, f"{tmp_path}/out-{{0..}}.tar", ReshardOptions(shuffle=True, workers=0))
     assert sorted(members(*shards(tmp_path))) == [(f"{at:03}.txt", b"%05d" % at) for at in range(6)]
     if ending == "TAR":
-        assert os.path.basename(index(folder, IndexOptions(workers=1)).dataset_file) == "x.json"
+        assert os.path.basename(index(folder, IndexOptions(workers=0)).dataset_file) == "x.json"
         assert verify(folder, ONE).sound
     else:
         with pytest.raises(InvalidRequest, match="a compressed shard"):
-            index(folder, IndexOptions(workers=1))
+            index(folder, IndexOptions(workers=0))
 
 
 def test_a_name_that_lies(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Pa
                 counted.append((time.monotonic(), samples))
 
     asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
-    options = CreateOptions(workers=1, where="md5 != ''", **asked)
+    options = CreateOptions(workers=0, where="md5 != ''", **asked)
     create(source, f"{tmp_path}/out/{STEM}.tar", options, observer=Watch())
     assert sum(samples for _, samples in counted) == 40
     assert counted[-1][0] - counted[0][0] > 0.3
@@ -247,7 +247,7 @@ def test_reshard_finds_as_create_does(images: Path, probed: Path, tmp_path: Path
     _pack(images, tmp_path / "in")
     folders = {}
     for name, source in (("new", tmp_path / "in"), ("known", probed)):
-        asked = ReshardOptions(workers=1, where=WIDE, probe=True, hash="md5", shuffle=True)
+        asked = ReshardOptions(workers=0, where=WIDE, probe=True, hash="md5", shuffle=True)
         reshard(source / "out.json", f"{tmp_path}/{name}/{STEM}.tar", asked)
         folders[name] = tmp_path / name
     found = {name: {key: one["md5"] for key, one in _columns(folder).items()} for name, folder in folders.items()}
@@ -274,13 +274,13 @@ def test_a_wrong_condition_is_refused_before_anything_is_read(
     """It is refused with the columns that are known, by a dry run, too."""
     for run in (create, dry_run):
         with pytest.raises(InvalidRequest, match=found):
-            run(images, f"{tmp_path}/{STEM}.tar", CreateOptions(workers=1, probe=True, where=query))
+            run(images, f"{tmp_path}/{STEM}.tar", CreateOptions(workers=0, probe=True, where=query))
     assert not list(tmp_path.iterdir())
 
 
 def test_equal_counts_are_refused_before_anything_is_read(images: Path, tmp_path: Path) -> None:
     """How many samples there are shows too late for shards of equally many; no shard is written in vain."""
-    options = CreateOptions(workers=1, probe=True, where="width > 3", equal_count=True, max_count=2)
+    options = CreateOptions(workers=0, probe=True, where="width > 3", equal_count=True, max_count=2)
     with pytest.raises(InvalidRequest, match=r"equal_count.*which needs the content of the samples"):
         create(images, f"{tmp_path}/{STEM}.tar", options)
     assert not list(tmp_path.iterdir())
@@ -304,7 +304,7 @@ def test_no_sample_is_chosen(images: Path, tmp_path: Path) -> None:
 def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     """Then the message says of which, and no dataset file appears."""
     source = write_tree(tmp_path / "in", {"a/1.png": _image(9, 9), "b/2.png": _image(5, 5)})
-    options = CreateOptions(workers=1, probe=True, where="width > 8", split_by="folder")
+    options = CreateOptions(workers=0, probe=True, where="width > 8", split_by="folder")
     with pytest.raises(InvalidRequest, match="no sample of the split b matches width > 8"):
         create(source, f"{tmp_path}/out/{{split}}-{STEM}.tar", options)
     assert not list(tmp_path.glob("out/*.json"))
@@ -313,7 +313,7 @@ def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
 def test_the_cure_where_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     """Of shares, the message says what gives each split a sample; that works, over the shards of other splits, too."""
     source = write_tree(tmp_path / "in", {f"{number}.png": _image(9 if number else 99, 9) for number in range(8)})
-    options = CreateOptions(workers=1, probe=True, where="width > 9", split="train=0.5,val=0.5")
+    options = CreateOptions(workers=0, probe=True, where="width > 9", split="train=0.5,val=0.5")
     names = f"{tmp_path}/out/{{split}}-{STEM}.tar"
     with pytest.raises(
         InvalidRequest, match=r"of the split .* matches width > 9.* Relax the query, or use larger"
@@ -335,7 +335,7 @@ def test_an_update_with_a_split_of_which_no_sample_is_chosen(end: str, tmp_path:
     """It lists these samples, and goes on: what is chosen later comes to that split."""
     source = write_tree(tmp_path / "in", {"a/c/1.png": _image(9, 9)})
     options = CreateOptions(
-        workers=1, probe=True, where="width > 8", split_by="folder", label_from_folder=True, update=True
+        workers=0, probe=True, where="width > 8", split_by="folder", label_from_folder=True, update=True
     )
     names, file = f"{tmp_path}/out/{{split}}-{STEM}.{end}", tmp_path / "out" / "b-out.json"
     with pytest.raises(InvalidRequest, match="no sample of the split b"):

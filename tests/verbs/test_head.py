@@ -57,11 +57,11 @@ def test_create_takes_what_reshard_takes(asked: dict[str, Any], source: Any, end
         own |= {"root": tmp_path / "in", "values": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
     create(source, tmp_path / f"all-{{0..}}.{ending}", CreateOptions(**own))
     create(source, tmp_path / f"some-{{0..}}.{ending}", CreateOptions(**own, **asked))
-    reshard(tmp_path / "all.json", tmp_path / f"again-{{0..}}.{ending}", ReshardOptions(workers=1, **asked))
+    reshard(tmp_path / "all.json", tmp_path / f"again-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
     assert _keys(tmp_path / "some.json") == _keys(tmp_path / "again.json")
     assert (tmp_path / f"some-0.{ending}").read_bytes() == (tmp_path / f"again-0.{ending}").read_bytes()
     root = own.get("root")
-    assert verify(tmp_path / "some.json", VerifyOptions(workers=1, source=source, root=root)).findings == ()
+    assert verify(tmp_path / "some.json", VerifyOptions(workers=0, source=source, root=root)).findings == ()
 
 
 def test_files_of_other_rows_are_not_looked_at(tmp_path: Path) -> None:
@@ -116,20 +116,20 @@ def test_at_most_so_many_of_each_class(labels: dict[str, str], most: int, seed: 
 def test_a_balanced_part_of_a_dataset(tmp_path: Path) -> None:
     """By the labels of its folders unless told otherwise; it is recorded, with the seed, and `verify` does it again."""
     source = write_tree(tmp_path / "in", FILES | {f"emu/{at}.jpg": b"x" for at in range(2)})
-    create(source, tmp_path / "all-{0..}.tar", CreateOptions(workers=1, label_from_folder=True))
+    create(source, tmp_path / "all-{0..}.tar", CreateOptions(workers=0, label_from_folder=True))
     found = []
     for seed in (0, 1):
-        asked = ReshardOptions(workers=1, per_class=3, seed=seed, split="a=0.5,b=0.5", stratify="cls")
+        asked = ReshardOptions(workers=0, per_class=3, seed=seed, split="a=0.5,b=0.5", stratify="cls")
         reshard(tmp_path / "all.json", tmp_path / f"{seed}-{{split}}-{{0..}}.tar", asked)
         for name in "ab":
             part = tmp_path / f"{seed}-{name}.json"
-            assert verify(part, VerifyOptions(workers=1, source=tmp_path / "all.json")).findings == ()
+            assert verify(part, VerifyOptions(workers=0, source=tmp_path / "all.json")).findings == ()
         found.append(_keys(tmp_path / f"{seed}-a.json") + _keys(tmp_path / f"{seed}-b.json"))
         assert [sum(key.startswith(kind) for key in found[-1]) for kind in ("cat", "dog", "emu")] == [3, 3, 2]
     assert sorted(found[0]) != sorted(found[1])
-    reshard(tmp_path / "all.json", tmp_path / "f-{0..}.tar", ReshardOptions(workers=1, per_class=1, of="fields"))
+    reshard(tmp_path / "all.json", tmp_path / "f-{0..}.tar", ReshardOptions(workers=0, per_class=1, of="fields"))
     assert len(_keys(tmp_path / "f.json")) == 2
     with pytest.raises(InvalidRequest, match="no column 'clss'; expected one of cls"):
-        reshard(tmp_path / "all.json", tmp_path / "g-{0..}.tar", ReshardOptions(workers=1, per_class=1, of="clss"))
+        reshard(tmp_path / "all.json", tmp_path / "g-{0..}.tar", ReshardOptions(workers=0, per_class=1, of="clss"))
     with pytest.raises(InvalidRequest, match="nothing to choose"):
         ReshardOptions(of="cls")

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OVER_SHARDS = (
-    ["verify", "{ds}", "--decode", "--workers", "1"],
-    ["verify", "{ds}", "--target", "dali", "--target", "wids", "--workers", "1"],
+    ["verify", "{ds}", "--decode", "--workers", "0"],
+    ["verify", "{ds}", "--target", "dali", "--target", "wids", "--workers", "0"],
     ["inspect", "{ds}"],
     ["inspect", "{ds}", "--head", "2", "--json"],
     ["inspect", "{ds}", "--html", "{new}/page.html"],
-    ["reshard", "{ds}", "{new}/r-{{0..}}.tar", "--workers", "1", "--quiet"],
-    ["reshard", "{ds}", "{new}/r-{{0..}}.tfrecord", "--on-error", "skip", "--workers", "1", "--quiet"],
-    ["index", "{ds}", "--checksum", "--overwrite", "--workers", "1", "--quiet"],
-    ["verify", "{ds}", "--repair", "--workers", "1"],
+    ["reshard", "{ds}", "{new}/r-{{0..}}.tar", "--workers", "0", "--quiet"],
+    ["reshard", "{ds}", "{new}/r-{{0..}}.tfrecord", "--on-error", "skip", "--workers", "0", "--quiet"],
+    ["index", "{ds}", "--checksum", "--overwrite", "--workers", "0", "--quiet"],
+    ["verify", "{ds}", "--repair", "--workers", "0"],
 )
 _OVER_MANIFESTS = (
-    ["create", "{table}", "{new}/c-{{0..}}.tar", "--dry-run", "--workers", "1"],
-    ["create", "{table}", "{new}/c-{{0..}}.tfrecord", "--workers", "1", "--quiet", "--on-error", "skip"],
-    ["create", "{table}", "{new}/w-{{0..}}.tar", "--workers", "1", "--quiet", "--where", "v == 1", "--json"],
-    ["verify", "{ds}", "--source", "{table}", "--workers", "1"],
-    ["reshard", "{ds}", "{new}/j-{{0..}}.tar", "--join", "{table}", "--on", "key", "--workers", "1", "--quiet"],
+    ["create", "{table}", "{new}/c-{{0..}}.tar", "--dry-run", "--workers", "0"],
+    ["create", "{table}", "{new}/c-{{0..}}.tfrecord", "--workers", "0", "--quiet", "--on-error", "skip"],
+    ["create", "{table}", "{new}/w-{{0..}}.tar", "--workers", "0", "--quiet", "--where", "v == 1", "--json"],
+    ["verify", "{ds}", "--source", "{table}", "--workers", "0"],
+    ["reshard", "{ds}", "{new}/j-{{0..}}.tar", "--join", "{table}", "--on", "key", "--workers", "0", "--quiet"],
 )
 _ENDINGS = ("tar", "tfrecord", "tar.gz", "tfrecord.gz")
 _CODES = {0, 2, 3, 4, 5, 6}  # of 1, a bug, and 7, the machine's failure, there is none
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{key}.{field}": b"%d" % len(key) for key in ("a", "b/c", "b/" + "d" * 120) for field in ("txt", "cls")}
     write_tree(place / "source", files | {"a.json": b'{"v": [1]}'})
     for ending in ("tar", "tfrecord"):
-        create(place / "source", place / ending / f"o-{{0..}}.{ending}", CreateOptions(max_count=2, workers=1))
+        create(place / "source", place / ending / f"o-{{0..}}.{ending}", CreateOptions(max_count=2, workers=0))
     return place
 
 

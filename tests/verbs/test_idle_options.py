@@ -23,7 +23,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def _create(place: Path, *words: str) -> tuple[int, list[str]]:
-    ran = typed("create", *words, "out/x-{0..}.tar", "--workers", "1", "--overwrite", cwd=place)
+    ran = typed("create", *words, "out/x-{0..}.tar", "--workers", "0", "--overwrite", cwd=place)
     return ran.code, [line for line in ran.err.splitlines() if line.startswith(("note:", "shardtool:"))]
 
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 FILES = {f"{folder}/{at:02}.{field}": f"{folder}{at}".encode() * at for folder in "ab" for at in range(9)
          for field in ("txt", "bin")}  # fmt: skip
-ONE = IndexOptions(workers=1)
-READ = IndexOptions(workers=1, checksum=True)
+ONE = IndexOptions(workers=0)
+READ = IndexOptions(workers=0, checksum=True)
 
 
 @pytest.fixture(scope="module")
 def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a dataset with several shards and numbers, which tests do not change."""
     folder = tmp_path_factory.mktemp("packed")
-    options = CreateOptions(max_count=5, label_from_folder=True, workers=1)
+    options = CreateOptions(max_count=5, label_from_folder=True, workers=0)
     create(write_tree(folder / "in", FILES), f"{folder}/out/out-{{000..}}.{ending}", options)
     return folder / "out"
 
@@ -153,7 +153,7 @@ def test_columns_of_all_shards(tmp_path: Path) -> None:
     ]
     for number, more in enumerate(columns):
         table = pa.table({"key": [f"{number}-0", f"{number}-1"], "txt": ["x" * 2000 * (4 - number)] * 2, **more})
-        options = CreateOptions(values=("txt=txt",), meta=",".join(more), workers=1)
+        options = CreateOptions(values=("txt=txt",), meta=",".join(more), workers=0)
         create(table, f"{tmp_path}/x-{number}.tar", options)
         (tmp_path / f"x-{number}.json").unlink()
     expected = {"a": "string", "b": "int64", "c": "double"}
@@ -191,7 +191,7 @@ def test_command_line(dataset: Path, ending: str) -> None:
 
 def _made(tmp_path: Path) -> Path:
     files = {f"{key}.txt": key.encode() for key in "abcd"}
-    create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{00..}}.tar", CreateOptions(max_count=1, workers=1))
+    create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{00..}}.tar", CreateOptions(max_count=1, workers=0))
     return tmp_path / "o" / "x.json"
 
 
@@ -224,7 +224,7 @@ def test_an_unlisted_shard_is_added(tmp_path: Path) -> None:
     """A shard that the dataset file does not list is one finding, and is added as suggested."""
     file = _made(tmp_path)
     more = write_tree(tmp_path / "more", {"e.txt": b"e"})
-    create(more, f"{tmp_path}/p/x-{{04..}}.tar", CreateOptions(workers=1))
+    create(more, f"{tmp_path}/p/x-{{04..}}.tar", CreateOptions(workers=0))
     for name in ("x-04.tar", "x-04.index"):
         (tmp_path / "p" / name).rename(file.parent / name)
     found = verify(f"{file.parent}/x-{{00..}}.tar").findings
@@ -239,7 +239,7 @@ def test_an_unfinished_run_is_reported(tmp_path: Path) -> None:
     file = _made(tmp_path)
     for name in ("x.json", "x-03.tar", "x-03.index"):
         (file.parent / name).unlink()
-    result = reshard(file.parent, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=1))
+    result = reshard(file.parent, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=0))
     assert any("3 shards of 4 planned" in note for note in result.notes)
     assert result.samples == 3
 
@@ -255,7 +255,7 @@ def test_trust_needs_resume() -> None:
 def test_sidecars_determine_the_dots_rule(tmp_path: Path, verb: str) -> None:
     """Without the dataset file, keys with dots in sidecars show that keys end at the last dot."""
     files = {"scan.2019.txt": b"1", "scan.2020.txt": b"2"}
-    options = CreateOptions(dots="last", workers=1)
+    options = CreateOptions(dots="last", workers=0)
     create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{0..}}.tar", options)
     (tmp_path / "o" / "x.json").unlink()
     folder = tmp_path / "o"
@@ -265,7 +265,7 @@ def test_sidecars_determine_the_dots_rule(tmp_path: Path, verb: str) -> None:
         assert index(folder).kept == 1
         assert verify(folder).sound
     elif verb == "reshard":
-        reshard(folder, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=1))
+        reshard(folder, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=0))
         assert verify(tmp_path / "q" / "x.json").sound
     else:
         assert typed("inspect", folder, "--keys").out == "scan.2019\nscan.2020\n"

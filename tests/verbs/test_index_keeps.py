@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ONE = IndexOptions(workers=1)
-READ = IndexOptions(workers=1, checksum=True)
+ONE = IndexOptions(workers=0)
+READ = IndexOptions(workers=0, checksum=True)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pa.table(
         {"key": [f"k{at}" for at in range(6)], "txt": [f"{at}" * at for at in range(6)], "score": range(6)}
     )
-    options = CreateOptions(values=("txt=txt",), meta="score", max_count=2, workers=1)
+    options = CreateOptions(values=("txt=txt",), meta="score", max_count=2, workers=0)
     folder = tmp_path_factory.mktemp("packed")
     create(table, f"{folder}/x-{{0..}}.{ending}", options)
     return folder
@@ -101,7 +101,7 @@ def test_a_wrong_sidecar_is_kept(spoil: Callable[[Path], None], options: IndexOp
         2,
         [*result.notes],
     )
-    assert verify(dataset, VerifyOptions(workers=1)).sound
+    assert verify(dataset, VerifyOptions(workers=0)).sound
 
 
 def test_all_wrong_sidecars_are_listed_at_once(dataset: Path) -> None:
@@ -160,7 +160,7 @@ def test_checksums_are_added_and_metadata_is_kept(dataset: Path) -> None:
     assert {name: data for name, data in read_tree(dataset).items() if name.endswith(".index")} == {
         name: data for name, data in whole.items() if name.endswith(".index")
     }
-    assert verify(dataset, VerifyOptions(workers=1)).sound
+    assert verify(dataset, VerifyOptions(workers=0)).sound
 
 
 def test_a_wrong_checksum_in_a_sidecar(dataset: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_wrong_dataset_file_is_kept(what: str, dataset: Path, tmp_path: Path) 
         (dataset / "x-1.index").unlink()
     else:
         create(write_tree(tmp_path / "in", {"a.txt": b"x" * 3000}), f"{tmp_path}/y/{shards(dataset)[1].name}",
-               CreateOptions(workers=1))  # fmt: skip
+               CreateOptions(workers=0))  # fmt: skip
         for name in (shards(dataset)[1].name, "x-1.index"):
             shutil.copy(tmp_path / "y" / name, dataset / name)
     before = identity(dataset)
@@ -202,7 +202,7 @@ def test_a_wrong_dataset_file_is_kept(what: str, dataset: Path, tmp_path: Path) 
         index(given, ONE)
     assert identity(dataset) == before
     index(given, replace(ONE, overwrite=True))
-    assert verify(dataset, VerifyOptions(workers=1)).sound
+    assert verify(dataset, VerifyOptions(workers=0)).sound
 
 
 def test_a_dataset_file_with_more_shards_is_kept(dataset: Path) -> None:
@@ -218,13 +218,13 @@ def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
     folder = dataset if dataset.is_dir() else dataset.parent
     first = shards(folder)[0]
     ending = first.suffix
-    assert verify(f"{folder}/x-[0-9]{ending}", VerifyOptions(workers=1)).sound  # a glob is no name that is missing
+    assert verify(f"{folder}/x-[0-9]{ending}", VerifyOptions(workers=0)).sound  # a glob is no name that is missing
     shutil.copy(first, folder / f"x-9{ending}")
     given = f"{folder}/x-{{0..}}{ending}"
     with pytest.raises(OutputExists, match="overwrite=True"):
-        index(given, IndexOptions(workers=1))
+        index(given, IndexOptions(workers=0))
     assert [one.code for one in inspect(given).problems] == ["extra-shard"]
-    assert index(given, IndexOptions(workers=1, overwrite=True)).shards == len(shards(folder))
+    assert index(given, IndexOptions(workers=0, overwrite=True)).shards == len(shards(folder))
 
 
 def test_a_missing_shard_is_named(dataset: Path) -> None:
@@ -251,7 +251,7 @@ def test_sidecars_of_other_shards_are_not_replaced(
 ) -> None:
     """Shards whose sidecars would have the names of others are refused, and nothing changes."""
     other = "tar" if ending == "tfrecord" else "tfrecord"
-    create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/y/x-0.{other}", CreateOptions(workers=1))
+    create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/y/x-0.{other}", CreateOptions(workers=0))
     shutil.copy(tmp_path / "y" / f"x-0.{other}", dataset)
     (dataset / "below").mkdir()
     before = identity(dataset)
@@ -297,19 +297,19 @@ def test_every_verb_finds_shards_in_a_subfolder(above: Path, ending: str, tmp_pa
     ]  # fmt: skip
     before = read_tree(above.parent)
     for given in (above, above.parent):
-        assert verify(given, VerifyOptions(workers=1)).sound
+        assert verify(given, VerifyOptions(workers=0)).sound
         assert verify(given, VerifyOptions(quick=True)).sound
         summary = inspect(given)
         assert (summary.samples, summary.complete, summary.looked.walked) == (6, True, 0)
         assert index(given, READ).kept == 3
         assert read_tree(above.parent) == before
-    reshard([above], f"{tmp_path}/new/y-{{0..}}.{ending}", ReshardOptions(workers=1))
+    reshard([above], f"{tmp_path}/new/y-{{0..}}.{ending}", ReshardOptions(workers=0))
     assert members(*shards(tmp_path / "new")) == members(*shards(tars))
-    assert verify(tmp_path / "new", VerifyOptions(source=above, workers=1)).sound
-    made = export(above, "dali-webdataset" if ending == "tar" else "dali-tfrecord", ExportOptions(workers=1))
+    assert verify(tmp_path / "new", VerifyOptions(source=above, workers=0)).sound
+    made = export(above, "dali-webdataset" if ending == "tar" else "dali-tfrecord", ExportOptions(workers=0))
     assert len(made.files) == 3
     if ending == "tar":
-        export(above, "huggingface", ExportOptions(workers=1))
+        export(above, "huggingface", ExportOptions(workers=0))
 
 
 def test_damage_in_a_subfolder_is_found(above: Path) -> None:
@@ -319,12 +319,12 @@ def test_damage_in_a_subfolder_is_found(above: Path) -> None:
     for path, fixable in ((above.parent / "x-1.index", True), (shards(tars)[1], False)):
         for spoil in (lambda path: flip(path, 40), lambda path: path.unlink()):
             spoil(path)
-            report = verify(above, VerifyOptions(workers=1))
+            report = verify(above, VerifyOptions(workers=0))
             assert {path.name} == {one.file for one in report.findings}
-            assert verify(above, VerifyOptions(workers=1, repair=True)).sound == fixable
+            assert verify(above, VerifyOptions(workers=0, repair=True)).sound == fixable
             write_tree(above.parent, whole)
     shutil.copy(shards(tars)[2], tars / f"x-3{shards(tars)[2].suffix}")
-    assert {one.code for one in verify(above, VerifyOptions(workers=1)).findings} == {"shard-extra"}
+    assert {one.code for one in verify(above, VerifyOptions(workers=0)).findings} == {"shard-extra"}
 
 
 def test_a_dataset_above_its_shards_is_not_replaced(above: Path, ending: str, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_dataset_above_its_shards_is_not_replaced(above: Path, ending: str, tm
     before = read_tree(above.parent)
     for if_exists in ("error", "resume", "overwrite", "append"):
         with pytest.raises((OutputExists, InvalidRequest, CorruptShard)):
-            create(source, f"{above.parent}/x-{{0..}}.{ending}", CreateOptions(workers=1, **existing(if_exists)))
+            create(source, f"{above.parent}/x-{{0..}}.{ending}", CreateOptions(workers=0, **existing(if_exists)))
         assert read_tree(above.parent) == before
 
 
@@ -362,14 +362,14 @@ def test_an_invalid_shards_folder_is_refused(folder: object, above: Path) -> Non
     for verb in (inspect, index):
         with pytest.raises((CorruptShard, OutputExists), match=r"x\.json"):
             verb(above)
-    assert not verify(above, VerifyOptions(workers=1)).sound
+    assert not verify(above, VerifyOptions(workers=0)).sound
 
 
 def test_a_linked_folder_outside_is_not_followed(above: Path, tmp_path: Path) -> None:
     """No verb follows a link out of the dataset file's folder; a link inside is accepted."""
     (above.parent / "deep").rename(above.parent / "moved")
     (above.parent / "deep").symlink_to("moved")
-    assert verify(above, VerifyOptions(workers=1)).sound
+    assert verify(above, VerifyOptions(workers=0)).sound
     (above.parent / "moved").rename(tmp_path / "outside")
     (above.parent / "deep").unlink()
     (above.parent / "deep").symlink_to("../outside")
@@ -396,4 +396,4 @@ def test_a_wids_index_is_replaced_only_on_request(dataset: Path, tmp_path: Path)
     }
     assert (tmp_path / "w" / "out.json").read_bytes() == before
     index(tmp_path / "w" / "out.json", replace(READ, overwrite=True))
-    assert verify(tmp_path / "w" / "out.json", VerifyOptions(workers=1)).sound
+    assert verify(tmp_path / "w" / "out.json", VerifyOptions(workers=0)).sound

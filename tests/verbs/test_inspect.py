@@ -113,7 +113,7 @@ def test_labels_are_sorted_by_frequency_and_name(tmp_path: Path) -> None:
     rows = [{"key": f"{name}-{at}", "label": name, "n": name[1:]} for name in names for at in range(3)]
     rows.append({"key": "more", "label": "c7", "n": "7"})
     rows.sort(key=lambda row: crc32c.crc32c(row["key"].encode()))  # in no order
-    options = CreateOptions(values=("cls=label", "label=n"), classes=("cls",), max_count=5, workers=1, meta="label")
+    options = CreateOptions(values=("cls=label", "label=n"), classes=("cls",), max_count=5, workers=0, meta="label")
     create(pa.Table.from_pylist(rows), f"{tmp_path}/o-{{0..}}.tar", options)
     found = inspect(tmp_path).labels
     in_order = ["c7", *(name for name in names if name != "c7")]
@@ -205,7 +205,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "key": [f"{at:06}" for at in number], "label": [("ant", "bee")[at % 2] for at in number],
         "place": [f"p{at // 50_000}" for at in number], "w": pa.array(number),
     })  # fmt: skip
-    options = CreateOptions(key="key", values=("cls=label",), classes=("cls",), meta="label,place,w", workers=1)
+    options = CreateOptions(key="key", values=("cls=label",), classes=("cls",), meta="label,place,w", workers=0)
     create(table, f"{folder}/out-{{0..}}.tfrecord", options)
     return folder / "out.json"
 
@@ -246,7 +246,7 @@ def test_columns_may_differ_between_shards(tmp_path: Path) -> None:
     for number, values in enumerate(columns):
         table = {"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "n": [number, 10 + number]}
         more = {} if values is None else {"w": values}
-        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=0))
         (tmp_path / "one" / f"x-{number}.json").unlink()
     summary = inspect(tmp_path / "one")
     assert (summary.samples, summary.problems) == (12, ())
@@ -274,7 +274,7 @@ def test_columns_of_lists(tmp_path: Path) -> None:
         "null": pa.array([None] * 4, pa.list_(pa.int32())),
     }
     table = pa.table({"key": list("abcd"), "txt": list("pqrs"), **columns})
-    options = CreateOptions(values=("txt=txt",), max_count=2, workers=1)
+    options = CreateOptions(values=("txt=txt",), max_count=2, workers=0)
     create(table, tmp_path / "x-{0..}.tar", options)
     summary = inspect(tmp_path / "x.json")
     lengths = {name: summary.columns[name].lengths for name in columns}
@@ -301,7 +301,7 @@ def test_list_columns_may_change_their_type(tmp_path: Path) -> None:
     columns = [[[1], [2, 3]], [["a"], []], ["x", "y"], [None, None]]
     for number, values in enumerate(columns):
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "w": values})
-        create(table, f"{tmp_path}/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        create(table, f"{tmp_path}/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=0))
         (tmp_path / f"x-{number}.json").unlink()
     found = inspect(tmp_path).columns["w"]
     assert (found.filled, found.distinct, found.element, found.values) == (6, None, "int64 or string", ())
@@ -335,7 +335,7 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     assert typed(*again, cwd=tmp_path / "again").code == 0
     assert (tmp_path / "again" / "new.json").read_bytes() == (tmp_path / "new.json").read_bytes()
     create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
-           classes=("cls",), append=True, workers=1))  # fmt: skip
+           classes=("cls",), append=True, workers=0))  # fmt: skip
     assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
     assert _command(tmp_path / "one.json", "created")[:2] == ["create", "one.csv"]
 
@@ -385,7 +385,7 @@ def test_a_key_takes_precedence_over_a_number(tmp_path: Path) -> None:
 def test_key_ranges_limit_the_indexes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool) -> None:
     """If shards are in key order, finding a sample reads one index; otherwise the sample is still found."""
     write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(20)})
-    options = CreateOptions(max_count=2, workers=1, shuffle=shuffle)
+    options = CreateOptions(max_count=2, workers=0, shuffle=shuffle)
     create(tmp_path / "in", f"{tmp_path}/x-{{00..}}.tar", options)
     dataset, looked_at = open_dataset(tmp_path / "x.json"), list[str]()
     order = [*iter_keys([dataset])]

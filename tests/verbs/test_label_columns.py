@@ -88,7 +88,7 @@ def test_a_label_is_a_column_in_every_verb(source: Path, ending: str, tmp_path: 
     whole = _create(source, tmp_path / "a", ending, label_from_folder=True)
     expected = {f"{kind}/{at}": number for number, kind in enumerate(KINDS) for at in range(4)}
     assert _column(whole) == expected
-    assert verify(whole, VerifyOptions(workers=1, source=source)).findings == ()
+    assert verify(whole, VerifyOptions(workers=0, source=source)).findings == ()
     assert _column(_reshard(whole, tmp_path / "b", ending, shuffle=True)) == expected
     assert _column(_reshard(whole, tmp_path / "c", ending, fields={"cls": "label"}), "label") == expected
     assert _column(tmp_path / "c" / "out.json") is None
@@ -98,7 +98,7 @@ def test_the_column_of_a_field_that_is_dropped_chooses_and_divides(source: Path,
     """A test set without labels has none in its sidecars; and they may choose which samples are in it."""
     whole = _create(source, tmp_path / "a", label_from_folder=True)
     asked: dict[str, Any] = {"where": "cls != 'bee'", "split": "x=0.5,y=0.5", "stratify": "cls", "fields": "-cls"}
-    reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=1, **asked))
+    reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=0, **asked))
     for name in ("x", "y"):
         assert sorted(_keys(tmp_path / "o" / f"{name}.json")) == ["cat", "cat", "dog", "dog"]
         assert "cls" not in pq.read_schema(tmp_path / "o" / f"{name}-0.index").names
@@ -154,7 +154,7 @@ def test_names_of_classes_name_no_place(name: str, tmp_path: Path) -> None:
     table = pd.DataFrame({"key": ["a", "b"], "kind": [name, "x"]})
     whole = _create(table, tmp_path / "in", values={"cls": "kind"}, classes=("cls",))
     with pytest.raises(InvalidRequest, match="split"):
-        reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=1, split_column="cls"))
+        reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=0, split_column="cls"))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "in") in ([], ["o"])
 
 
@@ -180,7 +180,7 @@ def test_a_column_that_is_called_as_the_labels(
     assert [*(_column(made) or {}).values()] == expected
     found = dict(members(*shards(tmp_path / "o")))
     assert [found[f"{key}.cls"] for key in "abc"] == [b"1", b"0", b"1"]
-    assert verify(made, VerifyOptions(workers=1, source=manifest)).findings == ()
+    assert verify(made, VerifyOptions(workers=0, source=manifest)).findings == ()
     if expected != ["x", "y", "z"]:
         first = "20" if column == "cls" and 1 in expected else "cat"
         assert len(shardtool.open(made).where(f"cls == '{first}'")) == 1
@@ -217,7 +217,7 @@ def test_a_repair_gives_the_column_back_without_the_source(source: Path, ending:
     whole = _create(source, tmp_path / "a", ending, label_from_folder=True)
     columns, lost = _column(whole), whole.parent / "out-1.index"
     lost.unlink()
-    report = verify(whole, VerifyOptions(workers=1, repair=True))
+    report = verify(whole, VerifyOptions(workers=0, repair=True))
     assert report.findings == ()
     assert not any("may be lost" in one for one in report.repaired)
     assert _column(whole) == columns
@@ -247,7 +247,7 @@ def test_labels_from_before_are_read_if_asked_for(before: Path, ending: str, tmp
     made = _reshard(before, tmp_path / "a", ending, columns_from=("cls",), where="cls == 'cat'")
     assert _keys(made) == ["cat"] * 4
     assert {*(_column(made) or {}).values()} == {1}
-    assert verify(made, VerifyOptions(workers=1, source=before)).findings == ()
+    assert verify(made, VerifyOptions(workers=0, source=before)).findings == ()
 
 
 @pytest.mark.parametrize("again", ["resume", "resume-overwrite"])
@@ -257,12 +257,12 @@ def test_a_resume_adds_the_column_and_keeps_the_shards(
     """Shards of an earlier version are kept, byte by byte; their sidecars get the column."""
     held = {path.name: path.read_bytes() for path in before.parent.iterdir() if path.name.endswith(ending)}
     made = create(source, tmp_path / "old" / f"out-{{0..}}.{ending}", CreateOptions(
-        workers=1, max_count=5, label_from_folder=True, **existing(again)
+        workers=0, max_count=5, label_from_folder=True, **existing(again)
     ))  # fmt: skip
     assert made.kept == made.shards == len(held)
     assert all((before.parent / name).read_bytes() == data for name, data in held.items())
     assert len(_column(before) or {}) == 12
-    assert verify(before, VerifyOptions(workers=1, source=source)).findings == ()
+    assert verify(before, VerifyOptions(workers=0, source=source)).findings == ()
 
 
 def test_an_append_to_a_dataset_from_before_stays_without_the_column(before: Path, ending: str, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_an_append_to_a_dataset_from_before_stays_without_the_column(before: Pat
     more = write_tree(tmp_path / "more", {"cat/9.txt": b"9", "emu/0.txt": b"0"})
     for how in ("append", "append-resume"):
         _create(more, before.parent, ending, label_from_folder=True, **existing(how))
-    assert verify(before, VerifyOptions(workers=1)).findings == ()
+    assert verify(before, VerifyOptions(workers=0)).findings == ()
     with pytest.raises(InvalidRequest, match=r"(turns|Turn) the field into a column"):
         _reshard(before, tmp_path / "x", ending, where="cls == 'cat'")
     assert (
@@ -284,7 +284,7 @@ def test_only_some_datasets_have_the_column(before: Path, ending: str, tmp_path:
     new = _create(more, tmp_path / "new", ending, label_from_folder=True)
     with pytest.raises(InvalidRequest, match=r"(turns|Turn) the field into a column"):
         shardtool.open([before, new]).where("cls == 'cat'")
-    made = reshard([before, new], tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=1))
+    made = reshard([before, new], tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0))
     assert [note for note in made.notes if "column 'cls' dropped: 3 shards of field 'cls' lack it" in note]
     both = _reshard([before, new], tmp_path / "p", ending, columns_from=("cls",), where="cls == 'cat'")
     assert len(shardtool.open(both)) == 5

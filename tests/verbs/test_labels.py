@@ -64,7 +64,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
     for split in ("train", "val"):
         file = tmp_path / "o" / f"{split}.json"
         assert _classes(file) == {"cls": ["bee", "cat", "dog"]}
-        assert verify(file, VerifyOptions(workers=1, source=source)).findings == ()
+        assert verify(file, VerifyOptions(workers=0, source=source)).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
     assert _labels(tmp_path / "y") == {"cat/1": "1", "dog/1": "2", "dog/2": "2"}
     assert _classes(tmp_path / "y/y.json") == {"cls": ["bee", "cat", "dog"]}
     assert str(tmp_path) not in (tmp_path / "y/y.json").read_text(encoding="ascii")
-    assert verify(tmp_path / "y/y.json", VerifyOptions(workers=1, source=second)).findings == ()
+    assert verify(tmp_path / "y/y.json", VerifyOptions(workers=0, source=second)).findings == ()
     table = pd.DataFrame({"key": ["p", "q"], "label": ["dog", "bee"]})
     create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(values=("cls=label",), classes=("cls",), **asked))
     assert _labels(tmp_path / "z") == {"p": "2", "q": "0"}
-    assert verify(tmp_path / "z/z.json", VerifyOptions(workers=1, source=table)).findings == ()
-    remade = ReshardOptions(workers=1, values=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
+    assert verify(tmp_path / "z/z.json", VerifyOptions(workers=0, source=table)).findings == ()
+    remade = ReshardOptions(workers=0, values=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
     reshard(tmp_path / "z/z.json", f"{tmp_path}/r/r-{{0..}}.{ending}", remade)
     assert _labels(tmp_path / "r") == {"p": "0", "q": "1"}
-    assert verify(tmp_path / "r/r.json", VerifyOptions(workers=1, source=tmp_path / "z/z.json")).findings == ()
+    assert verify(tmp_path / "r/r.json", VerifyOptions(workers=0, source=tmp_path / "z/z.json")).findings == ()
 
 
 def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
     create(source, f"{tmp_path}/o/o-{{0..}}.tar", asked)
     before = read_tree(tmp_path / "o")
     (tmp_path / "o/o-0.tar").unlink()
-    assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source, repair=True)).findings == ()
+    assert verify(tmp_path / "o", VerifyOptions(workers=0, source=source, repair=True)).findings == ()
     assert read_tree(tmp_path / "o") == before
 
 
@@ -175,7 +175,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     assert [note for note in told.notes if "label" in note] == ([
         f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls not in the dataset: {new}"
     ] if new else [])  # fmt: skip
-    assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
+    assert verify(tmp_path / "o", VerifyOptions(workers=0, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
     create(source, output, _options(**{**asked, "append": True, "resume": True}))
     assert read_tree(tmp_path / "o") == before
@@ -333,7 +333,7 @@ def test_text_where_a_reader_wants_numbers(
     asked = _options(values=(f"{field}=label",), classes=classes, overwrite=True)
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
-    again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
+    again = ReshardOptions(workers=0, values=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
 

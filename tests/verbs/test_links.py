@@ -29,13 +29,13 @@ from tests.helpers import flip, identity, members, shards, typed
 if TYPE_CHECKING:
     from pathlib import Path
 
-ONE = IndexOptions(workers=1)
+ONE = IndexOptions(workers=0)
 
 
 @pytest.fixture
 def plain(small_once: Path, ending: str, tmp_path: Path) -> Path:
     """Give a dataset of three shards."""
-    create(small_once, f"{tmp_path}/plain/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=1))
+    create(small_once, f"{tmp_path}/plain/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=0))
     return tmp_path / "plain"
 
 
@@ -60,9 +60,9 @@ def test_a_dataset_of_links_is_read_as_any_other(view: Path, plain: Path, tmp_pa
     """Each way to name it, and each verb, finds what is behind the links; blobs stay as they are."""
     before = _blobs(view)
     for given in (view / "out.json", view, f"{view}/out-{{000..}}.{ending}", f"{view}/*.{ending}", shards(view)):
-        assert verify(given, VerifyOptions(workers=1)).sound
+        assert verify(given, VerifyOptions(workers=0)).sound
         assert inspect(given).complete
-    reshard(view / "out.json", f"{tmp_path}/new/out-{{000..}}.{ending}", ReshardOptions(max_count=4, workers=1))
+    reshard(view / "out.json", f"{tmp_path}/new/out-{{000..}}.{ending}", ReshardOptions(max_count=4, workers=0))
     assert members(*shards(tmp_path / "new")) == members(*shards(plain))
     assert index(view, ONE).kept == len(shards(view))
     assert _blobs(view) == before
@@ -74,12 +74,12 @@ def test_an_index_lies_beside_the_links(view: Path, plain: Path) -> None:
         path.unlink()
     before = _blobs(view)
     assert inspect(view).looked.walked == len(shards(view))
-    index(view, IndexOptions(checksum=True, workers=1))
-    assert verify(view, VerifyOptions(workers=1)).sound
+    index(view, IndexOptions(checksum=True, workers=0))
+    assert verify(view, VerifyOptions(workers=0)).sound
     made = {path.name for path in view.iterdir() if not path.is_symlink()}
     assert made == {path.name for path in plain.iterdir()} - {path.name for path in shards(plain)}
     export(
-        view / "out.json", "huggingface" if shards(view)[0].suffix == ".tar" else "tfrecord", ExportOptions(workers=1)
+        view / "out.json", "huggingface" if shards(view)[0].suffix == ".tar" else "tfrecord", ExportOptions(workers=0)
     )
     assert _blobs(view) == before
 
@@ -89,7 +89,7 @@ def test_nothing_is_written_through_a_link(asked: dict[str, str], view: Path, sm
     """A run whose output is a dataset of links is refused, and touches neither links nor what they lead to."""
     before = _blobs(view), identity(view)
     with pytest.raises(OutputExists, match=r"link|already"):
-        create(small_once, f"{view}/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=1, **asked))  # type: ignore[arg-type]
+        create(small_once, f"{view}/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=0, **asked))  # type: ignore[arg-type]
     assert (_blobs(view), identity(view)) == before
 
 
@@ -99,7 +99,7 @@ def test_what_a_link_leads_to_is_part_of_the_source(view: Path, plain: Path, end
     link.symlink_to(shards(plain)[1])
     before = identity(plain)
     with pytest.raises(InvalidRequest, match=r"out-001.*a shard of the source"):
-        reshard(link, f"{plain}/out-{{000..}}.{ending}", ReshardOptions(overwrite=True, workers=1))
+        reshard(link, f"{plain}/out-{{000..}}.{ending}", ReshardOptions(overwrite=True, workers=0))
     assert identity(plain) == before
 
 
@@ -108,7 +108,7 @@ def test_a_link_to_nothing_says_how_to_fetch_it(view: Path, tmp_path: Path) -> N
     shard = shards(view)[1]
     target = os.readlink(shard)
     shard.resolve().unlink()
-    report = verify(view, VerifyOptions(workers=1))
+    report = verify(view, VerifyOptions(workers=0))
     assert [(one.code, target in one.found) for one in report.findings] == [("shard-missing", True)]
     assert [one.where for one in inspect(view).problems if one.code == "missing-shard"] == [str(shard)]
     out = f"{tmp_path}/new-{{0..}}{shard.suffix}"
@@ -126,5 +126,5 @@ def test_damage_behind_a_link_is_found(view: Path) -> None:
     """One flipped bit of what a link leads to is a finding about the link's name."""
     shard = shards(view)[1]
     flip(shard.resolve(), 700)
-    found = {one.file for one in verify(view, VerifyOptions(workers=1)).findings}
+    found = {one.file for one in verify(view, VerifyOptions(workers=0)).findings}
     assert {shard.name} <= found <= {shard.name, "out.json"}

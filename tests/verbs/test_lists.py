@@ -119,7 +119,7 @@ def _told(folder: Path) -> dict[str, Any]:
 
 def _run(source: Any, folder: Path, ending: str = "tfrecord", **asked: Any) -> dict[str, Any]:
     """Reshard into `folder`; return what the dataset file tells."""
-    reshard(source, f"{folder}/out-{{000..}}.{ending}", ReshardOptions(workers=1, **asked))
+    reshard(source, f"{folder}/out-{{000..}}.{ending}", ReshardOptions(workers=0, **asked))
     return _told(folder)
 
 
@@ -224,7 +224,7 @@ def test_the_dataset_file_tells_of_lists(place: Path) -> None:
     """`reshard` and `index` write the same `parse_features` for TensorFlow; single numbers stay numbers."""
     source = _typical(place)
     assert _run(source, place / "a")["features"] == SPEC
-    index(source, IndexOptions(workers=1))
+    index(source, IndexOptions(workers=0))
     (file,) = source.glob("*.json")
     assert json.loads(file.read_bytes())["shardtool"]["features"] == SPEC
     assert _run(file, place / "b")["features"] == SPEC
@@ -240,7 +240,7 @@ def test_the_fingerprint_is_that_of_the_content(place: Path) -> None:
     for path in shards(place / "a"):
         (place / "bare").mkdir(exist_ok=True)
         (place / "bare" / path.name).write_bytes(path.read_bytes())
-    index(place / "bare", IndexOptions(workers=1, checksum=True))
+    index(place / "bare", IndexOptions(workers=0, checksum=True))
     assert _told(place / "bare")["fingerprint"] == found
     right = read_tree(place / "a")
     (place / "a" / "out.json").unlink()
@@ -328,7 +328,7 @@ def test_kinds_do_not_mix(place: Path) -> None:
     with pytest.raises(InvalidRequest, match="k2: the field 'n' is float; expected int64"):
         _run(source, place / "a")
     table = {"key": ["t"], "n": [3]}
-    create(pa.table(table), place / "tar-{0..}.tar", CreateOptions(workers=1, key="key", values=("n=n",)))
+    create(pa.table(table), place / "tar-{0..}.tar", CreateOptions(workers=0, key="key", values=("n=n",)))
     _write(place / "y.tfrecord", [("a", {"n": (INT64, _inside(INT64, [1, 2]))})])
     with pytest.raises(InvalidRequest, match=r"t: the field 'n' is text; expected a list of int64, as in y\.tfrecord"):
         _run([str(place / "y.tfrecord"), str(place / "tar-0.tar")], place / "b")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Ways = dict[str, Any]
 _SHARDS = 6
 PARTS = [(0, 5), (0, 2), (2, 3), (4, 5), (3, 3)]  # the last are those of an append
-_HOW = VerifyOptions(workers=1)
+_HOW = VerifyOptions(workers=0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     top = tmp_path_factory.mktemp("named")
     files = {f"{'ab'[at % 2]}/{at:03}.txt": b"text %d" % at * (at + 1) for at in range(8)} | {"a/006.bin": b"few"}
     write_tree(top / "source", files)
-    options = CreateOptions(max_count=2, label_from_folder=True, workers=1)
+    options = CreateOptions(max_count=2, label_from_folder=True, workers=0)
     create(top / "source", f"{top}/ds/out-{{000..}}.tar", options)
     write_tree(top / "source", {f"{'ab'[at % 2]}/{at:03}.txt": b"text %d" % at for at in range(8, 12)})
     create(top / "source", f"{top}/ds/out-{{000..}}.tar", replace(options, append=True, on_duplicate="first"))
@@ -143,9 +143,9 @@ def check_every_way(stored: Stored, part: tuple[int, int], tmp_path: Path) -> No
         assert {name: one.samples for name, one in summary.fields.items()} == dict(fields), way
         assert (summary.part_of is None) == (len(numbers) == _SHARDS), way
         for quick in (False, True):
-            report = verify(given, VerifyOptions(workers=1, quick=quick))
+            report = verify(given, VerifyOptions(workers=0, quick=quick))
             assert (report.counts, report.shards, report.size) == ({}, len(numbers), summary.size), way
-        reshard([given], f"{tmp_path}/{way}/new-{{0..}}.tar", ReshardOptions(workers=1))
+        reshard([given], f"{tmp_path}/{way}/new-{{0..}}.tar", ReshardOptions(workers=0))
         assert members(*sorted((tmp_path / way).glob("*.tar"))) == content, way
         assert shardtool.open(tmp_path / way / "new.json").classes == {"cls": ["a", "b"]}, way
     assert len(prints) == 1
@@ -165,7 +165,7 @@ def test_the_order_of_a_list_is_kept(here: Stored) -> None:
 @pytest.mark.parametrize("part", [(1, 3), (4, 5)])
 def test_what_is_not_named_is_no_finding(here: Stored, part: tuple[int, int]) -> None:
     """Damage to other shards, their sidecars, and a source that has more are nothing of those that were named."""
-    source = VerifyOptions(workers=1, source=here.source)
+    source = VerifyOptions(workers=0, source=here.source)
     for given in here.ways(*part).values():
         assert verify(given, source).sound
     (here.folder / "out-000.tar").unlink()
@@ -197,7 +197,7 @@ def test_a_part_is_never_taken_for_the_whole(here: Stored, part: tuple[int, int]
     before, whole = read_tree(here.folder), part == (0, 5)
     for way, given in here.ways(*part).items():
         given_ = [*reversed(given)] if way == "list" else given
-        for act in (partial(index, given_, IndexOptions(workers=1)), partial(copy, given_, tmp_path / way)):
+        for act in (partial(index, given_, IndexOptions(workers=0)), partial(copy, given_, tmp_path / way)):
             if whole:
                 act()
             else:
@@ -211,7 +211,7 @@ def test_a_part_is_repaired_in_its_dataset(here: Stored) -> None:
     """`verify --repair` of some shards mends these, and the dataset file stays that of all."""
     before = read_tree(here.folder)
     (here.folder / "out-001.index").unlink()
-    report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=1, repair=True))
+    report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=0, repair=True))
     assert report.sound
     assert report.repaired
     assert len(here.wanted([*range(_SHARDS)])) == _SHARDS
@@ -221,10 +221,10 @@ def test_a_part_is_repaired_in_its_dataset(here: Stored) -> None:
         name: data for name, data in before.items() if name.endswith(".tar")
     }
     flip(here.folder / "out.json", -5)
-    report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=1, repair=True))
+    report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=0, repair=True))
     assert (report.counts, report.repaired) == ({"dataset-file-damaged": 1}, ())
     assert "only some of its shards were given" in report.unchecked[-1]
-    assert verify(here.folder, VerifyOptions(workers=1, repair=True)).sound
+    assert verify(here.folder, VerifyOptions(workers=0, repair=True)).sound
 
 
 def test_what_is_named_and_not_there(stored: Stored, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def check_what_lacks(stored: Stored, tmp_path: Path) -> None:
     ]
     for act in (
         shardtool.open, inspect, index, lambda one: copy(one, tmp_path / "copy"),
-        lambda one: reshard(one, f"{tmp_path}/new-{{0..}}.tar", ReshardOptions(workers=1)),
+        lambda one: reshard(one, f"{tmp_path}/new-{{0..}}.tar", ReshardOptions(workers=0)),
     ):  # fmt: skip
         with pytest.raises(ShardError, match=r"no out-006\.tar, out-007\.tar, out-008\.tar"):
             act(given)
@@ -249,7 +249,7 @@ def check_what_lacks(stored: Stored, tmp_path: Path) -> None:
 def test_the_range_that_a_dataset_records_is_all_of_it(here: Stored, tmp_path: Path) -> None:
     """The names that `create` was given mean the dataset that it made, though it did not need them all."""
     given = f"{tmp_path}/own/x-<000..999>.tar"
-    create(here.source, given, CreateOptions(max_count=5, workers=1))
+    create(here.source, given, CreateOptions(max_count=5, workers=0))
     assert verify(given, _HOW).sound
     assert "numbering" in verify(given, VerifyOptions(quick=True)).checked[0]
     assert len(shardtool.open(given)) == inspect(given).samples == 12
@@ -279,18 +279,18 @@ def test_a_lost_shard_is_missed_alike(here: Stored) -> None:
 
 def test_globs_of_dataset_files(small_once: Path, tmp_path: Path) -> None:
     """A glob of dataset files is each of these datasets: `reshard` makes one of them, and `index` indexes each."""
-    create(small_once, f"{tmp_path}/{{split}}-{{0..}}.tar", CreateOptions(split={"a": 0.5, "b": 0.5}, workers=1))
+    create(small_once, f"{tmp_path}/{{split}}-{{0..}}.tar", CreateOptions(split={"a": 0.5, "b": 0.5}, workers=0))
     glob, files = f"{tmp_path}/*.json", [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
     for name, given in {"glob": glob, "files": files}.items():
-        reshard(given, f"{tmp_path}/{name}/x-{{0..}}.tar", ReshardOptions(workers=1))
+        reshard(given, f"{tmp_path}/{name}/x-{{0..}}.tar", ReshardOptions(workers=0))
         assert verify(f"{tmp_path}/{name}/x.json", replace(_HOW, source=given)).sound
     assert read_tree(tmp_path / "glob") == read_tree(tmp_path / "files")
     before = read_tree(tmp_path)
-    ran = typed("index", glob, "--json", "--workers", "1")
+    ran = typed("index", glob, "--json", "--workers", "0")
     assert [one["dataset_file"] for one in json.loads(ran.out)["datasets"]] == files
     assert read_tree(tmp_path) == before
     (tmp_path / "b-0.index").unlink()
-    assert "already valid" in typed("index", glob, "--overwrite", "--workers", "1").out
+    assert "already valid" in typed("index", glob, "--overwrite", "--workers", "0").out
     assert verify(glob, _HOW).sound
 
 
@@ -302,7 +302,7 @@ def test_a_glob_of_parquet_files_is_one_table(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / "meta" / f"part-{part}.parquet")
     for way, given in {"glob": "meta/part-*.parquet", "one": "meta/part-[1].parquet", "folder": "meta"}.items():
         ran = typed(
-            "create", tmp_path / given, f"{way}/x-{{0..}}.tar", "--field", "txt=txt", "--workers", "1", cwd=tmp_path
+            "create", tmp_path / given, f"{way}/x-{{0..}}.tar", "--field", "txt=txt", "--workers", "0", cwd=tmp_path
         )
         assert ran.code == 0, ran.err
     keys = [key for key, _ in members(tmp_path / "glob" / "x-0.tar")]

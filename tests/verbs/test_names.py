@@ -51,7 +51,7 @@ def rename(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(**options: Any) -> CreateOptions:
-    return CreateOptions(workers=1, max_count=2, **options)
+    return CreateOptions(workers=0, max_count=2, **options)
 
 
 def _in_shards(folder: Path) -> dict[str, list[str]]:
@@ -68,7 +68,7 @@ def _in_shards(folder: Path) -> dict[str, list[str]]:
 
 def _check(folder: Path, keys: Iterable[str]) -> None:
     """See that a dataset is sound, and has these keys and the same fields with its sidecars and without."""
-    report = verify(folder, VerifyOptions(workers=1))
+    report = verify(folder, VerifyOptions(workers=0))
     assert report.findings == ()
     rows = [row for path in sorted(folder.glob("*.index")) for row in pq.read_table(path).to_pylist()]
     found = _in_shards(folder)
@@ -172,7 +172,7 @@ def test_keys_of_a_foreign_tfrecord(keys: list[str], field: str, ending: str) ->
         source, folder = Path(name) / "x.tfrecord", Path(name) / "out"
         source.write_bytes(b"".join(records))
         try:
-            reshard(source, f"{folder}/o-{{0..}}.{ending}", ReshardOptions(workers=1, max_count=2))
+            reshard(source, f"{folder}/o-{{0..}}.{ending}", ReshardOptions(workers=0, max_count=2))
         except InvalidRequest:
             return
         _check(folder, keys)
@@ -195,7 +195,7 @@ def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, t
     records = [frame(tf_example([(b"__key__", 1, key.encode()), (b"txt", 1, b"x")])) for key in keys]
     (tmp_path / "x.tfrecord").write_bytes(b"".join(records))
     with pytest.raises((InvalidRequest, CorruptShard), match=r"the key 'KKK|a key of 1,048,577 bytes") as other:
-        reshard(tmp_path / "x.tfrecord", f"{tmp_path}/o-{{0..}}.{ending}", ReshardOptions(workers=1))
+        reshard(tmp_path / "x.tfrecord", f"{tmp_path}/o-{{0..}}.{ending}", ReshardOptions(workers=0))
     assert len(str(other.value)) < 1000
 
 
@@ -207,7 +207,7 @@ def test_long_keys_of_a_joined_table(tmp_path: Path) -> None:
         _options(values=("txt=text",)),
     )
     table = pa.table({"key": ["K" * MAX_NAME_BYTES + "a", "K" * MAX_NAME_BYTES], "new": [1, 2]})
-    asked = ReshardOptions(workers=1, join=table, on="key")
+    asked = ReshardOptions(workers=0, join=table, on="key")
     told = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.tar", asked)
     (note,) = [note for note in told.notes if "matches no sample" in note]
     assert "1 row" in note
@@ -232,7 +232,7 @@ def test_unsafe_names_are_listed(ending: str, tmp_path: Path) -> None:
     assert [row["code"] for row in rows] == ["unsafe-name"] * 3
     assert [row["path"] for row in rows] == [printable(path) for path in (b"b\xff.txt", b"c\n.txt", b"d.t\x01")]
     assert [name for name, _ in members(*shards(tmp_path / "out"))] == ["a.txt", "e.txt"]
-    assert verify(tmp_path / "out", VerifyOptions(workers=1, source=source)).findings == ()
+    assert verify(tmp_path / "out", VerifyOptions(workers=0, source=source)).findings == ()
 
 
 def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:

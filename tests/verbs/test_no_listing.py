@@ -49,7 +49,7 @@ def stored(
         made.cache_clear()
     files = {f"{at}.txt": bytes([at]) * 3000 for at in range(16)}
     folder = http_files.local(at)
-    create(write_tree(tmp_path / "in", files), f"{folder}/x-{{000..}}.tar", CreateOptions(max_count=2, workers=1))
+    create(write_tree(tmp_path / "in", files), f"{folder}/x-{{000..}}.tar", CreateOptions(max_count=2, workers=0))
     proxy.set(*_FAULTS)
     yield f"s3://{at.rpartition('/')[2]}", folder, proxy
     for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
@@ -60,7 +60,7 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
     """Every verb that reads, and `open`, takes a dataset file, and a range with its end, from who may not list."""
     at, folder, _ = stored
     for given in (f"{at}/x.json", f"{at}/x-{{000..007}}.tar"):
-        for options in (VerifyOptions(workers=1), VerifyOptions(quick=True)):
+        for options in (VerifyOptions(workers=0), VerifyOptions(quick=True)):
             report = verify(given, options)
             assert report.sound
             assert any("refuses to list files" in one for one in report.unchecked)
@@ -68,9 +68,9 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
     result = copy(f"{at}/x.json", tmp_path / "copy")
     assert read_tree(tmp_path / "copy") == read_tree(folder)
     assert "the store denies listing" in " ".join(result.notes)
-    assert reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1)).samples == 16
+    assert reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=0)).samples == 16
     flip(folder / "x-003.tar", 700)
-    assert {*verify(f"{at}/x.json", VerifyOptions(workers=1)).counts} >= {"shard-checksum", "payload-checksum"}
+    assert {*verify(f"{at}/x.json", VerifyOptions(workers=0)).counts} >= {"shard-checksum", "payload-checksum"}
     with (folder / "x-004.tar").open("ab") as shard:
         shard.write(b"x")
     with pytest.raises(CorruptShard, match="x-004"):
@@ -87,7 +87,7 @@ def test_what_needs_a_listing_says_so(name: str, stored: tuple[str, Path, Faulty
         assert "s3:ListBucket" in caught.value.expected
         assert "dataset file" in caught.value.remedy
     with pytest.raises(AccessRefused, match="listing is not allowed"):
-        create(at, f"{tmp_path}/z-{{0..}}.tar", CreateOptions(workers=1))
+        create(at, f"{tmp_path}/z-{{0..}}.tar", CreateOptions(workers=0))
 
 
 @pytest.mark.parametrize("name", ["/x-{000..}.tar", "/x-{000..007}.tar", "/x-*.tar"])

@@ -43,16 +43,16 @@ def test_lists_become_arrays(ending: str, tmp_path: Path) -> None:
 
     create(folder, out("joined"), values=("npy=emb",), **joined)
     create(folder, out("columns"), **joined)
-    reshard(tmp_path / "columns", out("later"), values=("npy=emb",), workers=1)
+    reshard(tmp_path / "columns", out("later"), values=("npy=emb",), workers=0)
     reshard(tmp_path / "columns", out("resharded"), values=("npy=emb",), **joined)
-    create(table, out("table"), values=("npy=emb",), meta="none", workers=1)
+    create(table, out("table"), values=("npy=emb",), meta="none", workers=0)
     expected = [(f"{key}.npy", _saved(row)) for key, row in zip(keys, values, strict=True)]
     for name in ("joined", "later", "resharded", "table"):
         found = members(tmp_path / name / f"x-000.{ending}")
         assert [one for one in found if one[0].endswith(".npy")] == expected, name
-    assert diff(tmp_path / "joined", tmp_path / "resharded", workers=1).content_same
+    assert diff(tmp_path / "joined", tmp_path / "resharded", workers=0).content_same
     for name, source, join in (("joined", folder, table), ("table", table, None)):
-        options = VerifyOptions(source=str(source), join=join, decode=True, workers=1)
+        options = VerifyOptions(source=str(source), join=join, decode=True, workers=0)
         assert not verify(tmp_path / name, options).findings
 
 
@@ -60,7 +60,7 @@ def test_arrays_of_any_size(ending: str, tmp_path: Path) -> None:
     """An array larger than the writer's buffer is written as any other."""
     values = np.ones((1, BUFFER_SIZE // 8 + 1))
     table = _table(tmp_path / "t.parquet", ["a"], values)
-    create(table, f"{tmp_path}/x-{{0..}}.{ending}", values=("npy=emb",), meta="none", workers=1)
+    create(table, f"{tmp_path}/x-{{0..}}.{ending}", values=("npy=emb",), meta="none", workers=0)
     assert members(tmp_path / f"x-0.{ending}") == [("a.npy", _saved(values[0]))]
 
 
@@ -70,7 +70,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
     table = {"key": keys, "text": ["x", "y"], "ragged": [[1], [1, 2]]}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
     folder = write_tree(tmp_path / "src", {f"{key}.bin": b"." for key in keys})
-    create(folder, f"{tmp_path}/plain/x-{{0..}}.tar", workers=1)
+    create(folder, f"{tmp_path}/plain/x-{{0..}}.tar", workers=0)
     asked: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 1}
     for field, column, said in (
         ("png", "text", r"column 'text' \(field png\) holds string; .* Use another field: values={'txt': 'text'}\."),
@@ -87,7 +87,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=said):
             reshard(tmp_path / "plain", f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, **asked)
         with pytest.raises(InvalidRequest, match=said):
-            create(tmp_path / "t.parquet", f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, workers=1)
+            create(tmp_path / "t.parquet", f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, workers=0)
     assert not [*tmp_path.glob("no/*")]
 
 
@@ -100,6 +100,6 @@ def test_npy_is_npy(tmp_path: Path) -> None:
     good = BytesIO()
     np.save(good, np.arange(6).reshape(2, 3))
     folder = write_tree(tmp_path / "src", {"a.npy": good.getvalue(), "b.npy": b"[1,2]", "c.npy": good.getvalue()[:-1]})
-    create(folder, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
-    report = verify(tmp_path / "out.json", VerifyOptions(decode=True, workers=1))
+    create(folder, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
+    report = verify(tmp_path / "out.json", VerifyOptions(decode=True, workers=0))
     assert [(one.code, one.key) for one in report.findings] == [("array-bad", "b"), ("array-bad", "c")]

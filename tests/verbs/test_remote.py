@@ -56,14 +56,14 @@ def dataset(ending: str, small_once: Path, proxy: FaultyProxy) -> tuple[str, Pat
     """Give the address of a folder with a dataset of four shards, and the folder that is served."""
     at = proxy.server.new_prefix()
     folder = proxy.server.local(at)
-    create(small_once, f"{folder}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    create(small_once, f"{folder}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=0))
     return at, folder
 
 
 def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
     """Shards of the web become the same shards as those of a folder, though requests fail; and again nothing is new."""
     at, folder = dataset
-    options = ReshardOptions(shuffle=True, seed=1, max_count=5, workers=1)
+    options = ReshardOptions(shuffle=True, seed=1, max_count=5, workers=0)
     reshard(folder / "x.json", f"{tmp_path}/near/y-{{0..}}.tar", options)
     proxy.set(Fault("status", times=None, chance=0.1), Fault("cut", times=None, chance=0.1), seed=5)
     reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", options)
@@ -80,14 +80,14 @@ def test_extract_writes_the_same_files(workers: int, ending: str, proxy: FaultyP
     at = proxy.server.new_prefix()
     files = {f"{name}/{number}.txt": name.encode() * number for name in ("a", "b") for number in (0, 1, 2000, 900_000)}
     source = write_tree(tmp_path / "in", files)
-    create(source, f"{proxy.server.local(at)}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    create(source, f"{proxy.server.local(at)}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=0))
     proxy.set(Fault("status", times=None, chance=0.1), Fault("cut", times=None, chance=0.1), seed=5)
     made = extract(f"{at}/x.json", tmp_path / "out", workers=workers)
     assert (made.samples, made.kept) == (8, 0)
     assert {name: data for name, data in read_tree(tmp_path / "out").items() if name != MANIFEST} == files
     proxy.set()
     assert extract(f"{at}/x.json", tmp_path / "out", workers=workers).kept == 8
-    assert verify(f"{at}/x.json", source=tmp_path / "out", workers=1).sound
+    assert verify(f"{at}/x.json", source=tmp_path / "out", workers=0).sound
     (tmp_path / "out/a/1.txt").write_bytes(b"z")
     with pytest.raises(OutputExists, match="already exist"):
         extract(f"{at}/x.json", tmp_path / "out", workers=workers)
@@ -100,15 +100,15 @@ def test_extract_of_a_shard_that_is_damaged_or_changes(
     at, folder = dataset
     proxy.set(Fault("etag", path="x-002", first=2, times=None))
     with pytest.raises(ShardError, match="x-002"):
-        extract(f"{at}/x.json", tmp_path / "one", workers=1)
+        extract(f"{at}/x.json", tmp_path / "one", workers=0)
     proxy.set()
     damaged = shards(folder)[1]
     data = damaged.read_bytes()
     damaged.write_bytes(data.replace(b"a", b"b"))
     with pytest.raises(CorruptShard, match=f"{at}/{damaged.name}"):
-        extract(f"{at}/x.json", tmp_path / "two", workers=1)
+        extract(f"{at}/x.json", tmp_path / "two", workers=0)
     damaged.write_bytes(data)
-    assert extract(f"{at}/x.json", tmp_path / "two", workers=1).kept
+    assert extract(f"{at}/x.json", tmp_path / "two", workers=0).kept
 
 
 def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
@@ -116,25 +116,25 @@ def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: Fau
     at, _ = dataset
     proxy.set(Fault("etag", path="x-002", first=2, times=None))
     with pytest.raises(ShardError, match="x-002"):
-        reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1))
+        reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=0))
     assert not (tmp_path / "y.json").exists()
 
 
 def test_verify_reads_every_byte(dataset: tuple[str, Path], proxy: FaultyProxy) -> None:
     """A sound dataset is sound behind HTTP; a flipped bit is found where it is, and shards and sidecars are missed."""
     at, folder = dataset
-    report = verify(f"{at}/x.json", VerifyOptions(workers=1))
+    report = verify(f"{at}/x.json", VerifyOptions(workers=0))
     assert (report.sound, report.samples) == (True, 12)
     size = sum(path.stat().st_size for path in shards(folder))
     assert sum(one.sent for one in proxy.log().asked) >= size
     flip(shards(folder)[2], 700)
     shards(folder)[1].unlink()
     (folder / "x-000.index").unlink()
-    far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
+    far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))
     assert far.counts == near.counts
     assert {"shard-missing", "shard-checksum", "sidecar-missing"} <= set(far.counts)
     proxy.set(Fault("flip", path="x-003", times=None))
-    assert "shard-checksum" in verify(f"{at}/x.json", VerifyOptions(workers=1)).counts
+    assert "shard-checksum" in verify(f"{at}/x.json", VerifyOptions(workers=0)).counts
 
 
 def test_inspect_says_the_same(dataset: tuple[str, Path]) -> None:
@@ -153,7 +153,7 @@ def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
     at, folder = dataset
     shutil.copy(shards(folder)[0], folder / "copy.tar")
     given = f"{at.replace('//', '//me:sesame@')}/x.json?token=sesame"
-    texts = [str(verify(given, VerifyOptions(workers=1)).to_json()), str(inspect(given, InspectOptions()).to_json())]
+    texts = [str(verify(given, VerifyOptions(workers=0)).to_json()), str(inspect(given, InspectOptions()).to_json())]
     assert "sesame" not in "".join(texts)
 
 
@@ -163,7 +163,7 @@ def test_a_plan_is_read_from_the_web(
 ) -> None:
     """A plan behind HTTP makes what it makes here, lost connections or not; what is none costs no more than a look."""
     at, folder = dataset
-    options = CreateOptions(max_count=3, workers=1)
+    options = CreateOptions(max_count=3, workers=0)
     dry_run(small_once, f"{tmp_path}/y-{{000..}}.tar", replace(options, plan_only=folder / "plan.parquet"))
     create(small_once, f"{tmp_path}/here/y-{{000..}}.tar", options)
     for faults in ((), (Fault("cut", path="plan.parquet", first=2, at=100),)):
@@ -182,7 +182,7 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     """Nothing recommends `--repair` of the web, nor from a source in a store, where that is refused."""
     at, folder = dataset
     flip(shards(folder)[0], 600)
-    far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
+    far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))
     with use_cli_names():
         said, of_folder, stored = (
             render_report(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
@@ -192,4 +192,4 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     assert "Repair it at" not in of_folder
     assert "--resume, or copy a valid dataset: `shardtool copy VALID s3://b/p`" in stored
     with pytest.raises(InvalidRequest, match="web servers are read-only"):
-        verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))
+        verify(f"{at}/x.json", VerifyOptions(workers=0, repair=True))

@@ -23,8 +23,8 @@ def test_no_field_has_a_reserved_name(name: str, ending: str, tmp_path: Path) ->
     """`create`, its `--portable` aside, and `ShardWriter` refuse such a field."""
     source = write_tree(tmp_path / "src", {f"a.{name}": b"forged", "a.txt": b"x"})
     with pytest.raises(InvalidRequest, match=name):
-        create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
-    made = create(source, f"{tmp_path}/safe-{{0..}}.{ending}", CreateOptions(workers=1, portable=True))
+        create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0))
+    made = create(source, f"{tmp_path}/safe-{{0..}}.{ending}", CreateOptions(workers=0, portable=True))
     assert made.samples == 1
     if name != "__key__":
         with (
@@ -37,15 +37,15 @@ def test_no_field_has_a_reserved_name(name: str, ending: str, tmp_path: Path) ->
 def test_a_sample_with_a_reserved_field_is_left_out(ending: str, tmp_path: Path) -> None:
     """Where such samples may be left out, the others are packed, whatever the format."""
     source = write_tree(tmp_path / "src", {"a.__key__": b"forged", "a.txt": b"x", "b.txt": b"y"})
-    made = create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1, on_error="skip"))
+    made = create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0, on_error="skip"))
     assert (made.samples, [one["__key__"] for one in shardtool.open(f"{tmp_path}/out.json")]) == (1, ["b"])
 
 
 def test_a_key_may_be_a_reserved_name(ending: str, tmp_path: Path) -> None:
     """Only fields stand beside what a sample has of its own: a key is free, in whichever way it comes."""
     source = write_tree(tmp_path / "src", {"__size__.txt": b"1"})
-    create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
-    create(source, f"{tmp_path}/map-{{0..}}.{ending}", CreateOptions(workers=1, map="tests.mapped:told"))
+    create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0))
+    create(source, f"{tmp_path}/map-{{0..}}.{ending}", CreateOptions(workers=0, map="tests.mapped:told"))
     with ShardWriter(f"{tmp_path}/w-{{0..}}.{ending}") as out:
         out.write({"__key__": "__size__", "txt": b"x"})
     for name in ("out", "map", "w"):
@@ -58,7 +58,7 @@ def test_a_key_is_never_that_of_a_member(name: str, indexed: bool, tmp_path: Pat
     """A reader passes over such a member, with an index and without; `verify` finds it, and `reshard` refuses it."""
     shard = tar_of(tmp_path / "s.tar", [(f"a.{name}", b"forged"), ("a.txt", b"x"), ("b.txt", b"y")])
     if indexed:
-        index(shard, IndexOptions(workers=1))
+        index(shard, IndexOptions(workers=0))
     data = shardtool.open(shard)
     expected = [{"__key__": "a", "txt": b"x"}, {"__key__": "b", "txt": b"y"}]
     assert [data[0], data["b"]] == expected

@@ -142,7 +142,7 @@ def made(room: Path) -> Made:
         create(
             pa.table(rows), f"{folder}/{ending}/{STEM}.{ending}",
             CreateOptions(
-                workers=1, max_count=7, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
+                workers=0, max_count=7, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
                 classes=("cls",), meta="label,width,score,group,part",
             ),
         )  # fmt: skip
@@ -227,7 +227,7 @@ def keys(folder: Path, name: str = "out") -> list[str]:
 
 def is_sound(dataset_file: Path) -> None:
     """See that `verify` finds nothing, and that nothing temporary is left."""
-    report = verify(dataset_file, VerifyOptions(workers=1))
+    report = verify(dataset_file, VerifyOptions(workers=0))
     assert report.sound, report.findings
     assert not [name for name in os.listdir(dataset_file.parent) if name.startswith(".")]
 
@@ -320,7 +320,7 @@ def test_the_bounds_of_create_give_its_shards(
     pattern = f"{bounds.get('pattern', STEM)}.{ending}"
     bounds = {name: value for name, value in bounds.items() if name != "pattern"}
     options = CreateOptions(
-        workers=1, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
+        workers=0, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
         classes=("cls",), meta="label,width,score,group,part", **bounds,
     )  # fmt: skip
     create(pa.table(made.rows), f"{place}/a/{pattern}", options)
@@ -495,7 +495,7 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
     """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
     monkeypatch.setattr("shardtool.dataset.sidecar_read._METADATA_SLACK_BYTES", 2**20)  # 32 times that takes a second
     names = [f"{at:03}" for at in range(300)]
-    options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
+    options = CreateOptions(workers=0, values=("cls=cls",), meta="none")
     create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
     short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
     source, found = (
@@ -754,9 +754,9 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
     given, pattern = (text.format(d=place / "d", link=place / "link") for text in (source, output))
     before, untouched = read_tree(place), identity(place / "d")
     with pytest.raises(OutputExists):
-        reshard(given, pattern, ReshardOptions(workers=1, **more))
+        reshard(given, pattern, ReshardOptions(workers=0, **more))
     for how in ("resume", "overwrite"):
-        options = ReshardOptions(workers=1, **existing(how), **more)
+        options = ReshardOptions(workers=0, **existing(how), **more)
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
@@ -1008,7 +1008,7 @@ def test_dots_in_keys(place: Path) -> None:
     for name in names:
         (place / "in").mkdir(exist_ok=True)
         (place / "in" / name).write_bytes(payload(name))
-    create(str(place / "in"), f"{place}/a/{STEM}.tar", CreateOptions(dots="last", workers=1))
+    create(str(place / "in"), f"{place}/a/{STEM}.tar", CreateOptions(dots="last", workers=0))
     run(place / "a", place / "out")
     assert plain(place / "out") == [[(name, payload(name)) for name in names]]
     assert _told(place / "out" / "out.json")["made"]["options"] == {"dots": "last"}
@@ -1018,7 +1018,7 @@ def test_dots_in_keys(place: Path) -> None:
 def test_dots_in_keys_that_index_found(place: Path) -> None:
     """What `index --dots last` was told holds for the dataset."""
     write_tar(place / "x-0.tar", ["scan.2019.01.jpg", "scan.2019.02.jpg"])
-    index(place / "x-0.tar", IndexOptions(dots="last", workers=1))
+    index(place / "x-0.tar", IndexOptions(dots="last", workers=0))
     run(place / "x-0.json", place / "out")
     assert verify(place / "x-0.json").sound
 
@@ -1253,7 +1253,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "nobody": ({"where": "width > 1000"}, "where", "one sample"),
     "an unknown method": ({"method": "magic"}, "method", "gather"),
     "an unknown rule": ({"on_duplicate": "both"}, "on_duplicate", "rename"),
-    "no workers": ({"workers": 0}, "workers", "from 1 to"),
+    "fewer than no workers": ({"workers": -1}, "workers", "from 0 to"),
     "no split in the name": ({"split": SHARES}, "out-", "{split}"),
     "a split for nothing": ({"pattern": "{split}-{000..}.tar"}, "{split}", "split"),
     "strata of nothing": ({"stratify": "label"}, "stratify", "split"),
@@ -1317,7 +1317,7 @@ def many(room: Path) -> Path:
     """Give 5,000 samples in 50 shards, whose keys are their places."""
     folder = room / "many"
     table = pa.table({"key": [f"{at:05}" for at in range(5000)], "txt": [f"text {at}" for at in range(5000)]})
-    options = CreateOptions(workers=1, max_count=100, key="key", values=("txt=txt",))
+    options = CreateOptions(workers=0, max_count=100, key="key", values=("txt=txt",))
     return Path(create(table, f"{folder}/{STEM}.tar", options).dataset_file)
 
 

@@ -40,7 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _create(source: Path, output: Path, ending: str, **asked: Any) -> Path:
-    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(workers=1, label_from_folder=True, **asked))
+    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(workers=0, label_from_folder=True, **asked))
     return output / "out.json"
 
 
@@ -60,10 +60,10 @@ def test_changed_on_the_way_as_from_the_source(
     """Shards of samples packed as they are give, changed, the shards that `create` gives; `verify` agrees."""
     whole = _create(source, tmp_path / "whole", ending)
     _create(source, tmp_path / "direct", ending, **asked)
-    reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=1, **asked))
+    reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
     for mine, theirs in zip(shards(tmp_path / "o"), shards(tmp_path / "direct"), strict=True):
         assert mine.read_bytes() == theirs.read_bytes()
-    assert verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=whole)).findings == ()
+    assert verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=whole)).findings == ()
     if "map" not in asked:
         assert len(shardtool.open(tmp_path / "o" / "out.json").where("cls == 'a'")) == 5
 
@@ -88,8 +88,8 @@ def test_damaged_payloads_are_never_changed(source: Path, tmp_path: Path) -> Non
     shard = shards(tmp_path / "whole")[0]
     flip(shard, shard.read_bytes().index(b"IDAT") + 9)
     with pytest.raises(CorruptShard, match="has the CRC-32C"):
-        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, resize=8))
-    made = reshard(whole, tmp_path / "o-{0..}.tar", ReshardOptions(workers=1, resize=8, on_error="skip"))
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, resize=8))
+    made = reshard(whole, tmp_path / "o-{0..}.tar", ReshardOptions(workers=0, resize=8, on_error="skip"))
     assert (made.samples, made.skipped) == (9, 1)
 
 
@@ -99,7 +99,7 @@ def test_another_source_of_the_same_shape_is_changed_anew(tmp_path: Path) -> Non
     found = []
     for text in (b"0", b"1"):
         write_tree(tmp_path / "in", {"a/0.txt": text, "b/1.txt": b"7"})
-        whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=1, overwrite=True))
+        whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=0, overwrite=True))
         reshard(whole.dataset_file, tmp_path / "o-{0..}.tar", ReshardOptions(**asked))
         found.append((tmp_path / "o-0.tar").read_bytes())
     assert found[0] != found[1]
@@ -109,8 +109,8 @@ def test_what_cannot_be_changed(source: Path, tmp_path: Path) -> None:
     """Fields that there are not, images that are none, and parts are refused as in `create`."""
     whole = _create(source, tmp_path / "whole", "tar")
     with pytest.raises(InvalidRequest, match="no sample has a field 'jpg'"):
-        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("jpg",)))
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", images=("jpg",)))
     with pytest.raises(SampleFailed, match="txt"):
-        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("txt",)))
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", images=("txt",)))
     with pytest.raises(InvalidRequest, match="samples of known size"):
         ReshardOptions(part="1/2", resize=8)

@@ -36,7 +36,7 @@ def _dataset(folder: Path, name: str, files: Mapping[str, bytes], **options: Any
     for path, data in files.items():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes(data)
-    create(source, folder / name / "in-{000..}.tar", CreateOptions(workers=1, **options))
+    create(source, folder / name / "in-{000..}.tar", CreateOptions(workers=0, **options))
     return folder / name / "in.json"
 
 
@@ -102,7 +102,7 @@ def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], No
 def test_an_old_number_under_a_new_name(tmp_path: Path) -> None:
     """A TFRecord's number that gives its name to new labels is still read as a number."""
     table = pa.table({"key": ["a", "b"], "n": [300, 4], "label": ["cat", "dog"]})
-    options = CreateOptions(key="key", values=("cls=n",), meta="label", workers=1)
+    options = CreateOptions(key="key", values=("cls=n",), meta="label", workers=0)
     create(table, tmp_path / "x" / "in-{000..}.tfrecord", options)
     asked: dict[str, Any] = {"rename_fields": ("cls=old",), "values": ("cls=label",), "classes": ("cls",)}
     _reshard(tmp_path / "x" / "in.json", tmp_path / "o", **asked)
@@ -146,7 +146,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
                 file.write(b"\xff" * 512)
             os.utime(path)
 
-    asked = ReshardOptions(workers=1, max_count=100)
+    asked = ReshardOptions(workers=0, max_count=100)
     with pytest.raises(SampleFailed, match="changed while it was read"):
         reshard(path, tmp_path / "o" / "out-{000..}.tar", asked, observer=Vandal())
     assert not (tmp_path / "o" / "out.json").exists()
@@ -197,7 +197,7 @@ def test_what_is_told_of_foreign_shards(tmp_path: Path) -> None:
         member = tarfile.TarInfo("a.txt")
         member.size = 1
         shard.addfile(member, io.BytesIO(b"1"))
-    result = reshard(tmp_path / "x.tar", tmp_path / "o-{000..}.tar", ReshardOptions(workers=1))
+    result = reshard(tmp_path / "x.tar", tmp_path / "o-{000..}.tar", ReshardOptions(workers=0))
     assert any("1 shard without checksums" in note for note in result.notes)
     assert json.loads((tmp_path / "o.json").read_bytes())["shardtool"]["totals"]["samples"] == 1
 
@@ -209,7 +209,7 @@ def test_few_files_may_be_open(tmp_path: Path) -> None:
     code = (
         "import resource, sys, shardtool\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
-        "asked = shardtool.ReshardOptions(workers=1, on_error='skip', shuffle=True, method='gather')\n"
+        "asked = shardtool.ReshardOptions(workers=0, on_error='skip', shuffle=True, method='gather')\n"
         "print(shardtool.reshard(sys.argv[1], sys.argv[2], asked).samples)\n"
     )
     words = [sys.executable, "-c", code, str(dataset), str(tmp_path / "o" / "out-{000..}.tar")]

@@ -53,7 +53,7 @@ def _metadata(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _sound(folder: Path, source: Path | list[Path]) -> tuple[str, ...]:
     """Return what `verify` did not check; it finds nothing."""
-    report = verify(folder / "out.json", VerifyOptions(workers=1, source=source))
+    report = verify(folder / "out.json", VerifyOptions(workers=0, source=source))
     assert report.findings == ()
     return report.unchecked
 
@@ -75,7 +75,7 @@ def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path
     """`create` of a folder makes the samples that `reshard` makes of its dataset, with the same options."""
     create(source, tmp_path / "all-{0..}.tar", _options())
     made = _create(source, tmp_path / "o", **asked)
-    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=1, **asked))
+    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=0, **asked))
     assert made.fingerprint == again.fingerprint
     assert [*_metadata(tmp_path / "o").items()] == [*_metadata(tmp_path / "p").items()]
 
@@ -130,7 +130,7 @@ def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
     assert "field cls against the source" in unchecked
     assert "--where" in unchecked or "where depended on" in unchecked
     shards(tmp_path / "o")[0].unlink()
-    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source, repair=True))
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=source, repair=True))
     assert any("created with join DataFrame: rerun the original command" in one for one in report.unchecked)
     assert _create(source, tmp_path / "o", where="label == 'x'", resume=True, **asked).kept == 0
     _sound(tmp_path / "o", source)
@@ -161,7 +161,7 @@ def test_json_columns_divide(source: Path, tmp_path: Path) -> None:
     tables = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "o").glob("*.index"))]
     assert [sorted(row["good"] for row in rows) for rows in tables] == [[False, True]] * 2
     for split in ("train", "val"):
-        options = VerifyOptions(workers=1, source=source)
+        options = VerifyOptions(workers=0, source=source)
         assert verify(tmp_path / "o" / f"{split}.json", options).findings == ()
 
 
@@ -181,7 +181,7 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
     """`reshard` finds in shards the columns that `create` finds in files, and sorts by them; no content changes."""
     first, second = tmp_path / f"first-{{0..}}.{ending}", tmp_path / "o" / f"out-{{0..}}.{ending}"
     before = create(source, first, _options(max_count=3))
-    asked = ReshardOptions(columns_from=("json",), sort_by="width", descending=True, workers=1)
+    asked = ReshardOptions(columns_from=("json",), sort_by="width", descending=True, workers=0)
     after = reshard(tmp_path / "first.json", second, asked)
     assert after.fingerprint == before.fingerprint
     assert [(key, row["width"]) for key, row in _metadata(tmp_path / "o").items()] == [
@@ -222,7 +222,7 @@ def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
     shard = tmp_path / "first-0.tar"
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b'"width": 100', b'"width": 999'))
-    asked = ReshardOptions(columns_from=("json",), where="width < 500", workers=1)
+    asked = ReshardOptions(columns_from=("json",), where="width < 500", workers=0)
     with pytest.raises(SampleFailed, match=r"first-0\.tar \(field 'json': the CRC-32C"):
         reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
 
@@ -233,7 +233,7 @@ def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
     create(source, tmp_path / "first-{0..}.tar", _options())
     shard = tmp_path / "first-0.tar"
     shard.write_bytes(shard.read_bytes().replace(b'"width": 0,', b'"width": 9,'))
-    asked = ReshardOptions(columns_from=("json",), on_error="skip", workers=1)
+    asked = ReshardOptions(columns_from=("json",), on_error="skip", workers=0)
     reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
     rows = map(json.loads, (tmp_path / "o" / "out.skipped").read_text().splitlines())
     assert {row["key"]: row["code"] for row in rows} == {"a/1": "corrupt", "a/2": "bad-json"}
@@ -322,7 +322,7 @@ def test_several_folders(source: Path, tmp_path: Path) -> None:
     made = create([source, tmp_path / "said"], tmp_path / "o" / "out-{0..}.tar", _options(**_asked()))
     assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"cls", "jpg", "json"}
     assert [*_metadata(tmp_path / "o")] == ["a/2", "b/3", "b/4"]
-    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=[source, tmp_path / "said"]))
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=[source, tmp_path / "said"]))
     assert (report.findings, made.samples) == ((), 3)
 
 
@@ -339,7 +339,7 @@ def test_renamed_files(source: Path, tmp_path: Path) -> None:
     assert _sound(tmp_path / "o", source) == ()
     assert _create(source, tmp_path / "o", resume=True, **asked).kept == 1
     (source / "b/4.JPEG").write_bytes(b"other")
-    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source))
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=source))
     assert [(one.code, one.key, one.field) for one in report.findings] == [("source-differs", "b/4", "jpg")]
 
 
@@ -380,7 +380,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     ran = typed(
         "create", source, tmp_path / "o" / "out-{0..}.tar", "--join", tmp_path / "labels.csv", "--on", "id", "--field",
         "cls=label", "--classes", "cls", "--rename-field", "JPEG=jpg,json=meta.json", "--columns-from", "json",
-        "--where", "width > 0", "--quiet", "--workers", "1",
+        "--where", "width > 0", "--quiet", "--workers", "0",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert sorted({name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))}) == [

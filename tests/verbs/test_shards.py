@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEM = "out-{000..}"
-HASH = CreateOptions(workers=1, place="hash", max_size=20_000)
+HASH = CreateOptions(workers=0, place="hash", max_size=20_000)
 _COUNT = 60
 
 
@@ -48,7 +48,7 @@ def _again(source: Path, output: Path | str, options: CreateOptions, **changes: 
 def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> None:
     """A range of a thousand names packs few samples into as many shards as the default bound needs, and says so."""
     output = tmp_path / "o" / f"out-<000..999>.{ending}"
-    ran = typed("create", source, output, "--workers", "1")
+    ran = typed("create", source, output, "--workers", "0")
     assert ran.code == 0
     said = (
         "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 is the maximum)"
@@ -57,9 +57,9 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     assert [path.name for path in shards(tmp_path / "o")] == [f"out-000.{ending}"]
     assert verify(tmp_path / "o" / "out.json").sound
     assert verify(str(output)).sound
-    assert _again(source, output, CreateOptions(workers=1)) == 1
+    assert _again(source, output, CreateOptions(workers=0)) == 1
     write_tree(tmp_path / "more", {"x.txt": b"1", "y.txt": b"2"})
-    create(tmp_path / "more", str(output), CreateOptions(workers=1, append=True))
+    create(tmp_path / "more", str(output), CreateOptions(workers=0, append=True))
     assert list(map(len, sound(tmp_path / "o" / "out.json"))) == [60, 2]
 
 
@@ -68,26 +68,26 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
 def test_exactly_so_many(names: str, source: Path, tmp_path: Path, ending: str) -> None:
     """`--shards` makes exactly so many under any pattern; it is recorded, resumed, repaired and resharded to."""
     output, dataset = tmp_path / "o" / f"out-{names}.{ending}", tmp_path / "o" / "out.json"
-    ran = typed("create", source, output, "--shards", "7", "--workers", "1")
+    ran = typed("create", source, output, "--shards", "7", "--workers", "0")
     assert (ran.code, len(sound(dataset))) == (0, 7)
-    assert _again(source, output, CreateOptions(workers=1, shards=7)) == 7
+    assert _again(source, output, CreateOptions(workers=0, shards=7)) == 7
     with pytest.raises(OutputExists, match="shards differs: 7 before, now not given"):
-        _again(source, output, CreateOptions(workers=1))
+        _again(source, output, CreateOptions(workers=0))
     before = read_tree(tmp_path / "o")
     flip(shards(tmp_path / "o")[3], 600)
     assert verify(dataset, VerifyOptions(repair=True, source=source)).sound
     assert read_tree(tmp_path / "o") == before
-    reshard(dataset, f"{tmp_path}/r/{STEM}.tar", ReshardOptions(workers=1, shards=11))
+    reshard(dataset, f"{tmp_path}/r/{STEM}.tar", ReshardOptions(workers=0, shards=11))
     assert len(sound(tmp_path / "r" / "out.json")) == 11
 
 
 def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
     """With splits each has so many; of an append, so many are new."""
-    options = CreateOptions(workers=1, shards=3, split="train=0.7,val=0.3")
+    options = CreateOptions(workers=0, shards=3, split="train=0.7,val=0.3")
     create(source, f"{tmp_path}/o/{{split}}-{{000..}}.tar", options)
     assert [len(sound(tmp_path / "o" / f"{name}.json")) for name in ("train", "val")] == [3, 3]
     write_tree(tmp_path / "more", {f"more{number}.txt": b"1" for number in range(9)})
-    options = CreateOptions(workers=1, shards=2, append=True)
+    options = CreateOptions(workers=0, shards=2, append=True)
     create(tmp_path / "more", f"{tmp_path}/o/train-{{000..}}.tar", options)
     assert list(map(len, sound(tmp_path / "o" / "train.json")))[3:] in ([4, 5], [5, 4])
 
@@ -111,7 +111,7 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be(words: str, said: str, source: Path, tmp_path: Path) -> None:
     """What the samples cannot fill, or the bounds do not allow, is refused before anything is written."""
-    ran = typed("create", source, f"{tmp_path}/o/{STEM}.tar", *words.split(), "--workers", "1")
+    ran = typed("create", source, f"{tmp_path}/o/{STEM}.tar", *words.split(), "--workers", "0")
     assert (ran.code, said in ran.err) == (2, True), ran.err
     assert not (tmp_path / "o").exists()
 
@@ -123,7 +123,7 @@ def test_samples_that_grow(place: Any, tmp_path: Path) -> None:
     hashes = [blake2b(key.encode(), digest_size=8, person=b"shardtool place").digest()[0] for key in keys]
     large = {key for key, number in zip(keys, hashes, strict=True) if (number % 2 if place == "hash" else key < "100")}
     write_tree(tmp_path / "in", {f"{key}.txt": b"3000" if key in large else b"1000" for key in keys})
-    options = CreateOptions(workers=1, place=place, shards=2, max_size="330kB", map="tests.mapped:told")
+    options = CreateOptions(workers=0, place=place, shards=2, max_size="330kB", map="tests.mapped:told")
     with pytest.raises(InvalidRequest, match=r"3 shards or more after transforming; expected 2.*Raise shards"):
         create(tmp_path / "in", f"{tmp_path}/o/{STEM}.tar", options)
     assert not (tmp_path / "o" / "out.json").exists()
@@ -182,8 +182,8 @@ def test_the_order_of_a_manifest_does_not_matter(source: Path, tmp_path: Path) -
     for name, lines in (("a", rows), ("b", rows[::-1])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["key,path", *lines]))
         create(tmp_path / f"{name}.csv", f"{tmp_path}/{name}/{STEM}.tar", replace(HASH, meta="none"))
-    create(tmp_path / "a.csv", f"{tmp_path}/c/{STEM}.tar", CreateOptions(workers=1, meta="none", shuffle=True))
-    options = ReshardOptions(workers=1, place="hash", max_size=HASH.max_size)
+    create(tmp_path / "a.csv", f"{tmp_path}/c/{STEM}.tar", CreateOptions(workers=0, meta="none", shuffle=True))
+    options = ReshardOptions(workers=0, place="hash", max_size=HASH.max_size)
     reshard(tmp_path / "c" / "out.json", f"{tmp_path}/d/{STEM}.tar", options)
     made = [[path.read_bytes() for path in shards(tmp_path / name)] for name in "abd"]
     assert made[0] == made[1] == made[2]

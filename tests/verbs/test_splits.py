@@ -66,7 +66,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(scenes: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Give the samples as one dataset, and its fingerprint."""
     folder = tmp_path_factory.mktemp("plain")
-    result = create(scenes, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=1, max_count=3))
+    result = create(scenes, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=0, max_count=3))
     return folder, result.fingerprint
 
 
@@ -116,7 +116,7 @@ def test_what_is_told_of_splits(scenes: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_of_splits(scenes: Path, tmp_path: Path) -> None:
     """A dry run writes nothing and tells all shards of all splits, to the byte."""
-    asked = CreateOptions(workers=1, max_count=8, split=SHARES)
+    asked = CreateOptions(workers=0, max_count=8, split=SHARES)
     plan = dry_run(scenes, f"{tmp_path}/{PATTERN}.tar", asked)
     assert os.listdir(tmp_path) == []
     _pack(scenes, tmp_path)
@@ -128,7 +128,7 @@ def test_a_dry_run_of_splits(scenes: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_of_splits_in_folders(scenes: Path, tmp_path: Path) -> None:
     """Where splits are folders, a dry run still tells which shard is whose."""
-    plan = dry_run(scenes, f"{tmp_path}/{{split}}/x-{{000..}}.tar", CreateOptions(workers=1, split=SHARES))
+    plan = dry_run(scenes, f"{tmp_path}/{{split}}/x-{{000..}}.tar", CreateOptions(workers=0, split=SHARES))
     names = [one.name for one in plan.shards]
     assert len(set(names)) == len(names) == 3
 
@@ -232,11 +232,11 @@ def test_where_the_split_stands_in_the_pattern(pattern: str, files: list[str], s
 def test_a_list_of_names(scenes: Path, tmp_path: Path) -> None:
     """Names that a shell made of `out-{split}-{000..002}.tar` are three shards a split; one without it is refused."""
     names = [f"{tmp_path}/out-{{split}}-00{number}.tar" for number in range(3)]
-    create(scenes, names, CreateOptions(workers=1, split=SHARES))
+    create(scenes, names, CreateOptions(workers=0, split=SHARES))
     parts = _parts(tmp_path)
     assert (sum(map(len, parts.values())), len(shards(tmp_path))) == (60, 9)
     with pytest.raises(InvalidRequest, match=r"without \{split\}"):
-        create(scenes, [*names, f"{tmp_path}/out-003.tar"], CreateOptions(workers=1, split=SHARES))
+        create(scenes, [*names, f"{tmp_path}/out-003.tar"], CreateOptions(workers=0, split=SHARES))
 
 
 def test_the_shell_leaves_the_split_alone(scenes: Path, tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
     )
     assert (result.samples, result.skipped) == (60, len(found))
     assert [split.skipped for split in result.splits.values()] == [len(part) for part in rows]
-    asked = CreateOptions(workers=1, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
+    asked = CreateOptions(workers=0, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
     assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(found)
     assert sum(map(len, _parts(tmp_path / "out").values())) == 60
 
@@ -457,7 +457,7 @@ def test_what_a_function_makes_over_all_splits(tmp_path: Path) -> None:
     made = {f"{n:03}{more}" for n in range(40) for more in ([], [""], ["-0", "-1"], [])[n % 4]}
     assert {key for keys in parts.values() for key in keys} == made
     assert (result.samples, result.dropped, result.skipped) == (30, 10, 10)
-    plain = create(source, f"{tmp_path}/plain/x-{{000..}}.tar", CreateOptions(workers=1, **options))
+    plain = create(source, f"{tmp_path}/plain/x-{{000..}}.tar", CreateOptions(workers=0, **options))
     assert plain.fingerprint == result.fingerprint
 
 
@@ -588,7 +588,7 @@ def test_resume_with_another_query(scenes: Path, tmp_path: Path) -> None:
 def test_all_splits_become_one_again(name: str, scenes: Path, tmp_path: Path) -> None:
     """A name with `{split}` stands for the dataset of each split, as a glob does, in `reshard` and as a source."""
     _pack(scenes, tmp_path / "in")
-    ran = typed("reshard", tmp_path / "in" / name, tmp_path / "one/all-{000..}.tar", "--workers", "1")
+    ran = typed("reshard", tmp_path / "in" / name, tmp_path / "one/all-{000..}.tar", "--workers", "0")
     assert ran.code == 0, ran.err
     assert typed("diff", tmp_path / "one/all.json", f"{tmp_path}/in/out-{{split}}.json").code == 0
     whole = [sample.key for shard in sound(tmp_path / "one/all.json") for sample in shard]

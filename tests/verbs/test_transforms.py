@@ -177,7 +177,7 @@ def test_the_bounds_hold_whatever_samples_become(
 def test_images_that_mislead_the_estimate(whole: Path, pictures: Path, ending: str) -> None:
     """Shards are within the bound where the estimate is far off: what finds no room gets names after the planned."""
     found = sound(whole / "out.json", max_size=14_000)
-    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=1, **WHOLE))
+    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE))
     assert len(found) > len(plan.shards), "nothing was left over: the test is too easy"
     source, made = read_tree(pictures), contents(found)
     assert {key: fields["txt"] for key, fields in made.items()} == {
@@ -242,7 +242,7 @@ def test_numbers_that_ranks_divide(options: dict[str, Any], pictures: Path, tmp_
         source = _told_tree(tmp_path / "in", asked)
     pattern = options.pop("pattern", STEM)
     try:
-        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=1, **options))
+        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=0, **options))
     except (InvalidRequest, SampleFailed) as error:
         assert re.search("equal_count|shards_multiple_of", str(error)), error  # noqa: PT017
         assert not (tmp_path / "out" / "out.json").exists()
@@ -266,10 +266,10 @@ def test_an_exact_range_is_filled(last: int, pictures: Path, ending: str, tmp_pa
 @pytest.mark.parametrize("names", ["far too few", "the planned", "enough"])
 def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, ending: str, tmp_path: Path) -> None:
     """A closed range with a bound is enough, or is refused, in the plan or once sizes show; no dataset is made."""
-    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=1, **WHOLE))
+    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE))
     count = {"far too few": 2, "the planned": len(plan.shards), "enough": len(shards(whole))}[names]
     output = f"{tmp_path}/out-{{000..{count - 1:03}}}.{ending}"
-    options = CreateOptions(workers=1, **WHOLE)
+    options = CreateOptions(workers=0, **WHOLE)
     if names == "enough":
         create(pictures, output, options)
         assert [path.read_bytes() for path in shards(tmp_path)] == [path.read_bytes() for path in shards(whole)]
@@ -381,7 +381,7 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
         run()
         return Counter((tmp_path / "noted").read_text(encoding="utf-8").split())
 
-    asked = CreateOptions(workers=1, **options)
+    asked = CreateOptions(workers=0, **options)
     tried = calls(lambda: dry_run(source, f"{tmp_path}/out/{STEM}.tar", asked))
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
@@ -832,7 +832,7 @@ def test_an_exception_of_a_function(tmp_path: Path) -> None:
     """An exception ends the run with 6, the sample's key, what was raised, and the user's own lines, not ours."""
     write_tree(tmp_path / "in", {"a.txt": b"1", "b.txt": b"0", "c.txt": b"2"})
     (tmp_path / "mine.py").write_text(RAISES)
-    words = ["create", "in", f"{STEM}.tar", "--map", "mine:change", "--workers", "1", "--json", "--quiet"]
+    words = ["create", "in", f"{STEM}.tar", "--map", "mine:change", "--workers", "0", "--json", "--quiet"]
     ran = _run(tmp_path, *words)
     assert ran.returncode == 6
     error = json.loads(ran.stdout)["error"]
@@ -965,7 +965,7 @@ def test_a_function_that_prints(tmp_path: Path) -> None:
     """What the user's module prints does not mix with the one document on stdout."""
     write_tree(tmp_path / "in", {"a.txt": b"1", "b.txt": b"2"})
     (tmp_path / "loud.py").write_text(LOUD)
-    words = ["create", "in", f"out/{STEM}.tar", "--map", "loud:change", "--json", "--workers", "1"]
+    words = ["create", "in", f"out/{STEM}.tar", "--map", "loud:change", "--json", "--workers", "0"]
     ran = tool(*words, cwd=tmp_path)
     assert ran.code == 0
     assert json.loads(ran.out)["samples"] == 2
@@ -1036,7 +1036,7 @@ def test_broken_images_from_the_command_line(tmp_path: Path) -> None:
     """They are exit code 6, in one line with the file's name, and 0 with `--on-error skip`."""
     write_tree(tmp_path / "in", {"a.png": _picture(30, 1), "b.png": _picture(30, 2)[:500], "c.png": b"text"})
     words = ["create", "in", f"{STEM}.tar", "--resize", "9"]
-    ran = typed(*words, "--quiet", "--workers", "1", cwd=tmp_path)
+    ran = typed(*words, "--quiet", "--workers", "0", cwd=tmp_path)
     assert (ran.code, len(ran.err.splitlines())) == (6, 1)
     assert re.search("in/b.png: .*the image ends too early", ran.err)
     assert os.listdir(tmp_path) == ["in"]

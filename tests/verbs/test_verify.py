@@ -50,7 +50,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{'ab'[at % 2]}/{at:03}.txt": b"%d\n" % at * (40 * at + 1) for at in range(12)}
     files |= {f"{'ab'[at % 2]}/{at:03}.cls": b"%d" % at for at in range(12)}
     source = write_tree(folder / "source", files)
-    create(source, f"{folder}/out/out-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    create(source, f"{folder}/out/out-{{000..}}.{ending}", CreateOptions(max_count=3, workers=0))
     return folder
 
 
@@ -66,7 +66,7 @@ def single(ending: str, tmp_path: Path) -> Path:
     """Give a dataset of three samples in one shard: what looks at every place of it is done soon."""
     files = {f"{at}.{field}": b"%d\n" % at * (30 * at + 1) for at in range(3) for field in ("txt", "cls")}
     source = write_tree(tmp_path / "source", files)
-    create(source, f"{tmp_path}/out/out-{{000..}}.{ending}", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/out/out-{{000..}}.{ending}", CreateOptions(workers=0))
     return tmp_path / "out"
 
 
@@ -77,7 +77,7 @@ def single(ending: str, tmp_path: Path) -> Path:
 )  # fmt: skip
 def test_a_created_dataset_has_no_findings(options: dict[str, Any], awkward: Path, ending: str, tmp_path: Path) -> None:
     """Datasets of `create` have no findings at any level, with any number of workers, and match their source."""
-    create(awkward, f"{tmp_path}/out-{{000..}}.{ending}", CreateOptions(workers=1, **options))
+    create(awkward, f"{tmp_path}/out-{{000..}}.{ending}", CreateOptions(workers=0, **options))
     file = tmp_path / "out.json"
     for asked in ({}, {"quick": True}, {"source": awkward}, {"workers": 2}):
         report = _verify(file, **asked)
@@ -101,7 +101,7 @@ def test_every_kind_of_dataset_has_no_findings(tmp_path: Path) -> None:
         create(table, f"{tmp_path}/{{split}}-{ending}-{{0..}}.{ending}", CreateOptions(split="x=0.5,y=0.5", **options))
         assert _verify(tmp_path / f"x-{ending}.json", source=table).counts == {}
     odd = write_tree(tmp_path / "odd", {"A b%.JPG": b"1", "ü.txt": b"2", "no field": b"3", "x" * 120 + ".txt": b"4"})
-    create(odd, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=1))
+    create(odd, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=0))
     assert _verify(tmp_path / "p.json", source=odd, target=("webdataset", "dali", "wids")).counts == {}
 
 
@@ -260,7 +260,7 @@ def test_a_truncated_upload_is_found_by_quick(tmp_path: Path) -> None:
     """Without dataset file and sidecar, `--quick` reports a tar of an odd size; `--resume` replaces it."""
     source = write_tree(tmp_path / "in", {f"{at}.bin": b"x" * 2000 for at in range(4)})
     pattern, folder = f"{tmp_path}/out/x-{{000..}}.tar", tmp_path / "out"
-    create(source, pattern, CreateOptions(max_count=2, workers=1))
+    create(source, pattern, CreateOptions(max_count=2, workers=0))
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     for path in folder.iterdir():
         path.unlink()
@@ -268,7 +268,7 @@ def test_a_truncated_upload_is_found_by_quick(tmp_path: Path) -> None:
     assert "shard-size" not in _codes(folder, quick=True)
     os.truncate(folder / "x-000.tar", 2500)
     assert "shard-size" in _codes(folder, quick=True)
-    create(source, pattern, CreateOptions(max_count=2, workers=1, resume=True))
+    create(source, pattern, CreateOptions(max_count=2, workers=0, resume=True))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 
@@ -551,7 +551,7 @@ def test_undecodable_fields_are_found(sample_data: Path, tmp_path: Path) -> None
     files |= {"cut.jpg": jpg[: len(jpg) // 2], "none.png": b"no image", "bad.json": b'{"a": '}
     files |= {"deep.json": b"[" * 100_000,
 "word.cls": b"dog", "huge.cls": b"9" * 5000}  # fmt: skip
-    create(write_tree(tmp_path / "in", files), f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
+    create(write_tree(tmp_path / "in", files), f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     assert _verify(tmp_path / "out.json").sound
     found = {(one.code, one.key) for one in _verify(tmp_path / "out.json", decode=True).findings}
     assert found == {("image-bad", "cut"), ("image-bad", "none"), ("json-bad", "bad"), ("json-bad", "deep"),
@@ -591,7 +591,7 @@ def test_transformed_payloads_are_not_compared(sample_data: Path, tmp_path: Path
 def test_names_are_checked_for_the_target_reader(tmp_path: Path) -> None:
     """A name that one reader misreads is found for that reader only."""
     source = write_tree(tmp_path / "in", {"a b.JPG": b"1", "c.JPG": b"2"})
-    create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     assert _codes(tmp_path / "out.json", target=("dali", "webdataset")) == {"misread"}
     assert _codes(tmp_path / "out.json", target=("dali",)) == set()
 
@@ -611,7 +611,7 @@ def test_repair_rebuilds_a_sidecar(dataset: Path) -> None:
 def test_repair_of_odd_keys(tmp_path: Path) -> None:
     """A sidecar that is made again has the keys as they are in the shard, whatever they look like."""
     source = write_tree(tmp_path / "in", {"a b%.jpg": b"1", "ü%20.jpg": b"2"})
-    create(source, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=1))
+    create(source, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=0))
     wanted = pq.read_table(tmp_path / "p-0.index").column("__key__")
     (tmp_path / "p-0.index").unlink()
     report = _verify(tmp_path / "p.json", repair=True)
@@ -732,7 +732,7 @@ def test_a_sidecar_without_checksums_is_checked_partly(dataset: Path) -> None:
     from shardtool.request.dataset_options import IndexOptions
     from shardtool.verbs.index.index import index
 
-    index(dataset, IndexOptions(workers=1))
+    index(dataset, IndexOptions(workers=0))
     report = _verify(dataset)
     assert report.counts == {}
     assert any("fingerprint" in text for text in report.unchecked)
@@ -754,7 +754,7 @@ def test_a_sidecar_of_another_version_is_damaged() -> None:
 def test_any_changed_byte_of_the_skipped_list_is_found(tmp_path: Path) -> None:
     """The list of skipped samples belongs to the dataset: any flipped byte is found."""
     source = write_tree(tmp_path / "in", {"a.txt": b"a", "NOTES": b"no field"})
-    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=0))
     path = tmp_path / "out" / "x.skipped"
     raw = path.read_bytes()
     assert verify(tmp_path / "out" / "x.json").sound

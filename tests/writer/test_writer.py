@@ -116,7 +116,7 @@ def test_equals_create_from_a_table(
         samples.append((sample, {"split": split}))
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     table, options = _table(samples)
-    result = create(table, theirs / f"out-{{000000..}}.{ending}", CreateOptions(workers=1, **options, **bounds))
+    result = create(table, theirs / f"out-{{000000..}}.{ending}", CreateOptions(workers=0, **options, **bounds))
     numbers = ("cls", "score", "good.is")  # fields of which `create` makes columns, too
     told = [(sample, {**metadata, **{name: sample[name] for name in numbers}}) for sample, metadata in samples]
     writer = _write(ours / f"out-{{000000..}}.{ending}", told, **bounds)
@@ -241,7 +241,7 @@ def test_decode_returns_the_written_values(
     stored = shardtool.open(folder / "out.json")[0]
     assert [type(stored[name]) for name in ("who", "made", "raw")] == [bytes] * 3
     other = "tar" if ending == "tfrecord" else "tfrecord"
-    shardtool.reshard(folder / "out.json", folder / f"again-{{0..}}.{other}", workers=1)
+    shardtool.reshard(folder / "out.json", folder / f"again-{{0..}}.{other}", workers=0)
     for name in ("out", "again"):
         found = shardtool.open(folder / f"{name}.json").decode()[0]
         assert {one: (found[one], type(found[one])) for one in sample} == {
@@ -268,12 +268,12 @@ def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
     """Types are those on which all samples agree, also from a table, a join, a removal or several datasets."""
     table = pa.table({"key": ["a", "b"], "seen": [True, False], "who": ["x", "y"], "n": [1, 2]})
     values = {"seen": "seen", "who": "who", "n": "n"}
-    create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", values=values, meta="none", workers=1))
+    create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", values=values, meta="none", workers=0))
     assert _content_of(tmp_path)["shardtool"]["types"] == {"seen": "bool", "who": "text"}
     shardtool.remove(tmp_path / "out.json", where="n == 2")
     assert shardtool.open(tmp_path / "out.json").decode()["a"] == {"__key__": "a", "n": 1, "seen": True, "who": "x"}
     more = pa.table({"key": ["c"], "seen": [False], "who": [5], "n": [3]})
-    options = CreateOptions(key="key", values=values, meta="none", workers=1)
+    options = CreateOptions(key="key", values=values, meta="none", workers=0)
     create(more, tmp_path / "more-{0..}.tar", options)
     both = shardtool.open([tmp_path / "out.json", tmp_path / "more.json"]).decode()
     assert [(sample["seen"], sample["who"]) for sample in both] == [(True, b"x"), (False, b"5")]

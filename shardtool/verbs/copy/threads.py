@@ -1,4 +1,4 @@
-"""Run copies in several threads, with a limit on bytes per second."""
+"""Run copies in several threads or in the calling thread, with a limit on bytes per second."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class ByteMeter:
 
     Args:
         limit: Maximum bytes per second of all threads together; None: no limit.
+        report: Called with each number of bytes, in the thread that copies them.
 
     Attributes:
         stopped: Set when the run is over. Threads stop at their next block, requests immediately.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
+        self._report = report
         self._limit, self._free_at = limit, 0.0  # when the bytes so far are within the limit
 
     def add(self, size: int) -> None:
@@ -46,6 +48,7 @@ class ByteMeter:
             RequestCancelled: The run is over.
         """
         wait_s = 0.0
+        self._report(size)
         with self._lock:
             self._bytes += size
             if self._limit is not None:
@@ -102,7 +105,9 @@ def _threads_for_limit(limit: int | None) -> int | None:
 def run_in_threads(
     work: Callable[[Task, ByteMeter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield each task with its result as it finishes. No thread is running once the iteration ends, for any reason.
+    """Yield each task with its result as it finishes; with `workers=0`, run the tasks one by one in this thread.
+
+    No other thread is running once the iteration ends, for any reason.
 
     Args:
         work: The function to run; it calls `ByteMeter.add` for each block.
@@ -113,6 +118,11 @@ def run_in_threads(
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
     limit = None if options.limit is None else parse_rate("limit", options.limit)
+    if options.workers == 0:
+        meter = ByteMeter(limit, lambda size: observer.advance(0, size, 0))
+        for task in tasks:
+            yield task, work(task, meter)
+        return
     pace, remaining, meter = ThreadCount(options.workers or _threads_for_limit(limit)), iter(tasks), ByteMeter(limit)
 
     def run_task(task: Task) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -38,7 +38,7 @@ from shardtool.verbs.verify.splits import verify_several
 from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset, open_verified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shardtool.values import DatasetLike
 
@@ -75,15 +75,11 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     return replace(report, seconds=time.time() - started)
 
 
-@contextmanager
-def _open_pool(options: VerifyOptions, observer: Observer) -> Iterator[Pool]:
+def _open_pool(options: VerifyOptions, observer: Observer) -> Pool:
     """Start the workers that read shards, or use this process if one worker is enough."""
-    workers = options.workers or usable_cores()
-    if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
-        yield Pool()
-        return
-    with start_pool(options, observer=observer) as pool:  # forked before anything heavy is imported
-        yield pool
+    workers = usable_cores() if options.workers is None else options.workers
+    is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
+    return Pool() if is_serial else start_pool(options, observer=observer)  # forked before anything heavy is imported
 
 
 def _check_and_repair(

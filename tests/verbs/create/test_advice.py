@@ -30,7 +30,7 @@ READERS: tuple[Target, ...] = ("webdataset", "wids", "dali", "energon", "hugging
 
 
 def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str]:
-    result = dry_run(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=1, **asked))
+    result = dry_run(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=0, **asked))
     return [note for note in result.notes if "load_dataset(folder)" not in note]
 
 
@@ -48,7 +48,7 @@ def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
     """How `load_dataset` reads the folder is noted once, if requested; never for other files."""
     source = write_tree(tmp_path / "in", {f"{at}.jpg": b"x" for at in range(3)})
     for number, target in enumerate([(), ("huggingface", "dali"), ("webdataset", "dali")]):
-        options = CreateOptions(workers=1, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
+        options = CreateOptions(workers=0, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
         write_tree(tmp_path / f"{number}", {"a.json": b"{}", "b.json": b"{}"})
         result = create(source, f"{tmp_path}/{number}/o-{{0..}}.tar", options)
         found = [note for note in result.notes if "load_dataset" in note]
@@ -61,7 +61,7 @@ def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
 def test_for_is_target(words: list[str], tmp_path: Path) -> None:
     """`--for` and `--target` are one option of `create`, `reshard` and `verify`; it accepts commas, and repeats."""
     source = write_tree(tmp_path / "in", {"a.b.jpg": b"x"})
-    ran = typed("create", source, tmp_path / "o-{0..}.tar", "--dots", "last", *words, "--workers", "1")
+    ran = typed("create", source, tmp_path / "o-{0..}.tar", "--dots", "last", *words, "--workers", "0")
     assert (ran.code, ran.err.count("note:"), "load_dataset" in ran.err) == (0, 1, False)
     assert typed("reshard", tmp_path / "o.json", tmp_path / "r-{0..}.tar", *words, "--dry-run").code == 0
     found = typed("verify", tmp_path / "o.json", *words)
@@ -94,7 +94,7 @@ def test_fewer_shards_than_workers(tmp_path: Path) -> None:
     assert note.startswith("o.json: 2 shards, so a loader")
     assert "max_size='125MB' gives 8+" in note
     assert not [note for note in _notes(source, max_size="125MB") if FEW in note]
-    assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1, max_size="125MB")).shards) >= 8
+    assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=0, max_size="125MB")).shards) >= 8
     assert not [note for note in _notes(_sparse(tmp_path / "small", 1000)) if FEW in note]
 
 
@@ -129,7 +129,7 @@ def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
     """Empty files are packed; one note counts them across all splits and names one. Texts are not counted."""
     files = {f"{name}/{at}.jpg": b"x" * (at > 1) for name in "ab" for at in range(3)}
     source = write_tree(tmp_path / "in", files)
-    told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=1, split_from_folder=True))
+    told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=0, split_from_folder=True))
     assert told.samples == len(files)
     assert [note for note in told.notes if "0 bytes" in note] == [
         "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
@@ -139,7 +139,7 @@ def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
     write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
     assert not [note for note in _notes(tmp_path / "yolo") if "0 bytes" in note], "no objects"
     table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
-    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=1, binary=("jpg=image",)))
+    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=0, binary=("jpg=image",)))
     assert ["first: jpg of 'b'" in note for note in told.notes if "0 bytes" in note] == [True]
 
 
@@ -175,7 +175,7 @@ def test_a_split_far_from_its_share_is_noted(form: str, tmp_path: Path) -> None:
     if form == "table":
         given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
     for share in (0.05, 0.2, 0.5, 1.0):
-        asked = CreateOptions(workers=1, sample=share, values=("txt=txt",) if form == "table" else ())
+        asked = CreateOptions(workers=0, sample=share, values=("txt=txt",) if form == "table" else ())
         told = dry_run(given, f"{tmp_path}/o-{{0..}}.tar", asked)
         taken = sum(shard.samples for shard in told.shards)
         noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]

@@ -39,7 +39,7 @@ def _tree(root: Path, *keys: str) -> Path:
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the pattern of a dataset with the samples `a` and `b` of the folder `source`."""
     pattern = f"{tmp_path}/out/out-{{0..}}.{request.param}"
-    create(_tree(tmp_path / "source", "a", "b"), pattern, CreateOptions(workers=1))
+    create(_tree(tmp_path / "source", "a", "b"), pattern, CreateOptions(workers=0))
     return pattern
 
 
@@ -56,18 +56,18 @@ def test_only_new_keys_are_appended(output: str, tmp_path: Path) -> None:
     assert {name: after[name] for name in before if name != "out.json"} == {
         name: data for name, data in before.items() if name != "out.json"
     }
-    report = verify(tmp_path / "out", VerifyOptions(source=source, workers=1))
+    report = verify(tmp_path / "out", VerifyOptions(source=source, workers=0))
     assert report.sound
     assert "the source" in report.checked
     assert not report.unchecked
     write_tree(source, {"d.txt": b"not packed yet"})
-    assert [one.key for one in verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).findings] == ["d"]
+    assert [one.key for one in verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).findings] == ["d"]
 
 
 def test_a_run_without_new_samples_changes_no_file(output: str, tmp_path: Path) -> None:
     """If all keys exist, the run succeeds with one note and changes no file, also with `--resume`."""
     before = identity(tmp_path / "out")
-    command = ("create", tmp_path / "source", output, "--append", "--on-duplicate", "first", "--workers", "1")
+    command = ("create", tmp_path / "source", output, "--append", "--on-duplicate", "first", "--workers", "0")
     for more in ((), ("--resume",)):
         done = typed(*command, *more)
         assert (done.code, done.err) == (0, "")
@@ -101,7 +101,7 @@ def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
     import pyarrow as pa
 
     pattern = f"{tmp_path}/out-{{0..}}.tfrecord"
-    create(pa.table(table), pattern, CreateOptions(workers=1, key="key", values=("n=n",)))
+    create(pa.table(table), pattern, CreateOptions(workers=0, key="key", values=("n=n",)))
     table = {"key": ["a", "b"], "n": [100_000, 2]}
     result = _night(pa.table(table), pattern, key="key", values=("n=n",))
     assert result.samples == 2
@@ -112,7 +112,7 @@ def test_each_split_gets_its_new_samples(tmp_path: Path) -> None:
     """A split without new samples does not change, and the result contains all splits."""
     pattern, asked = f"{tmp_path}/out/{{split}}-{{0..}}.tar", {"split_from_folder": True}
     source = _tree(tmp_path / "source", "train/a", "val/b")
-    create(source, pattern, CreateOptions(workers=1, split_from_folder=True))
+    create(source, pattern, CreateOptions(workers=0, split_from_folder=True))
     val = (tmp_path / "out" / "val.json").read_bytes()
     result = _night(_tree(source, "train/c"), pattern, **asked)
     assert {name: one.samples for name, one in result.splits.items()} == {"train": 2, "val": 1}
@@ -120,7 +120,7 @@ def test_each_split_gets_its_new_samples(tmp_path: Path) -> None:
     assert result.appended.samples == 1
     assert (tmp_path / "out" / "val.json").read_bytes() == val
     for name in ("train", "val"):
-        assert verify(tmp_path / "out" / f"{name}.json", VerifyOptions(source=source, workers=1)).sound
+        assert verify(tmp_path / "out" / f"{name}.json", VerifyOptions(source=source, workers=0)).sound
 
 
 def test_skipped_samples_are_not_tried_again(output: str, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_run_in_which_all_new_samples_fail(tmp_path: Path) -> None:
     """The run fails, and leaves no files that block the next one."""
     pattern, asked = f"{tmp_path}/out/out-{{0..}}.tar", {"on_error": "skip", "encode": "png"}
     source = write_tree(tmp_path / "source", {"a.txt": b"1"})
-    create(source, pattern, CreateOptions(workers=1, encode="png"))
+    create(source, pattern, CreateOptions(workers=0, encode="png"))
     write_tree(source, {"bad.jpg": b"no image"})
     before = identity(tmp_path / "out")
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_run_in_which_all_new_samples_fail(tmp_path: Path) -> None:
         assert identity(tmp_path / "out") == before
     write_tree(source, {"b.txt": b"2"})
     assert _night(source, pattern, **asked).skipped == 1
-    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).sound
+    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).sound
 
 
 def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
     with pytest.raises(InvalidRequest, match=r"map.* creates keys"):
         CreateOptions(on_duplicate="first", append=True, map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
-    asked = CreateOptions(workers=1, append=True, on_duplicate="first")
+    asked = CreateOptions(workers=0, append=True, on_duplicate="first")
     assert [one.first_key for one in dry_run(source, output, asked).shards] == ["c"]
 
 
@@ -170,7 +170,7 @@ def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> No
     """Without a dataset, the command creates one with the bytes of a run without `--append`."""
     source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
     _night(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
-    create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=0))
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
     (tmp_path / "out" / "out.json").unlink()
     if if_exists == "append":
@@ -184,7 +184,7 @@ def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> No
 def test_verify_needs_the_first_source(output: str, tmp_path: Path) -> None:
     """Only samples that are new in the first source allow `verify --source` for the whole dataset."""
     _night(_tree(tmp_path / "other", "a", "c"), output)
-    report = verify(tmp_path / "out", VerifyOptions(source=tmp_path / "source", workers=1))
+    report = verify(tmp_path / "out", VerifyOptions(source=tmp_path / "source", workers=0))
     assert report.sound
     assert any("first 1 shard" in one for one in report.unchecked)
 
@@ -192,7 +192,7 @@ def test_verify_needs_the_first_source(output: str, tmp_path: Path) -> None:
 def test_exported_indexes_cover_appended_samples(tmp_path: Path) -> None:
     """Indexes of other tools cover the appended samples."""
     pattern = f"{tmp_path}/out/out-{{0..}}.tar"
-    create(_tree(tmp_path / "source", "a"), pattern, CreateOptions(workers=1, export=("energon",)))
+    create(_tree(tmp_path / "source", "a"), pattern, CreateOptions(workers=0, export=("energon",)))
     _night(_tree(tmp_path / "source", "b"), pattern)
     index = tmp_path / "out" / ".nv-meta"
     assert list(json.loads((index / ".info.json").read_text())["shard_counts"]) == ["out-0.tar", "out-1.tar"]

@@ -41,7 +41,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("work")
 def test_shards_in_a_folder_have_the_name_of_the_source(source: object, output: str, expected: str, work: Path) -> None:
     """The shards are in the folder, which is created, under the name of the folder, table or archive."""
-    create(source, output, workers=1)
+    create(source, output, workers=0)
     assert (work / expected).is_file()
 
 
@@ -57,16 +57,16 @@ def test_a_note_names_the_shards(work: Path) -> None:
 
 def test_each_split_has_its_name(work: Path) -> None:
     """With splits, the split name follows the name of the source."""
-    create("imgs", "out/", split="train=0.5,val=0.5", workers=1)
+    create("imgs", "out/", split="train=0.5,val=0.5", workers=0)
     assert sorted(path.name for path in (work / "out").glob("*.json")) == ["imgs-train.json", "imgs-val.json"]
 
 
 def test_a_reshard_keeps_the_name_of_the_dataset(work: Path) -> None:
     """`reshard` uses the dataset's name, and never writes over its source."""
-    create("imgs", "out/", workers=1)
+    create("imgs", "out/", workers=0)
     for source in ("out/imgs.json", "out", "out/imgs-{000000..000000}.tar"):
         shutil.rmtree(work / "other", ignore_errors=True)
-        reshard(source, "other/", workers=1)
+        reshard(source, "other/", workers=0)
         assert (work / "other/imgs-000000.tar").read_bytes() == (work / "out/imgs-000000.tar").read_bytes()
     ran = typed("reshard", "out/imgs.json", "out")
     assert (ran.code, "a shard of the source" in ran.err) == (5, True)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
     from shardtool.request.results import CreateResult
 
-_OPTIONS = CreateOptions(workers=1, max_count=2, label_from_folder=True, on_error="skip")
+_OPTIONS = CreateOptions(workers=0, max_count=2, label_from_folder=True, on_error="skip")
 _PARTS = 3
 
 
@@ -118,7 +118,7 @@ def test_parts_of_reshard_and_of_splits(place: Path) -> None:
     _pack(place, out="source")
     flip(place / "source/x-003.tar", 512)  # a payload, which is found when it is packed
     flip(place / "source/x-001.tar", 512)
-    options = ReshardOptions(workers=1, max_count=3, shuffle=True, seed=4, split="train=0.6,val=0.4", on_error="skip")
+    options = ReshardOptions(workers=0, max_count=3, shuffle=True, seed=4, split="train=0.6,val=0.4", on_error="skip")
     for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
         for part in each:
             reshard(place / "source/x.json", place / out / "{split}-{000..}.tar", replace(options, part=part))
@@ -169,7 +169,7 @@ def test_missing_and_interrupted_parts_are_listed(place: Path) -> None:
     """A merge lists interrupted and missing parts, and changes nothing; after resuming, it succeeds."""
     _pack(place, out="one")
     _pack(place, "1/3")
-    words = ["--max-count", "2", "--label-from-folder", "--on-error", "skip", "--workers", "1", "--part", "2/3"]
+    words = ["--max-count", "2", "--label-from-folder", "--on-error", "skip", "--workers", "0", "--part", "2/3"]
     run = start(place / "in", place / "out/x-{000..}.tar", *words, code="import os; os.kill(os.getpid(), 9)").end()
     assert run.code == -signal.SIGKILL
     before = read_tree(place / "out")
@@ -379,7 +379,7 @@ def test_metadata_of_a_manifest(place: Path) -> None:
     """Sidecars of parts contain manifest columns, nulls included, as in a single run."""
     rows = {"key": [f"k{n:02}" for n in range(20)], "path": [f"{'ab'[n % 2]}/{n % 13:02}.txt" for n in range(20)]}
     more = {"width": [None if n % 3 else n for n in range(20)], "good": [n % 2 == 0 or None for n in range(20)]}
-    options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=1)
+    options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=0)
     for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
         for part in each:
             create(pa.table({**rows, **more}), place / out / "x-{000..}.tfrecord", replace(options, part=part))
@@ -524,7 +524,7 @@ def test_the_example_for_slurm(place: Path) -> None:
     from tests.helpers import REPO, shell
 
     _pack(place, out="one")
-    options = "--max-count 2 --label-from-folder --on-error skip --workers 1"
+    options = "--max-count 2 --label-from-folder --on-error skip --workers 0"
     words = f"SHARDTOOL=\"$T\" bash '{REPO}/deploy/slurm.sh' in 'out/x-{{000..}}.tar' {options}"
     line = f"export SLURM_ARRAY_TASK_COUNT=3; for n in 2 3 1; do SLURM_ARRAY_TASK_ID=$n {words} || exit; done"
     assert shell(line, place).code == 0

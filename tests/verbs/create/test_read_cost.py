@@ -82,7 +82,7 @@ class _Log(Observer):
 def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, bytes], bool]:
     """Return the files of a dataset, and whether files were read in parallel."""
     observer, many = _Log(), f"each worker reads {parallel_read_count(1, 1)} files at the same time"
-    create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=1, **options), observer=observer)
+    create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=0, **options), observer=observer)
     return read_tree(folder), any(many in line for line in observer.lines)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.values import IfExists
 
 _COUNT = 40
-_OPTIONS = CreateOptions(workers=1, max_count=4)
+_OPTIONS = CreateOptions(workers=0, max_count=4)
 
 
 def _samples(numbers: range) -> dict[str, bytes]:
@@ -133,7 +133,7 @@ def test_other_options_are_refused(place: Path) -> None:
     with pytest.raises(OutputExists, match="shuffle differs: not given before, now given"):
         _pack(place, resume=True, shuffle=True)
     assert read_tree(place / "out") == there
-    assert _pack(place, resume=True, on_error="skip", start_method="spawn").kept == 10
+    assert _pack(place, resume=True, on_error="skip", workers=1, start_method="spawn").kept == 10
 
 
 @pytest.mark.parametrize("change", ["another list", "a class before the others"])
@@ -142,7 +142,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
     write_tree(tmp_path / "in", {f"{label}/{at}.txt": b"x" for label in ("cat", "dog") for at in range(6)})
 
     def packed(if_exists: IfExists, classes: list[str] | None = None) -> Mapping[str, list[str]]:
-        options = CreateOptions(label_from_folder=True, classes_from=classes, **existing(if_exists), workers=1)
+        options = CreateOptions(label_from_folder=True, classes_from=classes, **existing(if_exists), workers=0)
         create(tmp_path / "in", tmp_path / "out" / "x-{0..}.tar", options)
         return parse_dataset((tmp_path / "out" / "x.json").read_bytes(), "x").classes
 
@@ -160,7 +160,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
 def test_a_lost_split_is_refused(tmp_path: Path) -> None:
     """A source without samples for a split is refused, because its shards would look current."""
     write_tree(tmp_path / "in", {f"{split}/cat/{at}.txt": b"x" for split in ("train", "val") for at in range(4)})
-    options = CreateOptions(split_from_folder=True, workers=1)
+    options = CreateOptions(split_from_folder=True, workers=0)
     create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", options)
     shutil.rmtree(tmp_path / "in" / "train")
     there = read_tree(tmp_path / "out")
@@ -218,7 +218,7 @@ def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> No
     """A sample that moves to another split is neither added nor removed."""
     rows = [f"{number:03},text{number},{'a' if number < 20 else 'b'}" for number in range(_COUNT)]
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(rows))
-    options = CreateOptions(workers=1, values=("txt=text",), split_column="split", max_count=4)
+    options = CreateOptions(workers=0, values=("txt=text",), split_column="split", max_count=4)
     output = f"{tmp_path}/{{split}}-{{000..}}.tar"
     create(tmp_path / "m.csv", output, options)
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(row.replace(",a", ",b", 1) if row < "010" else row
@@ -239,7 +239,7 @@ def test_without_an_earlier_run_nothing_changes(tmp_path: Path) -> None:
 def test_the_command_line(place: Path) -> None:
     """The exit code is 5, the suggested command works, and summary and JSON report the removed samples."""
     _without(place, range(30, _COUNT))
-    words = ["create", "in", "out/x-{000..}.tar", "--max-count", "4", "--workers", "1"]
+    words = ["create", "in", "out/x-{000..}.tar", "--max-count", "4", "--workers", "0"]
     ran = typed(*words, "--resume", cwd=place)
     assert (ran.code, len(ran.err.splitlines())) == (5, 1)
     planned = typed(*words, "--resume", "--dry-run", cwd=place)
@@ -274,7 +274,7 @@ def test_trust_by_size_reads_nothing(place: Path) -> None:
 def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
     """A shard that was compared with its source gets a new time, so the next run does not read it."""
     source = Path(wsgiref.__file__).parent  # old, and imported by nothing that runs here
-    output, options = f"{tmp_path}/x-{{000..}}.tar", CreateOptions(workers=1, include=("*.py",), max_count=2)
+    output, options = f"{tmp_path}/x-{{000..}}.tar", CreateOptions(workers=0, include=("*.py",), max_count=2)
     create(source, output, options)
     young = shards(tmp_path)[0]
     own = young.stat().st_mtime_ns % 10**9

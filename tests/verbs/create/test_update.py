@@ -95,7 +95,7 @@ def test_repeated_updates(nights: list[tuple[set[str], bool]]) -> None:
             assert all(f"{name!r}" in "".join(told) for name in new if labels)
             labels = now
             if {str(path.relative_to(source))[:-4] for path in source.glob("*/*")} == seen:
-                assert verify(out, VerifyOptions(source=source, workers=1)).sound
+                assert verify(out, VerifyOptions(source=source, workers=0)).sound
             if goes and more:
                 (source / f"{min(more)}.txt").unlink()
 
@@ -103,7 +103,7 @@ def test_repeated_updates(nights: list[tuple[set[str], bool]]) -> None:
 def test_the_first_update_equals_create(tmp_path: Path) -> None:
     """Without a dataset, the bytes are those of a run without the option."""
     source = _tree(tmp_path / "in", "cat/a", "dog/b")
-    create(source, f"{tmp_path}/plain/out-{{000..}}.tar", CreateOptions(workers=1, label_from_folder=True))
+    create(source, f"{tmp_path}/plain/out-{{000..}}.tar", CreateOptions(workers=0, label_from_folder=True))
     _night(source, f"{tmp_path}/out/out-{{000..}}.tar", label_from_folder=True)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "plain")
 
@@ -236,7 +236,7 @@ def test_other_options_are_refused(tmp_path: Path) -> None:
     assert _night(source, pattern, max_count=1, shuffle=True).shards == 3
     _tree(source, "cat/e")
     assert _night(source, pattern, shards=4).shards == 4, "a shard for the one sample that is new"
-    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).sound
+    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).sound
     with pytest.raises(InvalidRequest, match="which compares keys"):
         _night(source, pattern, map="tests.mapped:evaluated")
 
@@ -244,7 +244,7 @@ def test_other_options_are_refused(tmp_path: Path) -> None:
 def test_shards_of_another_tool_are_refused(tmp_path: Path) -> None:
     """Shards of another tool are not mistaken for those of an interrupted run, until `index` creates a dataset."""
     pattern, out = f"{tmp_path}/out/out-{{000..}}.tar", tmp_path / "out"
-    create(_tree(tmp_path / "theirs", "x", "y"), pattern, CreateOptions(workers=1, max_count=1))
+    create(_tree(tmp_path / "theirs", "x", "y"), pattern, CreateOptions(workers=0, max_count=1))
     for path in (*out.glob("*.index"), *out.glob("*.json")):
         path.unlink()
     before, source = identity(out), _tree(tmp_path / "in", "a")
@@ -286,13 +286,13 @@ def test_reshard(tmp_path: Path) -> None:
     """`reshard` updates too: it adds the new samples of a growing dataset."""
     source, pattern = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{000..}}.tar"
     mixed = f"{tmp_path}/mixed/out-{{000..}}.tar"
-    options = ReshardOptions(workers=1, update=True, shuffle=True)
+    options = ReshardOptions(workers=0, update=True, shuffle=True)
     for more in ((), ("c", "d"), ()):
         _night(_tree(source, *more), pattern)
         result = reshard(f"{tmp_path}/out/out.json", mixed, options)
         assert result.appended is None or result.appended.samples == len(more)
     assert contents(sound(tmp_path / "mixed" / "out.json")) == contents(sound(tmp_path / "out" / "out.json"))
-    assert verify(tmp_path / "mixed", VerifyOptions(source=tmp_path / "out", workers=1)).sound
+    assert verify(tmp_path / "mixed", VerifyOptions(source=tmp_path / "out", workers=0)).sound
 
 
 _KILLED = """
@@ -307,7 +307,7 @@ def counted(*names):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*names)
 storage.os.rename = counted
-asked = dict(max_count=2, on_error="skip", workers=1, label_from_folder=True, split_by="folder", export=("timm",))
+asked = dict(max_count=2, on_error="skip", workers=0, label_from_folder=True, split_by="folder", export=("timm",))
 create(sys.argv[1], sys.argv[2], CreateOptions(update=True, **asked))
 """
 
@@ -344,6 +344,6 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
     labels = _labels(out)
     assert [lists[-1][number] for number in labels.values()] == [key.split("/")[1] for key in labels]
     before = identity(out)
-    assert dry_run(source, pattern, CreateOptions(update=True, workers=1, **asked)).shards == ()
+    assert dry_run(source, pattern, CreateOptions(update=True, workers=0, **asked)).shards == ()
     _night(source, pattern, **asked)
     assert identity(out) == before

@@ -51,7 +51,7 @@ def test_a_sample_with_arrays_and_videos_is_described(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for field, (data, _) in _PAYLOADS.items():
         (tmp_path / f"in/src.{field}").write_bytes(data)
-    create(str(tmp_path / "in"), str(tmp_path / "out-{000..}.tar"), workers=1)
+    create(str(tmp_path / "in"), str(tmp_path / "out-{000..}.tar"), workers=0)
     shown = ("inspect", str(tmp_path / "out.json"), "--show", "src")
     text, fields = typed(*shown).out, json.loads(typed(*shown, "--json").out)["samples"][0]["fields"]
     for field, (_, lines) in _PAYLOADS.items():

@@ -33,7 +33,7 @@ def dataset(tmp_path: Path) -> Path:
     """A dataset of four shards."""
     samples = {f"{at}.{field}": data for at in range(8) for field, data in (("cls", b"1"), ("txt", b"text"))}
     write_tree(tmp_path / "in", samples)
-    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(max_count=2, workers=1))
+    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(max_count=2, workers=0))
     return tmp_path / "out.json"
 
 
@@ -96,7 +96,7 @@ def test_a_small_dataset_is_read_again(dataset: Path, monkeypatch: pytest.Monkey
 def test_a_decoding_error_names_the_sample(tmp_path: Path) -> None:
     """With `--decode`, a field that cannot be decoded is an error that names the sample."""
     write_tree(tmp_path / "in", {"a.cls": b"none"})
-    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(workers=1))
+    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(workers=0))
     read_speed(tmp_path / "out.json")
     with pytest.raises(SampleFailed, match="sample a, field cls"):
         read_speed(tmp_path / "out.json", decode=True)

@@ -38,15 +38,15 @@ def joined(request: pytest.FixtureRequest, ending: str, tmp_path: Path, monkeypa
     _write(Path("kept/labels.csv"), _ROWS)
     options: dict[str, Any] = {"join": "kept/labels.csv", "on": "key", "values": ("cls=score", "txt=caption")}
     if request.param == "create":
-        create("data", f"out/x-{{000..}}.{ending}", workers=1, **options)
+        create("data", f"out/x-{{000..}}.{ending}", workers=0, **options)
         return "data"
-    create("data", f"before/y-{{000..}}.{ending}", workers=1)
-    reshard("before", f"out/x-{{000..}}.{ending}", workers=1, **options)
+    create("data", f"before/y-{{000..}}.{ending}", workers=0)
+    reshard("before", f"out/x-{{000..}}.{ending}", workers=0, **options)
     return "before"
 
 
 def _verify(source: Any, **options: Any) -> Report:
-    return verify("out", source=source, workers=1, **options)
+    return verify("out", source=source, workers=0, **options)
 
 
 def _found(report: Report) -> set[tuple[str, str, str]]:
@@ -57,7 +57,7 @@ def _changed(source: str, **options: Any) -> dict[str, set[str]]:
     """Return the fields that `diff` finds changed; of another dataset, which is no source for `diff`, none."""
     if source != "data":
         return {}
-    result = diff("out", source, workers=1, **options)
+    result = diff("out", source, workers=0, **options)
     assert not result.added
     assert not result.removed
     return {one.key: {*one.fields} - {"(metadata)"} for one in result.changed}
@@ -73,7 +73,7 @@ def test_fields_of_a_missing_table_are_not_compared(joined: str) -> None:
     assert ran.code == 0
     verdict = ran.out.splitlines()[-1]
     assert verdict.startswith("valid; not compared with the source: ")
-    assert "uncompared" not in verify("out", workers=1).to_json()
+    assert "uncompared" not in verify("out", workers=0).to_json()
 
 
 @pytest.mark.parametrize("folder", [".", "SOURCE", "out"])
@@ -130,7 +130,7 @@ def test_a_table_that_cannot_be_joined_is_reported(text: str, joined: str) -> No
 def test_join_is_refused_without_a_recorded_table(tmp_path: Path) -> None:
     """`join` is refused for a dataset that was created without a table, and by `diff` between datasets."""
     write_tree(tmp_path / "data", {"a.txt": b"a"})
-    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", workers=1)
+    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", workers=0)
     for compare in (lambda: verify(tmp_path / "out", source=tmp_path / "data", join="x.csv"),
                     lambda: diff(tmp_path / "out", tmp_path / "data", join="x.csv")):  # fmt: skip
         with pytest.raises(InvalidRequest, match="created without a table"):
@@ -144,11 +144,11 @@ def test_samples_selected_by_a_table_are_compared(tmp_path: Path) -> None:
     write_tree(tmp_path / "data", {f"{key}.bin": key.encode() for key in _ROWS})
     _write(tmp_path / "labels.csv", _ROWS)
     create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", join=tmp_path / "labels.csv", on="key",
-           where="score > 1", workers=1)  # fmt: skip
-    report = verify(tmp_path / "out", source=tmp_path / "data", workers=1)
+           where="score > 1", workers=0)  # fmt: skip
+    report = verify(tmp_path / "out", source=tmp_path / "data", workers=0)
     assert (report.counts, report.unchecked) == ({}, ())
     _write(tmp_path / "labels.csv", {**_ROWS, "a/1": ("text 1", 7)})
-    report = verify(tmp_path / "out", source=tmp_path / "data", workers=1)
+    report = verify(tmp_path / "out", source=tmp_path / "data", workers=0)
     assert _found(report) == {("source-missing", "a/1", "")}
 
 
@@ -171,7 +171,7 @@ def test_errors_name_options_of_the_run(tmp_path: Path) -> None:
     """An error about a recorded option says that the dataset was created with it."""
     write_tree(tmp_path / "data", {"a/0.txt": b"a", "b/1.txt": b"b"})
     write_tree(tmp_path / "flat", {"0.txt": b"a"})
-    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", label_from_folder=True, workers=1)
+    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", label_from_folder=True, workers=0)
     verbs: list[list[str | Path]] = [["verify", tmp_path / "out", "--source"], ["diff", tmp_path / "out"]]
     for verb in verbs:
         ran = typed(*verb, tmp_path / "flat")
@@ -184,13 +184,13 @@ def test_diff_names_fields_that_were_not_compared(joined: str) -> None:
     """Without the table, the last line of `diff` and the JSON name the fields that were not compared."""
     if joined != "data":
         return
-    ran = typed("diff", "out", joined, "--workers", "1")
+    ran = typed("diff", "out", joined, "--workers", "0")
     assert ran.code == 0
     assert "equal; not compared: cls, txt" in ran.out
-    result = diff("out", joined, workers=1)
+    result = diff("out", joined, workers=0)
     assert result.uncompared == ("cls", "txt")
     assert result.to_json()["uncompared"] == ["cls", "txt"]
-    assert "uncompared" not in diff("out", joined, join="kept/labels.csv", workers=1).to_json()
+    assert "uncompared" not in diff("out", joined, join="kept/labels.csv", workers=0).to_json()
 
 
 @pytest.mark.parametrize("words", [["verify", "out", "--source"], ["diff", "out"]])

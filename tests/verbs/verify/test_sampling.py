@@ -52,12 +52,12 @@ def test_a_seed_reads_the_requested_share(share: float | str) -> None:
 def dataset(tmp_path: Path) -> Path:
     """Give a dataset of eight shards."""
     source = write_tree(tmp_path / "source", {f"{at:02}.txt": b"%d" % at for at in range(16)})
-    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(max_count=2, workers=1))
+    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(max_count=2, workers=0))
     return tmp_path / "out"
 
 
 def _verify(given_: Path, **options: Any) -> Any:
-    return verify(given_, VerifyOptions(workers=1, **options))
+    return verify(given_, VerifyOptions(workers=0, **options))
 
 
 def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:

@@ -16,11 +16,11 @@ from tests.helpers import flip, shards, typed, write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-ONE = CreateOptions(workers=1, max_count=4)
+ONE = CreateOptions(workers=0, max_count=4)
 
 
 def _verify(given: Any, **options: Any) -> Report:
-    return verify(given, VerifyOptions(workers=1, **options))
+    return verify(given, VerifyOptions(workers=0, **options))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a source, and two splits of it; not to be changed."""
     folder = tmp_path_factory.mktemp("packed")
     write_tree(folder / "source", {f"{at:02}.txt": b"caption %d" % at for at in range(12)})
-    options = CreateOptions(workers=1, split="train=0.5,val=0.5", max_count=4)
+    options = CreateOptions(workers=0, split="train=0.5,val=0.5", max_count=4)
     create(folder / "source", f"{folder}/out/{{split}}-{{0..}}.tar", options)
     return folder
 
@@ -99,7 +99,7 @@ def test_a_sample_in_two_splits_is_a_leak(packed: Path, tmp_path: Path) -> None:
 def test_a_key_in_two_splits_of_one_run_is_a_leak(tmp_path: Path) -> None:
     """Content does not matter within one run; only the first of many leaks are listed."""
     keys = [f"{at:03}" for at in range(150)]
-    options = CreateOptions(workers=1, split_column="split", key="key", values=("txt=text",))
+    options = CreateOptions(workers=0, split_column="split", key="key", values=("txt=text",))
     for split, text in (("a", "one"), ("b", "another")):
         table = pa.table({"key": keys, "text": [text] * 150, "split": [split] * 150})
         create(table, f"{tmp_path}/{{split}}-{{0..}}.tar", options)
@@ -134,7 +134,7 @@ def test_several_datasets_print_one_document(splits: Path) -> None:
 def test_each_split_is_compared_with_the_source(packed: Path, splits: Path) -> None:
     """Damage in the source is an error, not a finding of a dataset."""
     assert _verify(splits, source=packed / "source").sound
-    options = ReshardOptions(workers=1, split="a=0.5,b=0.5", seed=1)
+    options = ReshardOptions(workers=0, split="a=0.5,b=0.5", seed=1)
     reshard(splits / "train.json", f"{splits}/again/{{split}}-{{0..}}.tar", options)
     assert _verify(splits / "again", source=splits / "train.json").sound
     (splits / "train.json").write_bytes(b"{}")

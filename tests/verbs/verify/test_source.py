@@ -57,7 +57,7 @@ def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
 
 
 def _verify(dataset: Path, source: Any, **options: Any) -> Report:
-    return verify(dataset, VerifyOptions(source=source, workers=1, **options))
+    return verify(dataset, VerifyOptions(source=source, workers=0, **options))
 
 
 def _unchecked(report: Report) -> list[str]:
@@ -298,12 +298,12 @@ def test_stratified_splits_of_a_grown_source_match(name: str, tmp_path: Path) ->
     reports = [_verify(Path(split), grown) for split in splits]
     assert [(one.counts, _unchecked(one)) for one in reports] == [({}, [])] * 2
     assert sum(one.samples for one in reports) == 81
-    assert diff(splits, grown, workers=1).same
+    assert diff(splits, grown, workers=0).same
     lost = pa.concat_tables([grown, _table("b", 3)])
     found = [{one.key for one in _verify(Path(split), lost).findings} for split in splits]
     assert not found[0] & found[1]
     assert found[0] | found[1] == {"b/00", "b/01", "b/02"}
-    assert {*diff(splits, lost, workers=1).added} == found[0] | found[1]
+    assert {*diff(splits, lost, workers=0).added} == found[0] | found[1]
     gone = _verify(Path(splits[0]), grown.slice(1)).counts, _verify(Path(splits[1]), grown.slice(1)).counts
     assert sorted(gone, key=len) == [{}, {"source-extra": 1}]
 
@@ -320,7 +320,7 @@ def test_a_missing_stratified_split_limits_the_comparison(tmp_path: Path) -> Non
     report = _verify(tmp_path / "train.json", _table("a", 81))
     assert (report.counts, len(_unchecked(report))) == ({}, 1)
     assert "may be in val, which is missing" in report.unchecked[0]
-    assert not diff(tmp_path / "train.json", _table("a", 81), workers=1).added
+    assert not diff(tmp_path / "train.json", _table("a", 81), workers=0).added
 
 
 def test_updates_keep_the_split_of_existing_samples(tmp_path: Path) -> None:
@@ -349,10 +349,10 @@ def test_a_split_missing_in_the_source_is_found(tmp_path: Path) -> None:
     """All of its samples are findings, and the other splits are still compared."""
     files = {f"{part}/{at}.txt": b"%d" % at for part in ("train", "val") for at in range(3)}
     source = write_tree(tmp_path / "in", files)
-    create(source, tmp_path / "{split}-{0..}.tar", split_by="folder", workers=1)
+    create(source, tmp_path / "{split}-{0..}.tar", split_by="folder", workers=0)
     shutil.rmtree(source / "val")
-    assert verify(tmp_path, source=source, workers=1).counts == {"source-extra": 3}
-    assert [*diff(str(tmp_path / "{split}.json"), source, workers=1).removed] == ["val/0", "val/1", "val/2"]
+    assert verify(tmp_path, source=source, workers=0).counts == {"source-extra": 3}
+    assert [*diff(str(tmp_path / "{split}.json"), source, workers=0).removed] == ["val/0", "val/1", "val/2"]
 
 
 def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
@@ -392,7 +392,7 @@ def test_repair_after_an_append_rebuilds_only_sidecars(appended: tuple[Path, Any
 def test_repair_does_not_recreate_shards_of_another_tool(tmp_path: Path) -> None:
     """The advice is to restore them from a copy."""
     write_tree(tmp_path / "in", {"a.txt": b"a" * 600})
-    create(tmp_path / "in", f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
+    create(tmp_path / "in", f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=0))
     for name in ("x.json", "x-0.index"):
         (tmp_path / "out" / name).unlink()
     index(tmp_path / "out")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def place(tmp_path: Path) -> Path:
     """Give a dataset made of the folder `imgs`, and what is no source of it."""
     write_tree(tmp_path, {"imgs/a.txt": b"a", "imgs/b.txt": b"b", "coco.json": b"{}", "notes.docx": b"x"})
-    assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "1", cwd=tmp_path).code == 0
-    assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "1", cwd=tmp_path).code == 0
+    assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
+    assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
     return tmp_path
 
 
@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Path:
 )
 def test_an_invalid_source_is_refused_with_advice(source: str, place: Path) -> None:
     """A dataset, a file and a missing name are refused with advice that fits `verify`."""
-    ran = typed("verify", "o", "--source", source, "--workers", "1", cwd=place)
+    ran = typed("verify", "o", "--source", source, "--workers", "0", cwd=place)
     assert (ran.code, ran.out) == (2, "")
     assert "--source accepts the source of the dataset. Its dataset file records: create imgs." in ran.err
     assert "reshard" not in ran.err
@@ -35,8 +35,8 @@ def test_an_invalid_source_is_refused_with_advice(source: str, place: Path) -> N
 
 def test_the_source_may_contain_the_dataset(place: Path) -> None:
     """The source is compared even if the dataset, also of one shard, is inside."""
-    assert typed("create", "imgs", "imgs/in-{0..}.tar", "--workers", "1", cwd=place).code == 0
-    assert typed("verify", "imgs/in.json", "--source", "imgs", "--workers", "1", cwd=place).code == 0
+    assert typed("create", "imgs", "imgs/in-{0..}.tar", "--workers", "0", cwd=place).code == 0
+    assert typed("verify", "imgs/in.json", "--source", "imgs", "--workers", "0", cwd=place).code == 0
 
 
 @pytest.mark.parametrize("damage", [slice(0, 700), slice(0, -1)])
@@ -45,7 +45,7 @@ def test_a_damaged_dataset_file_is_reported_as_damaged(damage: slice, place: Pat
     file = place / "o/o.json"
     file.write_bytes(file.read_bytes()[damage])
     for words in (["verify", "o/o.json"], ["copy", "o/o.json", "c"], ["reshard", "o/o.json", "r/r-{0..}.tar"]):
-        ran = typed(*words, "--workers", "1", cwd=place)
+        ran = typed(*words, "--workers", "0", cwd=place)
         assert ran.code in (3, 4)
         assert "not a dataset file" not in ran.out + ran.err
     assert "coco.json: not a dataset file" in typed("verify", "coco.json", cwd=place).err
@@ -55,13 +55,13 @@ def test_a_damaged_dataset_file_is_reported_as_damaged(damage: slice, place: Pat
 def test_reshard_onto_its_source_is_refused(dataset: str, place: Path) -> None:
     """Shards are not replaced by their own reshard, however they are named, and no message advises it."""
     for words, code in (([], 5), (["--overwrite"], 2), (["--resume"], 2)):
-        ran = typed("reshard", dataset, "o/o-{0..}.tar", "--workers", "1", *words, cwd=place)
+        ran = typed("reshard", dataset, "o/o-{0..}.tar", "--workers", "0", *words, cwd=place)
         assert (ran.code, "a shard of the source" in ran.err, "or --overwrite" in ran.err) == (code, True, False)
 
 
 def test_reshard_onto_another_dataset_names_overwrite(place: Path) -> None:
     """The dataset of another run may be replaced, and the message says how."""
-    ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "1", cwd=place)
+    ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "0", cwd=place)
     assert (ran.code, "Choose another name, or --overwrite." in ran.err) == (5, True)
 
 
@@ -74,5 +74,5 @@ def test_copy_without_a_destination_is_refused(place: Path) -> None:
 def test_fields_that_differ_only_in_case_name_both_files(place: Path) -> None:
     """Two files that would be one field are both named."""
     write_tree(place / "twins", {"c/a.jpg": b"1", "c/a.JPG": b"2"})
-    ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "1", cwd=place)
+    ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "0", cwd=place)
     assert (ran.code, "fields that differ only in case: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
