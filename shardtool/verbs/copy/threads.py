@@ -120,8 +120,7 @@ def run_in_threads(
     limit = None if options.limit is None else parse_rate("limit", options.limit)
     if options.workers == 0:
         meter = ByteMeter(limit, lambda size: observer.advance(0, size, 0))
-        for task in tasks:
-            yield task, work(task, meter)
+        yield from ((task, work(task, meter)) for task in tasks)
         return
     pace, remaining, meter = ThreadCount(options.workers or _threads_for_limit(limit)), iter(tasks), ByteMeter(limit)
 
