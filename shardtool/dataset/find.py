@@ -307,7 +307,11 @@ def _from_dataset_file(path: str) -> StoredDataset:
     except OSError as error:
         plan_path = path.removesuffix(DATASET_SUFFIX)
         plan_path = join(folder_of(plan_path), patterns.replacement_plan_name(base_name(plan_path)))
-        remedy = "Repeat the interrupted `shardtool remove` command to finish it." if is_file(plan_path) else ""
+        remedy = (
+            "Repeat the interrupted `shardtool remove` or `shardtool verify --repair` to finish it."
+            if is_file(plan_path)
+            else ""
+        )
         remedy = remedy or ("" if os.path.lexists(path) else paths.similar_path(path))
         raise InvalidRequest(path, os_error_text(error), expected=EXPECTED_DATASET, remedy=remedy) from None
     names, is_own = parse_listed_shards(data, path)

@@ -75,6 +75,16 @@ def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skippe
     return list(heapq.merge(old, rows, key=_sort_key))
 
 
+def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
+    """Merge newer rows into the list of a dataset, which an interrupted run may have done already."""
+    try:
+        check_skipped_file(encode_skipped(rows), dataset, where)
+    except CorruptShard:
+        rows = unmerge_skipped(rows, new)
+        check_skipped_file(encode_skipped(rows), dataset, where)
+    return merge_skipped(rows, new)
+
+
 def unmerge_skipped(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
     """Return the older rows that `merge_skipped` combined with `newer`."""
     remaining = Counter(merge_skipped((), newer))

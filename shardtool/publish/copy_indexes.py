@@ -91,8 +91,8 @@ def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
         folder = open_subfolder(folder, subfolder)
     except OutputExists:
         return False
-    if not data or folder.facts([name]):
+    if not data or folder.find_entries([name]):
         return False
-    folder.ready()
-    folder.publish(folder.stage_bytes(name, data))
+    folder.create()
+    folder.publish_bytes(name, data)
     return True

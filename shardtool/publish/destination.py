@@ -122,13 +122,15 @@ class Destination:
 
     def create_spool(self, size: int) -> StagedFile:
         """Return a temporary file for `size` bytes of payloads."""
-        if self.folder.hides:
+        if self.folder.has_staging:
             self.check_space([size])
         return self.folder.temporary.stage(self._spool_name)
 
     @property
     def _spool_name(self) -> str:
-        suffix = "" if self.folder.hides else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
+        suffix = (
+            "" if self.folder.has_staging else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
+        )
         return f"{self.pattern.base}{suffix}{_SPOOL_SUFFIX}"
 
     def discard_staged(self) -> None:
@@ -159,7 +161,8 @@ def inspect_destination(previous: Destination) -> Destination:
     """Look for existing files, and refuse to change files that `if_exists` protects."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
-        previous, existing=folder.facts(name for name in names_in_folder if pattern.owns(name) or previous.owns(name))
+        previous,
+        existing=folder.find_entries(name for name in names_in_folder if pattern.owns(name) or previous.owns(name)),
     )
     where, own_files = folder.path or ".", sorted(destination.existing)
     check_entries(folder.full_path, destination.existing)
@@ -236,7 +239,7 @@ def _check_unfinished(destination: Destination) -> None:
     """Refuse to update shards of another tool: an interrupted run leaves one shard per worker without a sidecar."""
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     if (
-        destination.folder.hides
+        destination.folder.has_staging
         and len(shards) > 1
         and not any(sidecar_name(name) in destination.existing for name in shards)
     ):

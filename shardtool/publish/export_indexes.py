@@ -83,7 +83,7 @@ def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -
 
 
 def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    file_info = folder.facts([name]).get(name)
+    file_info = folder.find_entries([name]).get(name)
     if file_info is None:
         return False
     where, remedy = folder.full_path(name), f"choose another folder with {option_text('output')}."
@@ -114,7 +114,7 @@ def check_index_files(
             others = [name for name in listed if not any(own_pattern.owns(name) for own_pattern, _ in outputs)]
             check_other_shards(export, folder, others)
             names.append(export.folder_file)
-        if not overwrite and (existing_files := [*folder.facts(names)]):
+        if not overwrite and (existing_files := [*folder.find_entries(names)]):
             found = f"{already_exist_text(len(existing_files), 'file')}: {format_list(existing_files, 3)}"
             remedy = f"Delete these files, choose another folder, or {flag_text('overwrite')}."
             raise OutputExists(folder.path or ".", found, remedy=remedy)
@@ -164,13 +164,13 @@ class Exporter:
             for path, data, may_replace, is_lasting in chain(self._encode_shard_indexes(dataset, pool), folder_files):
                 subfolder, name = os.path.split(path)
                 folder = folders[subfolder]
-                if (is_lasting and folder.facts([name])) or _has_same_bytes(
+                if (is_lasting and folder.find_entries([name])) or _has_same_bytes(
                     folder, name, data, overwrite=overwrite or may_replace
                 ):
                     kept += 1
                     continue
                 if subfolder:
-                    folder.ready()
+                    folder.create()
                 staged.setdefault(subfolder, []).append(folder.stage_bytes(name, data))
             for subfolder, files in staged.items():
                 folders[subfolder].publish(*files)
@@ -260,7 +260,7 @@ class Exporter:
         for split_dataset in splits_in(self.folder.path, dataset.made).values():
             shards = split_dataset.shards if export.suffix else ()
             names = {exports.index_name(shard.name, export) for shard in shards}
-            if len(target.facts(names)) == len(names):
+            if len(target.find_entries(names)) == len(names):
                 covered.append(split_dataset)
         return covered
 
@@ -321,7 +321,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
-            is_there = bool(export.suffix) and bool(folder.facts([name_of_first]))
+            is_there = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
         if is_there and export.shard_format == old.format:
             existing.append(name)
     return existing

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
     """Return a subfolder."""
     for name in names.split("/") if names else ():
-        file_info = folder.facts([name]).get(name)
+        file_info = folder.find_entries([name]).get(name)
         if file_info is not None and not file_info.is_folder:
             raise OutputExists(folder.full_path(name), "not a folder", remedy="Move it to another folder.")
         folder = open_folder(folder.full_path(name))
@@ -42,7 +42,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
     """Return the sample counts by shard in a folder's index files."""
     subfolder = os.path.dirname(export.folder_file)  # a symbolic link is not followed
-    is_outside = subfolder and not all(file_info.is_folder for file_info in target.facts([subfolder]).values())
+    is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
 
 

@@ -26,7 +26,7 @@ def check_file_size(
     folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
 ) -> None:
     """Check that a file exists with the listed size."""
-    file_info = (folder.facts([name]) if existing is None else existing).get(name)
+    file_info = (folder.find_entries([name]) if existing is None else existing).get(name)
     if file_info is None or file_info.size != size:
         raise wrong_size_error(folder.full_path(name), None if file_info is None else file_info.size, size)
 
@@ -41,7 +41,7 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
 
 def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None:
     """Return the content of a dataset file; None if it does not exist."""
-    exists = folder.facts([name])
+    exists = folder.find_entries([name])
     return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if exists else None
 
 

@@ -10,21 +10,30 @@ safe:
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardtool.pattern import sidecar_name
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.errors import CorruptShard, os_error_text
+from shardtool.names import to_local_name
+from shardtool.pattern import DATASET_SUFFIX, replacement_plan_name, sidecar_name
+from shardtool.publish.listed_files import wrong_size_error
+from shardtool.publish.stale_indexes import StaleIndexes
+from shardtool.storage.copying import OriginalFile, publish_staged
+from shardtool.storage.folders import open_staging_folder
+from shardtool.storage.paths import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardtool.publish.stale_indexes import StaleIndexes
+    from shardtool.request.observer import Notes
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile
 
 
-OldDataset: TypeAlias = Literal["keep", "withdraw", "replace"]
+OldDataset: TypeAlias = Literal["keep", "withdraw", "replace", "exchange"]
 
 
 class Publication:
@@ -36,9 +45,10 @@ class Publication:
         old: What happens to an existing dataset. "keep": no listed file changes, so its dataset file stays until the
             new one replaces it. "withdraw": its dataset file is deleted before the first file changes. "replace": all
             files are staged first, so it stays complete until `finish`; a store shows each shard when it is written,
-            so there it means "withdraw".
+            so there it means "withdraw". "exchange": as "replace", and once all files are staged, a plan is published
+            from which the next run finishes the work (`finish_replacement`).
         existing: The existing files in `folder`.
-        stale_indexes: Index files of other tools.
+        stale_indexes: Index files of other tools; None: no shard changes.
         shards_folder: The folder of the shards; None: `folder`.
     """
 
@@ -47,24 +57,25 @@ class Publication:
         folder: OutputFolder,
         dataset_file: str,
         old: OldDataset,
-        existing: Mapping[str, EntryInfo],
-        stale_indexes: StaleIndexes,
+        existing: Mapping[str, EntryInfo] | None = None,
+        stale_indexes: StaleIndexes | None = None,
         shards_folder: OutputFolder | None = None,
     ) -> None:
-        self.folder, self.dataset_file, self.stale_indexes = folder, dataset_file, stale_indexes
+        self.folder, self.dataset_file = folder, dataset_file
+        self.stale_indexes = stale_indexes or StaleIndexes(folder, None, (), appends=True)
         self.shards_folder = folder if shards_folder is None else shards_folder
-        self.waits = old == "replace" and folder.hides
-        self._keeps_old, self._existing = old == "keep", dict(existing)
+        self.waits = old in ("replace", "exchange") and folder.has_staging
+        self._old, self._existing = old, dict(existing or {})
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []  # shards and other files
 
     def withdraw(self) -> None:
         """Delete the old dataset file, unless it stays valid."""
-        if not self._keeps_old and self._existing.pop(self.dataset_file, None) is not None:
+        if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
         """Delete files that refer to an old shard, before a worker replaces it in place."""
-        if not self.folder.hides:
+        if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.drop(name)
             self.stale_indexes.remove()
@@ -116,7 +127,7 @@ class Publication:
     def finish(
         self,
         dataset_file: bytes,
-        shards: Iterable[str],
+        shards: Iterable[str] | None = None,
         *,
         before: Mapping[str, bytes] | None = None,
         stale: Sequence[str] = (),
@@ -127,7 +138,7 @@ class Publication:
 
         Args:
             dataset_file: Its bytes.
-            shards: The names of all listed shards; indexes of other shards are deleted.
+            shards: The names of all listed shards; indexes of other shards are deleted. None: no index is.
             before: Bytes by name of other small files, published just before the dataset file.
             stale: Files that only the old dataset file lists.
             stale_shards: The same for shards in another folder.
@@ -135,11 +146,15 @@ class Publication:
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
-        self.stale_indexes.keep_only(shards)
+        if shards is not None:
+            self.stale_indexes.keep_only(shards)
         self.stale_indexes.remove()
         is_changed = bool(self._waiting or stale or stale_shards[1] or small)
         if is_changed or not self._has_file(self.dataset_file, dataset_file):
             staged = [self.folder.stage_bytes(name, data) for name, data in small.items()]
+            if self._old == "exchange":
+                self._exchange(staged, dataset_file)
+                return
             last = self.folder.stage_bytes(self.dataset_file, dataset_file)
             if is_changed:
                 self.withdraw()
@@ -152,6 +167,15 @@ class Publication:
             stale_shards[0].remove([*stale_shards[1]])
             self.folder.publish(last)
         self.folder.remove([*leftovers()])
+
+    def _exchange(self, small: Sequence[DurableFile], dataset_file: bytes) -> None:
+        staged = [*small, *(file for waiting in self._waiting for files in waiting for file in files)]
+        names, paths = {file.name for file in staged}, {file.token for file in staged}
+        others = [file.token for file in self.folder.staged() if file.name in names and file.token not in paths]
+        self.folder.remove([*map(base_name, others)])  # of other attempts at a task
+        base = self.dataset_file.removesuffix(DATASET_SUFFIX)
+        self.folder.publish_bytes(replacement_plan_name(base), dataset_file)
+        finish_replacement(self.folder, base)
 
     def _publish(self, shards: Sequence[DurableFile], others: Sequence[DurableFile]) -> None:
         if self.shards_folder == self.folder:
@@ -167,3 +191,56 @@ class Publication:
         with suppress(OSError):
             return self.folder.read(name) == data
         return False
+
+
+def finish_replacement(folder: OutputFolder, base: str) -> None:
+    """Finish an exchange of files from its plan, under the lock.
+
+    Raises:
+        CorruptShard: The plan cannot be read, or a file has neither its temporary nor its final name.
+    """
+    plan = replacement_plan_name(base)
+    if not folder.find_entries([plan]):
+        return  # another run has finished it
+    where = folder.full_path(plan)
+    try:
+        data = folder.read(plan)
+    except OSError as error:
+        raise CorruptShard(
+            where, f"not a plan for replacing shards: {os_error_text(error)}", remedy="Move it away."
+        ) from None
+    file = parse_dataset(data, where)
+    listed = {to_local_name(entry.name): (entry.size, entry.crc) for entry in file.shards}
+    listed |= {to_local_name(entry.sidecar): (entry.sidecar_size, entry.sidecar_crc) for entry in file.shards}
+    staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
+    published = listed.keys() - staged.keys()
+    existing = folder.find_entries(published)
+    for name in sorted(published):
+        size = existing[name].size if name in existing else None
+        if size != listed[name][0]:
+            raise wrong_size_error(folder.full_path(name), size, listed[name][0])
+    if file.skipped_file in staged:
+        path = staged[file.skipped_file]
+        listed[file.skipped_file] = folder.find_entries([base_name(path)])[base_name(path)].size, file.skipped_crc
+    folder.remove([base + DATASET_SUFFIX])
+    publish_staged(folder, [OriginalFile(staged[name], *listed[name], name) for name in listed if name in staged])
+    if not file.skipped:
+        folder.remove([file.skipped_file])
+    folder.publish_bytes(base + DATASET_SUFFIX, data)
+    folder.remove([plan])
+
+
+def finish_replacements(folders: Iterable[str], notes: Notes) -> bool:
+    """Finish interrupted exchanges of files in these folders, and return whether there were any.
+
+    An interrupted run may have left no dataset file, so the folders are searched for plans.
+    """
+    plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
+    any_finished = False
+    for folder in map(open_staging_folder, dict.fromkeys(folders)):
+        for match in filter(None, map(plan.fullmatch, folder.names())):
+            with folder.lock(match[1], finishes=True):
+                finish_replacement(folder, match[1])
+            notes.add(f"{match[1]}{DATASET_SUFFIX}: an interrupted replacement of shards was finished")
+            any_finished = True
+    return any_finished

@@ -74,17 +74,11 @@ def finish_dataset(
 
 def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) -> list[Skipped]:
     """Return the samples skipped by this run and by earlier appends."""
-    old_dataset, where = destination.old, destination.skipped_file
+    old_dataset = destination.old
     if old_dataset is None:
         removed = destination.load_removed() if destination.if_exists == "resume" else {}
         return sort_rows([*skipped, *removed.values()]) if removed else [*skipped]
-    old_rows = destination.load_skipped()
-    try:
-        skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
-    except CorruptShard:
-        old_rows = skipped_list.unmerge_skipped(old_rows, skipped)  # the list of an interrupted append
-        skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
-    return skipped_list.merge_skipped(old_rows, skipped)
+    return skipped_list.merge_new_rows(destination.load_skipped(), old_dataset, skipped, destination.skipped_file)
 
 
 def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.storage import files, remote
-from shardtool.storage.remote.address import (
-    is_url,
-)
-from shardtool.storage.staging import DurableFile, Sink
+from shardtool.storage.paths import base_name
+from shardtool.storage.remote.address import is_url
+from shardtool.storage.staging import DurableFile, Folder, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardtool.storage.folders import OutputFolder
 
@@ -94,3 +94,18 @@ def copy_inside_store(
         return DurableFile(original.name, "")
     folder.remove([original.name])
     return None
+
+
+def publish_staged(folder: OutputFolder, files: Sequence[OriginalFile]) -> None:
+    """Give staged files their names; `path` is the temporary one. In a store, an interrupted call can be repeated."""
+    if isinstance(folder, Folder):
+        folder.publish(*(DurableFile(file.name, file.path) for file in files))
+        return
+    target = replace(folder, has_staging=False)
+    for file in files:
+        copied = None
+        with suppress(remote.store_copy.NotCopied):
+            copied = copy_inside_store(target, file)
+        if copied is None:
+            copy_verified(target, file)
+    folder.remove([base_name(file.path) for file in files])

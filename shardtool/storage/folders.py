@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardtool.errors import InvalidRequest, OutputFailed
@@ -47,11 +48,17 @@ def open_folder(path: str) -> OutputFolder:
     return folder
 
 
+def open_staging_folder(path: str) -> OutputFolder:
+    """Return the output folder for a path or an address, in which files are invisible until they are published."""
+    folder = open_folder(path)
+    return folder if isinstance(folder, Folder) else replace(folder, has_staging=True)
+
+
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
     """Check by a listing that a store, not a local folder, still has files of these sizes."""
-    if folder.hides:
+    if folder.has_staging:
         return
-    listed = folder.facts(sizes)
+    listed = folder.find_entries(sizes)
     for name, size in sizes.items():
         info = listed.get(name)
         if info is None or info.size != size:

@@ -1,20 +1,22 @@
 """An output folder in an object store.
 
-A store has no temporary names: a shard is written with one PUT and visible when it completes. Small files are kept in
-memory until they are published.
+A shard is written with one PUT and visible when it completes. Small files are kept in memory until they are published.
+With `has_staging`, files are written as `.NAME.part` objects, which the store copies when they are published.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shardtool.errors import OutputFailed, os_error_text
+from shardtool.pattern import replacement_plan_name
 from shardtool.storage import files
 from shardtool.storage.file_system import EntryInfo, write_errors
+from shardtool.storage.paths import base_name
 from shardtool.storage.remote import failures, objects, retry
 from shardtool.storage.remote.address import (
     display_address,
@@ -26,11 +28,11 @@ from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.lock import check_held, hold_lock
 from shardtool.storage.remote.objects import RemoteObject, read_object
 from shardtool.storage.remote.upload import MAX_PUT_BYTES, Result, TruncatedUpload, upload
-from shardtool.storage.staging import DurableFile, Folder, Sink, StagedFile
+from shardtool.storage.staging import DurableFile, Folder, Sink, StagedFile, find_staged, staged_path, unfinished_error
 from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 _NS_PER_SECOND = 10**9
@@ -40,12 +42,17 @@ _NS_PER_SECOND = 10**9
 class RemoteFolder:
     """An output prefix in a store, with the methods of `Folder`. The publishing process must hold the dataset's lock.
 
+    Attributes:
+        path: Address of the prefix.
+        has_staging: Whether files are invisible until they are published, which writes each shard twice.
+        largest: Maximum size of a file.
+
     Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
     OutputExists if the lock is lost, and OSError if an object to read does not exist or changes.
     """
 
     path: str
-    hides: ClassVar[bool] = False
+    has_staging: bool = False
     largest: ClassVar[int | None] = MAX_PUT_BYTES
 
     @property
@@ -55,14 +62,14 @@ class RemoteFolder:
 
         return Folder(gettempdir())
 
-    def ready(self) -> None:
+    def create(self) -> None:
         """Do nothing."""
 
     def names(self) -> list[str]:
         """See `Folder.names`."""
         return [*self._list_entries()]
 
-    def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
+    def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries among `names` that exist.
 
         Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
@@ -81,40 +88,62 @@ class RemoteFolder:
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Hold a small file in memory until it is published."""
-        return DurableFile(name, "", data)
+        """Hold a small file in memory until it is published; with `has_staging`, write it under its temporary name."""
+        if not self.has_staging:
+            return DurableFile(name, "", data)
+        check_held(self.path)
+        _put_verified(self.written_path(name), data)
+        return self.written_file(name)
 
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Write an object, which is then visible; return the result of `fill`, and the file.
+        """Write an object, visible unless `has_staging`; return the result of `fill`, and the file.
 
         If `size` is None, the data goes to a temporary file first. `fill` is called again after a failure.
         """
-        address = self.full_path(name)
         if size is not None:
             with suppress(TruncatedUpload):
-                return upload(address, size, fill), DurableFile(name, "")
+                return upload(self.written_path(name), size, fill), self.written_file(name)
         with self.stage(name) as file:
             return fill(file), file.finish()
+
+    def written_path(self, name: str) -> str:
+        """Return the address that a file is written to before it is published."""
+        return staged_path(self, name) if self.has_staging else self.full_path(name)
+
+    def written_file(self, name: str) -> DurableFile:
+        """Return a file that was written to `written_path`."""
+        return DurableFile(name, self.written_path(name) if self.has_staging else "")
 
     def publish(self, *staged: DurableFile) -> None:
         """Write the files held in memory."""
         for file in staged:
-            check_held(self.path)
             if file.data is not None:
-                with failures.write_conflicts(self.full_path(file.name)):
-                    _put_verified(self.full_path(file.name), file.data)
+                self.publish_bytes(file.name, file.data)
+            check_held(self.path)
+
+    def publish_bytes(self, name: str, data: bytes) -> None:
+        """See `Folder.publish_bytes`."""
+        check_held(self.path)
+        with failures.write_conflicts(self.full_path(name)):
+            _put_verified(self.full_path(name), data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
         """Do nothing: the store records the time."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Do nothing: there are no temporary names."""
+        """See `Folder.discard_staged`."""
+        final_names = {*names}
+        self.remove([base_name(file.token) for file in self.staged() if file.name in final_names])
 
     def staged_names(self) -> list[str]:
-        """Return an empty list."""
-        return []
+        """See `Folder.staged_names`."""
+        return [*dict.fromkeys(file.name for file in self.staged())]
+
+    def staged(self) -> list[DurableFile]:
+        """Return the staged files; none without `has_staging`."""
+        return find_staged(self, self.names()) if self.has_staging else []
 
     def remove(self, names: list[str]) -> None:
         """See `Folder.remove`."""
@@ -126,7 +155,9 @@ class RemoteFolder:
         """See `Folder.read`."""
         return files.read_small(self.full_path(name))
 
-    read_staged = read  # objects are visible once written
+    def read_staged(self, name: str) -> bytes:
+        """See `Folder.read_staged`."""
+        return files.read_small(self.written_path(name))
 
     def version(self, name: str) -> str:
         """Return the ETag of an object, or ""."""
@@ -144,9 +175,13 @@ class RemoteFolder:
         """Return None: a store has no limit."""
         return None
 
-    def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """See `hold_lock`."""
-        return hold_lock(self.path, base, shared=shared)
+    @contextmanager
+    def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
+        """See `Folder.lock` and `hold_lock`."""
+        with hold_lock(self.path, base, shared=shared):
+            if not finishes and self.find_entries([plan := replacement_plan_name(base)]):
+                raise unfinished_error(self.full_path(plan))
+            yield
 
     def _list_entries(self) -> dict[str, EntryInfo]:
         entries = {}
@@ -198,9 +233,9 @@ class StagedObject(StagedFile):
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
         """Upload the object, which is then visible."""
         check_held(self._folder.path)
-        upload(self._folder.full_path(self._name), self.size, self._copy_to)
+        upload(self._folder.written_path(self._name), self.size, self._copy_to)
         self.abandon()
-        return DurableFile(self._name, "")
+        return self._folder.written_file(self._name)
 
     def _copy_to(self, sink: Sink) -> None:
         os.lseek(self._fd, 0, os.SEEK_SET)

@@ -125,12 +125,12 @@ class Folder:
 
     Attributes:
         path: Path as the user gave it; "" is the current folder.
-        hides: Whether files are invisible until they are published.
+        has_staging: Whether files are invisible until they are published.
         largest: Maximum size of a file; None means no limit.
     """
 
     path: str
-    hides: ClassVar[bool] = True
+    has_staging: ClassVar[bool] = True
     largest: ClassVar[int | None] = None
 
     @property
@@ -138,7 +138,7 @@ class Folder:
         """Folder for temporary files of this output."""
         return self
 
-    def ready(self) -> None:
+    def create(self) -> None:
         """Create the folder durably if it is missing."""
         with write_errors(self.path):
             for created in make_folders(self.path):
@@ -150,7 +150,7 @@ class Folder:
             return list_folder(self.path)
         return []
 
-    def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
+    def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries among `names` that exist."""
         entries = {}
         for name in names:
@@ -196,6 +196,10 @@ class Folder:
                 os.rename(file.token, self.full_path(file.name))
             sync_folder(self.path or ".")
 
+    def publish_bytes(self, name: str, data: bytes) -> None:
+        """Publish a small file."""
+        self.publish(self.stage_bytes(name, data))
+
     def set_mtime(self, name: str, mtime_ns: int) -> None:
         """Set a file's modification time, if permitted."""
         with suppress(OSError):
@@ -219,8 +223,7 @@ class Folder:
 
     def staged(self) -> list[DurableFile]:
         """Return the staged files, complete or not."""
-        matches = {name: _STAGED_NAME.fullmatch(name) for name in self.names()}
-        return [DurableFile(match[1], self.full_path(name)) for name, match in matches.items() if match]
+        return find_staged(self, self.names())
 
     def remove(self, names: list[str]) -> None:
         """Delete published files durably; missing files are ignored."""
@@ -281,8 +284,8 @@ class Folder:
     ) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder, or raise OutputExists.
 
-        `finishes`: this run completes an interrupted `remove`. `what` describes the output, for messages. A shared
-        holder does not delete the lock file.
+        `finishes`: this run finishes an interrupted replacement of shards. `what` describes the output, for messages.
+        A shared holder does not delete the lock file.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is deleted at the end
@@ -294,13 +297,18 @@ class Folder:
         with lock:
             try:
                 if not finishes and os.path.lexists(plan_path := self.full_path(replacement_plan_name(base))):
-                    remedy = "Run the same `shardtool remove` command again to finish it."
-                    raise OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
+                    raise unfinished_error(plan_path)
                 yield
             finally:
                 if not shared:
                     with suppress(OSError):
                         os.unlink(path)
+
+
+def unfinished_error(plan_path: str) -> OutputExists:
+    """Return the error for the plan of an interrupted replacement of shards."""
+    remedy = "Run that command, `shardtool remove` or `shardtool verify --repair`, again to finish it."
+    return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
@@ -320,9 +328,22 @@ def named_local_folder(path: str | os.PathLike[str]) -> Folder:
     return local_folder(path)
 
 
-def staged_path(folder: Folder, name: str) -> str:
+class NamedFiles(Protocol):
+    """A folder, as far as it names its files."""
+
+    def full_path(self, name: str, /) -> str:
+        """Return the path of `name`."""
+
+
+def staged_path(folder: NamedFiles, name: str) -> str:
     """Return the temporary path of a file."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
+
+
+def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
+    """Return the staged files among the names in a folder."""
+    matches = {name: _STAGED_NAME.fullmatch(name) for name in names}
+    return [DurableFile(match[1], folder.full_path(name)) for name, match in matches.items() if match]
 
 
 def set_attempt(token: str) -> None:

@@ -56,7 +56,7 @@ class TargetFile(RawIOBase):
 def create_target(path: str) -> Iterator[TargetFile]:
     """Yield a file that is published if the block succeeds."""
     folder = open_folder(paths.folder_of(path))
-    folder.ready()
+    folder.create()
     with folder.stage(paths.base_name(path)) as file:
         yield TargetFile(file)
         folder.publish(file.finish())

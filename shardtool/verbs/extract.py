@@ -111,7 +111,7 @@ def extract(
         _check_not_a_key(os.fspath(folder), entries)
         kept = 0
         if not options.dry_run:
-            output.ready()
+            output.create()
             pool.check(output=output.path)
             with output.lock(_LOCK_NAME, what="into this folder"):
                 kept = _write_files(listing, names, output, options, pool, notes)
@@ -262,7 +262,7 @@ def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
     """Write all files, under the lock; return how many already existed."""
-    if folder.facts([f".{_LOCK_NAME.upper()}.lock"]):  # the file system ignores case
+    if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):  # the file system ignores case
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
@@ -405,6 +405,6 @@ def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, 
             folder.full_path(_UNFINISHED_NAME), found, expected="none, or a run with the same samples", remedy=remedy
         )
     if not previous:
-        folder.publish(folder.stage_bytes(_UNFINISHED_NAME, mark))
+        folder.publish_bytes(_UNFINISHED_NAME, mark)
     yield bool(previous)
     folder.remove([_UNFINISHED_NAME])

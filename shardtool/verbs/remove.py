@@ -14,7 +14,6 @@ no other run gets the dataset's lock (docs/decisions/024-removing-and-extracting
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -22,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
 from shardtool.dataset.features import tf_features
 from shardtool.dataset.skipped_list import encode_skipped, merge_skipped, read_skipped_rows
 from shardtool.errors import (
@@ -31,17 +29,16 @@ from shardtool.errors import (
     OutputExists,
     ShardError,
     format_list,
-    os_error_text,
     printable,
     reporting_memory_errors,
 )
 from shardtool.execute import start_pool
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
-from shardtool.messages import call_text, option_text, where_keys
+from shardtool.messages import option_text, where_keys
 from shardtool.names import list_names, to_local_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacement_plan_name, sidecar_name
-from shardtool.publish.destination import Destination
-from shardtool.publish.listed_files import wrong_size_error
+from shardtool.publish.publication import Publication, finish_replacements
+from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.dataset_options import RemoveOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import RemovalSummary, RemoveResult
@@ -49,11 +46,10 @@ from shardtool.request.run_record import RunRecord
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped, drop_keys, hash_key
-from shardtool.storage.folders import check_space
+from shardtool.storage.folders import check_space, open_staging_folder
 from shardtool.storage.lookup import is_folder
 from shardtool.storage.paths import base_name, folder_of
-from shardtool.storage.remote.address import is_url
-from shardtool.storage.staging import Folder, local_folder
+from shardtool.storage.remote.address import is_url, is_web
 from shardtool.units import pluralize
 from shardtool.write.task import ShardTask, compute_content_fingerprint
 
@@ -63,12 +59,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.sidecar_schema import ShardTally
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.publish.stale_indexes import StaleIndexes
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import DatasetLike
 
 _MAX_LISTED_KEYS = 3
@@ -99,7 +97,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         from shardtool.dataset.expand import expand_datasets
         from shardtool.dataset.find import find_dataset
 
-        finished = not options.dry_run and _finish_interrupted_runs(dataset, notes)
+        finished = not options.dry_run and finish_replacements(_list_folders(dataset), notes)
         locations = [_locate_dataset(find_dataset(given)) for given in expand_datasets(dataset)]  # type: ignore[arg-type]
         for folder, base in locations if not options.dry_run else []:
             stack.enter_context(folder.lock(base))
@@ -120,68 +118,26 @@ def _key_hint(dataset: Any) -> str:
     return f"{format_list(keys, _MAX_LISTED_KEYS)} {problem}, write {where_keys(keys)}."
 
 
-def _finish_interrupted_runs(given: Any, notes: Notes) -> bool:
-    """Finish interrupted removals in the folders of the datasets, and return whether there were any.
-
-    An interrupted run may have left no dataset file, so the folders are searched for plans.
-    """
+def _list_folders(dataset: Any) -> list[str]:
+    """Return the folders of datasets, even if an interrupted run has deleted their dataset files."""
     from shardtool.dataset.find import EXPECTED_DATASET
 
-    paths = list_names("the dataset", given, EXPECTED_DATASET)
-    folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
-    plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
-    any_finished = False
-    for folder in map(local_folder, dict.fromkeys(folders)):
-        for match in filter(None, map(plan.fullmatch, folder.names())):
-            with folder.lock(match[1], finishes=True):
-                _carry_out_plan(folder, match[1])
-            notes.add(f"{match[1]}{DATASET_SUFFIX}: an interrupted removal was finished")
-            any_finished = True
-    return any_finished
+    paths = list_names("the dataset", dataset, EXPECTED_DATASET)
+    return [path if is_folder(path) else folder_of(path) for path in paths if not is_web(path)]
 
 
-def _carry_out_plan(folder: Folder, base: str) -> None:
-    """Finish a removal from its plan, under the lock."""
-    plan = replacement_plan_name(base)
-    if not folder.facts([plan]):
-        return  # another run has finished it
-    where = folder.full_path(plan)
-    try:
-        data = folder.read(plan)
-    except OSError as error:
-        raise CorruptShard(where, f"not a removal plan: {os_error_text(error)}", remedy="Move it away.") from None
-    file = parse_dataset(data, where)
-    sizes = {to_local_name(entry.name): entry.size for entry in file.shards}
-    sizes |= {to_local_name(entry.sidecar): entry.sidecar_size for entry in file.shards}
-    staged = [new for new in folder.staged() if new.name in sizes or new.name == file.skipped_file]
-    published = sizes.keys() - {new.name for new in staged}
-    existing = {name: fact.size for name, fact in folder.facts(published).items()}
-    for name in sorted(published):
-        if existing.get(name) != sizes[name]:
-            raise wrong_size_error(folder.full_path(name), existing.get(name), sizes[name])
-    folder.remove([base + DATASET_SUFFIX])
-    folder.publish(*staged)
-    if not file.skipped:
-        folder.remove([file.skipped_file])
-    folder.publish(folder.stage_bytes(base + DATASET_SUFFIX, data))
-    folder.remove([plan])
-
-
-def _locate_dataset(dataset: StoredDataset) -> tuple[Folder, str]:
+def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
     """Return the folder of a dataset and the name of its dataset file without the suffix."""
-    if is_url(dataset.folder):
-        remedy = f"Copy it into a folder, remove them there, and {call_text('copy', overwrite=True)} it back."
-        raise InvalidRequest(dataset.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
     if dataset.dataset_file is None or not dataset.own or not dataset.whole:
         from shardtool.dataset.find import check_not_damaged
 
         check_not_damaged(dataset)
         expected, remedy = "the dataset file of a whole dataset", "`index` creates one for shards of other tools."
         raise InvalidRequest(dataset.where, "shards", expected=expected, remedy=remedy)
-    return local_folder(dataset.folder), base_name(dataset.dataset_file).removesuffix(DATASET_SUFFIX)
+    return open_staging_folder(dataset.folder), base_name(dataset.dataset_file).removesuffix(DATASET_SUFFIX)
 
 
-def _open_removal(folder: Folder, base: str) -> Removal:
+def _open_removal(folder: OutputFolder, base: str) -> Removal:
     """Open a dataset for a removal, after checking that no other file may contain its samples."""
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
@@ -273,7 +229,7 @@ class Removal:
         keys: The keys of the samples to remove.
     """
 
-    folder: Folder
+    folder: OutputFolder
     base: str
     pattern: ShardPattern
     dataset: StoredDataset
@@ -344,35 +300,32 @@ class Removal:
         return replace(result, fingerprint=file.fingerprint)
 
     def _replace(self, plan: Plan, removed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
-        folder, stale_indexes = self.folder, self.stale_indexes
+        folder, dataset_file = self.folder, self.base + DATASET_SUFFIX
         self._discard_temporary_files()
         check_space(folder, int(plan.sizes.sum()), "written")
         pool.check(output=folder.path)
+        publication = Publication(folder, dataset_file, "exchange", {}, self.stale_indexes)
         try:
-            packed = self._pack(plan, pool, notes)
+            packed = self._pack(plan, publication, pool, notes)
             rows = self._skipped_list()
             file = self._new_dataset_file(packed, removed, rows)
-            if rows:
-                folder.stage_bytes(self.file.skipped_file, rows)
-            for shard in self.shards:
-                stale_indexes.drop(to_local_name(shard.name))
-            stale_indexes.remove()
-            folder.publish(folder.stage_bytes(replacement_plan_name(self.base), file.encode()))
-            _carry_out_plan(folder, self.base)
+            small = {self.file.skipped_file: rows} if rows else {}
+            publication.finish(file.encode(), [entry.name for entry in file.shards], before=small)
         except BaseException:
-            if not folder.facts([replacement_plan_name(self.base)]):
+            if not folder.find_entries([replacement_plan_name(self.base)]):
                 self._discard_temporary_files()
             raise
         return file
 
     def _discard_temporary_files(self) -> None:
         """Delete temporary files of interrupted runs of any verb, because they may contain the samples."""
-        Destination(self.folder, self.pattern, "error").discard_staged()
-        self.folder.discard_staged(
-            [self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base)]
-        )
+        others = (self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base))
+        staged_names = self.folder.staged_names()
+        self.folder.discard_staged([name for name in staged_names if self.pattern.owns(name) or name in others])
 
-    def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
+    def _pack(
+        self, plan: Plan, publication: Publication, pool: Pool, notes: Notes
+    ) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
         """Stage the shards and sidecars; return each shard's new entry, and its counts before and after."""
         from shardtool.dataset import sidecar_write
         from shardtool.plan.shard_task import build_shard_samples
@@ -401,7 +354,7 @@ class Removal:
             )
             fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar_write.encode_sidecar(index, fact)
-            self.folder.stage_bytes(sidecar_name(task.name), data)
+            publication.add(result.staged, data, task.name)
             tally = index.tally()
             packed[fact.name] = tally.entry(fact, data), before.tally(), tally
             observer.advance(0, 0, 1)

@@ -30,7 +30,7 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
-    if task.todo != "write" and not task.folder.hides:
+    if task.todo != "write" and not task.folder.has_staging:
         # The new file would be visible at once, so the parent must first withdraw the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:

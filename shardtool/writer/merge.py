@@ -18,6 +18,7 @@ from shardtool.pattern import ShardPattern, abbreviate_names, check_writable, pa
 from shardtool.publish import join_datasets, listed_files, part_records
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
+from shardtool.publish.publication import Publication
 from shardtool.request.observer import Observer
 from shardtool.storage.folders import open_folder
 from shardtool.table.keys import find_repeated
@@ -89,13 +90,14 @@ class _Merge:
         if not datasets:
             raise InvalidRequest(self._pattern.text, "parts without samples", expected="at least one sample")
         self._check_keys(datasets)
-        skipped: list[Skipped] = reduce(skipped_list.merge_skipped, map(self._read_skipped, datasets), [])
+        skipped: list[Skipped] = reduce(skipped_list.merge_skipped, map(self._read_skipped, new_datasets), [])
+        if self._old is not None:
+            name = self._old.skipped_file
+            old_rows, where = self._parse_skipped(name), self._folder.full_path(name)
+            skipped = skipped_list.merge_new_rows(old_rows, self._old, skipped, where)
         rows = skipped_list.encode_skipped(skipped)
         tags = [*dict.fromkeys([*self._old_tags, *(part.tag for part in new_parts)])]
         dataset = self._join(datasets, skipped, tags)
-        if new_datasets:
-            staged = [self._folder.stage_bytes(self._pattern.skipped_file, rows)] if rows else []
-            self._folder.publish(*staged, self._folder.stage_bytes(self._pattern.dataset_file, dataset.encode()))
         part_files = list[str]()
         for part_pattern in (add_tag(self._pattern, tag) for tag in self.parts):
             part_files += [
@@ -104,7 +106,10 @@ class _Merge:
                 part_pattern.base + EMPTY_SUFFIX,
                 journal_name(part_pattern.base),
             ]
-        self._folder.remove([*self._folder.facts(part_files)])
+        if new_datasets:
+            small = {self._pattern.skipped_file: rows} if rows else {}
+            Publication(self._folder, self._pattern.dataset_file, "keep").finish(dataset.encode(), before=small)
+        self._folder.remove([*self._folder.find_entries(part_files)])
         return dataset
 
     def _find_old(self) -> DatasetFile | None:
@@ -138,7 +143,7 @@ class _Merge:
 
     def _read_part_dataset(self, part: PartFiles) -> DatasetFile:
         part_pattern = add_tag(self._pattern, part.tag)
-        existing = self._folder.facts(name for name in self._folder.names() if part_pattern.owns(name))
+        existing = self._folder.find_entries(name for name in self._folder.names() if part_pattern.owns(name))
         return check_existing_dataset(
             self._folder, part_pattern, existing, listed_files.read_output_file(self._folder, part.dataset_file)
         )
@@ -172,7 +177,11 @@ class _Merge:
         return replace(dataset, name=names.to_output_name(self._pattern.base), pattern=pattern, made=record)
 
     def _read_skipped(self, dataset: DatasetFile) -> list[Skipped]:
-        name, where = dataset.skipped_file, self._folder.full_path(dataset.skipped_file)
-        data = listed_files.read_output_file(self._folder, name) if self._folder.facts([name]) else b""
-        skipped_list.check_skipped_file(data, dataset, where)
-        return skipped_list.parse_skipped(data, where)
+        rows = self._parse_skipped(dataset.skipped_file)
+        where = self._folder.full_path(dataset.skipped_file)
+        skipped_list.check_skipped_file(skipped_list.encode_skipped(rows), dataset, where)
+        return rows
+
+    def _parse_skipped(self, name: str) -> list[Skipped]:
+        data = listed_files.read_output_file(self._folder, name) if self._folder.find_entries([name]) else b""
+        return skipped_list.parse_skipped(data, self._folder.full_path(name))

@@ -79,7 +79,7 @@ class WriterOutput:
         destination = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
             inspect_destination(destination)
-            self.folder.ready()
+            self.folder.create()
             stack.enter_context(self.folder.lock(pattern.base))
             self.destination = inspect_destination(destination)
             self.destination.discard_staged()
@@ -215,7 +215,7 @@ class WriterOutput:
         try:
             lines = self.folder.read(self.journal).splitlines(keepends=True)
             with suppress(FileNotFoundError):
-                while not self.folder.hides:
+                while not self.folder.has_staging:
                     lines.append(self.folder.read(f"{self.journal}.{len(lines) - 1}"))
         except OSError:
             return None
@@ -232,7 +232,7 @@ class WriterOutput:
         """Write a new journal, with the entries of reused shards."""
         lines = [self._journal_options, *map(asdict, entries)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        self.folder.publish(self.folder.stage_bytes(self.journal, data))
+        self.folder.publish_bytes(self.journal, data)
         self.folder.remove(self._list_line_objects())  # only now, so that an interruption loses no entry
         self._started = True
 
@@ -241,7 +241,7 @@ class WriterOutput:
         if isinstance(self.folder, Folder):
             self.folder.append(self.journal, line)
         else:
-            self.folder.publish(self.folder.stage_bytes(f"{self.journal}.{len(self.totals.shards)}", line))
+            self.folder.publish_bytes(f"{self.journal}.{len(self.totals.shards)}", line)
 
     def remove_journal(self) -> None:
         """Delete the journal."""
@@ -249,7 +249,7 @@ class WriterOutput:
 
     def _list_line_objects(self) -> list[str]:
         name_pattern = re.compile(re.escape(self.journal) + r"\.[0-9]+")
-        return [] if self.folder.hides else [name for name in self.folder.names() if name_pattern.fullmatch(name)]
+        return [] if self.folder.has_staging else [name for name in self.folder.names() if name_pattern.fullmatch(name)]
 
     def _update_sidecars(self) -> dict[str, str]:
         """Rewrite sidecars that are not final; return the columns of all."""

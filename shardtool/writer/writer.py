@@ -250,7 +250,7 @@ class ShardWriter(SampleWriter):
         if not self._tag:
             raise InvalidRequest(where, "no samples", expected="at least one sample")
         if not output.destination.existing:
-            output.folder.publish(output.folder.stage_bytes(self._pattern.base + EMPTY_SUFFIX, b""))
+            output.folder.publish_bytes(self._pattern.base + EMPTY_SUFFIX, b"")
 
     def _add_notes(self) -> None:
         output, shards = self._output, len(self._output.totals.shards)

@@ -144,7 +144,7 @@ def test_a_trusted_size_reads_no_shard(
     monkeypatch.undo()
     _use(proxy.server, monkeypatch)
     folder = open_folder(second)
-    folder.publish(folder.stage_bytes("out-001.tar", bytes(folder.facts(["out-001.tar"])["out-001.tar"].size)))
+    folder.publish(folder.stage_bytes("out-001.tar", bytes(folder.find_entries(["out-001.tar"])["out-001.tar"].size)))
     assert copy(first, second, asked).datasets[0].copied == 1
 
 

@@ -28,12 +28,12 @@ def test_two_processes_create_the_same_folder(tmp_path: Path, monkeypatch: pytes
         mkdir(path, mode)
 
     monkeypatch.setattr(os, "mkdir", after_another)
-    Folder(str(tmp_path / "a" / "b")).ready()
+    Folder(str(tmp_path / "a" / "b")).create()
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     for name in ("file", "file/below/it"):
         with pytest.raises(OutputExists, match="file: a file; expected a folder"):
-            Folder(str(tmp_path / name)).ready()
+            Folder(str(tmp_path / name)).create()
 
 
 def test_open_folder_accepts_paths_and_addresses() -> None:

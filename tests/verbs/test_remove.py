@@ -145,7 +145,7 @@ def test_an_unreadable_plan_changes_nothing(source: Path) -> None:
     for is_link in (False, True):
         plan.symlink_to(dataset) if is_link else plan.mkdir()
         ran = typed("remove", dataset, "--where", f"key == '{_KEYS[3]}'")
-        assert (ran.code, "not a removal plan" in ran.err) == (4, True)
+        assert (ran.code, "not a plan for replacing shards" in ran.err) == (4, True)
         plan.unlink() if is_link else plan.rmdir()
     assert read_tree(dataset.parent) == before
 

@@ -103,7 +103,7 @@ class CacheSpace(NamedTuple):
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
-        for name, info in Folder(folder).facts(FOLDERS).items():
+        for name, info in Folder(folder).find_entries(FOLDERS).items():
             if not info.is_folder:
                 path, expected = os.path.join(folder, name), "a folder"
                 raise InvalidRequest(path, "a link or a file", expected=expected)
@@ -124,14 +124,14 @@ class CacheSpace(NamedTuple):
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *FOLDERS):
-            Folder(folder.full_path(name)).ready()
+            Folder(folder.full_path(name)).create()
         try:
             with self.locked():
                 if (second_lock := take_lock(folder.full_path(LOCK_NAME))) is not None:
                     second_lock.close()
                     raise _no_locks_error(self.folder, "two processes can hold the same lock")
                 if not os.path.lexists(folder.full_path(MARK_NAME)):
-                    folder.publish(folder.stage_bytes(MARK_NAME, b'{"shardtool-cache": %d}\n' % CACHE_VERSION))
+                    folder.publish_bytes(MARK_NAME, b'{"shardtool-cache": %d}\n' % CACHE_VERSION)
                 self.counts()
                 return self.scan().foreign
         except OSError as error:
@@ -189,7 +189,7 @@ class CacheSpace(NamedTuple):
                 lock.close()
         if ended:
             with suppress(OutputFailed):
-                folder.publish(folder.stage_bytes(TOTAL_NAME, json.dumps(asdict(total)).encode()))
+                folder.publish_bytes(TOTAL_NAME, json.dumps(asdict(total)).encode())
                 folder.remove(ended)
         live.add(total)
         return live, sorted({*pids})

@@ -13,7 +13,7 @@ from shardtool.dataset.sidecar_write import encode_sidecar
 from shardtool.entries.record_sizes import MAX_SAMPLE_BYTES, TRAILER_SIZE
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text, printable
 from shardtool.messages import option_text
-from shardtool.pattern import sidecar_name
+from shardtool.publish.publication import Publication
 from shardtool.request.option_checks import check_choice
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size
@@ -102,7 +102,7 @@ class CacheWriter(SampleWriter):
         try:
             staged, index, _, _, plan = shard.finish(self._encoder, self._columns)
             data, _ = encode_sidecar(index, ShardFacts(shard.name, shard.file.size, shard.file.crc, plan))
-            self._folder.publish(staged, self._folder.stage_bytes(sidecar_name(shard.name), data))
+            Publication(self._folder, "", "keep").add(staged, data, shard.name)
         except BaseException:
             shard.abandon()
             raise

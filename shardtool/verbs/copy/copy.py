@@ -119,8 +119,8 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
     if options.dry_run:
         pending = shards_to_copy(target, options, notes)
     else:
-        target.folder.ready()
-        target.below.ready()
+        target.folder.create()
+        target.below.create()
         with target.folder.lock(source.name.removesuffix(DATASET_SUFFIX)):
             target = open_target(source, where)
             _remove_leftovers(target)

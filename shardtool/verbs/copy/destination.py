@@ -91,7 +91,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     folder = open_folder(where)
     below = open_subfolder(folder, to_local_name(source.file.shards_folder))
     named, shards = source.names
-    facts = folder.facts(named), below.facts(shards)
+    facts = folder.find_entries(named), below.find_entries(shards)
     for output, existing in zip((folder, below), facts, strict=True):
         check_entries(output.full_path, existing)
     data, old = None, None
@@ -166,7 +166,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         return pair._replace(shard_right=None if fact is None else False, sidecar_right=sidecar_right)
     if sidecar_right and trust and _is_trusted(target, pair.shard, fact, trust, meter):
         right: bool | None = True
-    elif pair.shard.crc is None or (sidecar_right is not None and not target.below.hides):
+    elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
     else:  # also in a store if the sidecar is missing: a run may have been interrupted between the two
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
@@ -192,8 +192,8 @@ def _is_right(
 def _is_trusted(target: CopyTarget, shard: OriginalFile, fact: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
     """Return whether a shard of the right size is trusted unread; between two stores, their MD5s must match."""
     if address.is_url(shard.path):
-        return trust == "size" and (target.below.hides or _is_same_object(target.below, shard, meter))
-    return trust == "size" or (target.below.hides and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
+        return trust == "size" and (target.below.has_staging or _is_same_object(target.below, shard, meter))
+    return trust == "size" or (target.below.has_staging and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:

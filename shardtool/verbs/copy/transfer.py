@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING
 from shardtool import errors
 from shardtool.dataset.expand import recorded_range
 from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.publish.publication import Publication
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage import copying, folders, remote
 from shardtool.verbs.copy.source import CopySource, ShardCopy, read_dataset_bytes
 from shardtool.verbs.copy.threads import ByteMeter, run_in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
+    from shardtool.publish.publication import OldDataset
     from shardtool.request.dataset_options import CopyOptions
     from shardtool.request.observer import Notes
     from shardtool.storage.copying import OriginalFile
     from shardtool.storage.staging import DurableFile
     from shardtool.verbs.copy.destination import CopyTarget
 
-    StagedPair = tuple[list[DurableFile], list[DurableFile]]  # a shard and its sidecar; a list may be empty
+    StagedPair = tuple[DurableFile | None, DurableFile | None]  # a shard and its sidecar; None: it is right
 
 
 class Transfer:
@@ -32,68 +34,56 @@ class Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
         self._options, self._refusal = options, ""  # why the store refuses server-side copies
-        self._grows, self._pattern = target.has_grown, _shard_pattern(target.source)
-        names = () if self._pattern is None else target.folder.names()
-        self._stale_indexes = StaleIndexes(target.folder, self._pattern, names, appends=self._grows)
+        self._grows, pattern = target.has_grown, _shard_pattern(target.source)
+        names = () if pattern is None else target.folder.names()
+        indexes = StaleIndexes(target.folder, pattern, names, appends=self._grows)
+        old: OldDataset = "keep" if self._grows else "replace"
+        self._publication = Publication(target.folder, target.source.name, old, target.facts[0], indexes, target.below)
 
     def run(self) -> None:
         """Copy the pending shards, and publish the dataset."""
         observer, target = self._notes.observer, self.target
-        waiting: list[StagedPair] = []
         observer.start(
             sum(shard.samples for shard in self.pending), sum(shard.size for shard in self.pending), len(self.pending)
         )
-        if not self._grows and not target.folder.hides:
-            self._withdraw()
-        for state, staged in run_in_threads(self._stage_pair, self.pending, self._options, observer):
-            if staged[0] and self._pattern is not None:
-                self._stale_indexes.compare(
-                    state.shard.name, partial(read_dataset_bytes, state.sidecar.path), written=True
-                )
-            if state.wrong and target.folder.hides and not self._grows:
-                waiting.append(staged)
-            else:
-                self._publish([staged])
+        if not self._grows and not target.folder.has_staging:
+            self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
+            self._publication.withdraw()
+        for state, (shard, sidecar) in run_in_threads(self._stage_pair, self._prepare(), self._options, observer):
+            read_sidecar = partial(read_dataset_bytes, state.sidecar.path)
+            self._publication.add_staged(state.shard.name, shard, sidecar, read_sidecar, replaces=bool(state.wrong))
             observer.advance(state.samples, 0, 1)
             observer.shard(state.shard.name, "copied", state.samples, state.size)
         if self._refusal:
             how = "the bytes were copied through this machine"
             self._notes.add_new(f"the store refused server-side copies ({self._refusal}): {how}")
-        self._finish(waiting)
+        self._finish()
 
-    def _withdraw(self) -> None:
-        """Remove the old dataset file first, because a store shows each replaced shard immediately."""
-        self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
-        self.target.folder.remove([self.target.source.name])
+    def _prepare(self) -> Iterator[ShardCopy]:
         for state in self.pending:
-            if state.wrong:
-                self._stale_indexes.drop(state.shard.name)
-        self._remove_old()
-
-    def _remove_old(self) -> None:
-        """Delete files that only the old dataset file lists, and their indexes of other tools."""
-        self._stale_indexes.keep_only([entry.name for entry in self.target.source.file.shards])
-        self._stale_indexes.remove()
-        names, shards = self.target.removed()
-        self.target.folder.remove(names)
-        self.target.old_below.remove(shards)
+            if state.wrong and not self._grows:
+                self._publication.prepare_shard(state.shard.name)
+            yield state
 
     def _stage_pair(self, state: ShardCopy, meter: ByteMeter) -> StagedPair:
         """Copy a shard and its sidecar under temporary names, unless they are already right."""
-        staged_pair: StagedPair = ([], [])
-        folders = self.target.below, self.target.folder
-        for staged, folder, (original, is_right) in zip(staged_pair, folders, state.parts, strict=True):
-            if not is_right:
-                use_server_copy = (
-                    is_right is None or not self._grows
-                )  # otherwise, the existing file may be right and the source wrong
-                try:
-                    copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
-                    staged.append(copied or copying.copy_verified(folder, original, meter.add, keep_mtime=True))
-                except (OSError, errors.CorruptShard) as error:
-                    errors.raise_if_machine_error(error, original.path)
-                    raise self._source_error(original, error) from None
-        return staged_pair
+        shard, sidecar = state.parts
+        return self._stage(self.target.below, shard, meter), self._stage(self.target.folder, sidecar, meter)
+
+    def _stage(
+        self, folder: folders.OutputFolder, part: tuple[OriginalFile, bool | None], meter: ByteMeter
+    ) -> DurableFile | None:
+        original, is_right = part
+        if is_right:
+            return None
+        # Otherwise, the existing file may be right and the source wrong.
+        use_server_copy = is_right is None or not self._grows
+        try:
+            copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
+            return copied or copying.copy_verified(folder, original, meter.add, keep_mtime=True)
+        except (OSError, errors.CorruptShard) as error:
+            errors.raise_if_machine_error(error, original.path)
+            raise self._source_error(original, error) from None
 
     def _copy_inside_store(
         self, folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter
@@ -115,31 +105,19 @@ class Transfer:
         expected = f"{error.expected}, as in the dataset file"
         return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=remedy)
 
-    def _publish(self, staged: Sequence[StagedPair]) -> None:
-        self._stale_indexes.remove()
-        for folder, part in ((self.target.below, 0), (self.target.folder, 1)):
-            if files := [file for pair in staged for file in pair[part]]:
-                folder.publish(*files)
-
-    def _finish(self, waiting: Sequence[StagedPair]) -> None:
-        """Publish waiting shards, delete files that only the old dataset file lists, and publish the new one."""
-        target, source = self.target, self.target.source
-        first: list[DurableFile] = []
-        fact = target.facts[0].get(source.file.skipped_file)
-        exists = fact is not None and fact.size == len(source.skipped)
-        if source.skipped and not (exists and target.folder.read(source.file.skipped_file) == source.skipped):
-            first.append(target.folder.stage_bytes(source.file.skipped_file, source.skipped))
-        if target.data == source.data and not first:
-            return
-        last = target.folder.stage_bytes(source.name, source.data)
-        if not self._grows and target.folder.hides:
-            target.folder.remove([source.name])
-            self._remove_old()
-        self._publish(waiting)
-        remedy = "Run the same command again."
+    def _finish(self) -> None:
+        """Delete files that only the old dataset file lists, and publish the new one."""
+        target, source, remedy = self.target, self.target.source, "Run the same command again."
         folders.check_published(target.below, {pair.shard.name: pair.shard.size for pair in source.pairs}, remedy)
         folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)
-        target.folder.publish(*first, last)
+        stale, stale_shards = ([], []) if self._grows else target.removed()
+        self._publication.finish(
+            source.data,
+            None if self._grows else [entry.name for entry in source.file.shards],
+            before={source.file.skipped_file: source.skipped} if source.skipped else {},
+            stale=stale,
+            stale_shards=(target.old_below, stale_shards),
+        )
 
 
 def _shard_pattern(source: CopySource) -> ShardPattern | None:

@@ -140,7 +140,7 @@ def open_publications(run: Run, temporary: tuple[Folder, str] | None, stack: Exi
     """
     for output in run.outputs:
         folder, base = output.destination.folder, output.pattern.base
-        folder.ready()
+        folder.create()
         is_part = run.part is not None
         stack.enter_context(folder.lock(base, shared=is_part))
         if run.part is not None:

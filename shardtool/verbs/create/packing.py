@@ -143,7 +143,7 @@ class Packing:
     def _note_missing_dataset_file(self) -> None:
         destination = self.destination
         overwrites = self.output.pattern.dataset_file in destination.existing and destination.if_exists == "overwrite"
-        if overwrites and not destination.folder.hides:
+        if overwrites and not destination.folder.has_staging:
             self.run.notes.add(
                 "in a store, the old dataset file is deleted first; the new one is written when this run ends"
             )

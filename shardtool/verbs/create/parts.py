@@ -225,7 +225,7 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
     records = [part_records.read_part_record(folder, pattern, part) for part in finished]
     _check_one_plan(records, pattern)
     files = [record.dataset for record in records if record.dataset is not None]
-    existing = folder.facts(name for name in folder.names() if pattern.owns(name))
+    existing = folder.find_entries(name for name in folder.names() if pattern.owns(name))
     for record in records:
         _check_part_files(folder, pattern, record, existing)
     names = [pattern.shard(number) for number in range(records[0].planned)]

@@ -42,7 +42,7 @@ def get_spool_location(run: Run) -> tuple[Folder, str] | None:
     folder = output_folder.temporary if temp is None else local_folder(temp)
     dataset_path = (
         os.path.realpath(os.path.join(pattern.folder, pattern.base))
-        if output_folder.hides
+        if output_folder.has_staging
         else output_folder.full_path(pattern.base)
     )
     return folder, f"{pattern.base}-{blake2b(os.fsencode(dataset_path), digest_size=6).hexdigest()}.spool"

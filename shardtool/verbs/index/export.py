@@ -58,7 +58,7 @@ def export(
         exporter = Exporter(open_folder(source), name, exports, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))
-        target.ready()
+        target.create()
         stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
         files, kept = exporter.write(target, pool, overwrite=options.overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")

@@ -21,6 +21,7 @@ from shardtool.execute import start_pool
 from shardtool.messages import flag_text
 from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.publish.publication import Publication
 from shardtool.publish.totals import DatasetTotals
 from shardtool.request.dataset_options import IndexOptions
 from shardtool.request.observer import Notes, Observer
@@ -78,6 +79,7 @@ class Indexer:
         check_rivals(self.folder, names, set() if self.shards_folder else {*names})
         file = stored.dataset_file or damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
+        self.publication = Publication(self.folder, self.dataset_file, "keep")
         path = self.folder.full_path(self.dataset_file)
         data = read_if_exists(path)
         if data is None:
@@ -130,7 +132,7 @@ class Indexer:
         table, status = new_index.plain_table(), "written" if data is None else "kept"
         if data is None:
             data = encode_sidecar_table(table, new_index.fact)
-            self._publish(sidecar_name(name), data)
+            self.publication.replace_sidecars({name: data})
         else:
             self.kept += 1
         self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
@@ -181,7 +183,7 @@ class Indexer:
             counts, examples = zip(*self.unrecognised, strict=True)
             found = f"{pluralize(sum(counts), 'member')} outside of samples"
             self.notes.add(f"{found}, in {pluralize(len(examples), 'shard')}, such as {min(examples)}")
-        self._publish(self.dataset_file, file.encode())
+        self.publication.finish(file.encode())
         return self._make_result(shards)
 
     def _refuse_differing(self) -> None:
@@ -229,9 +231,6 @@ class Indexer:
             self.notes.add(f"columns with different types in some sidecars: {format_list([*differences.values()])}")
         return columns
 
-    def _publish(self, name: str, data: bytes) -> None:
-        self.folder.publish(self.folder.stage_bytes(name, data))
-
     def _make_result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path, samples = self.folder.full_path(self.dataset_file), sum(shard.samples for shard in shards)
         return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
@@ -256,7 +255,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
     with start_pool(options, observer=observer) as pool:
         indexer = Indexer(dataset, options, observer)
         pool.check(indexer.dataset.paths)
-        indexer.folder.ready()
+        indexer.folder.create()
         with indexer.folder.lock(indexer.base):
             for number, scan in pool.map(scan_shard, indexer.make_tasks()):
                 indexer.add(number, scan)

@@ -174,7 +174,7 @@ class Repair:
         """Repair what can be rebuilt from verified data."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = why_not_repeatable(file) if file is not None and files else ""
-        if files and not self.folder.hides:
+        if files and not self.folder.has_staging:
             advice = f"rerun the original command with {flag_text('resume')}, or copy valid shards"
             instead = (
                 instead or f"shards in a store: {advice}. Without {option_text('source')}, only sidecars are rebuilt"
@@ -225,7 +225,7 @@ class Repair:
                     data, columns = self._build_sidecar(case, file)
                     lost_columns |= {*file.schema} - {*columns}
                     staged.append(self.folder.stage_bytes(case.sidecar, data))
-                    if not self.folder.hides:  # a store has no staging: files would wait in memory
+                    if not self.folder.has_staging:  # a store has no staging: files would wait in memory
                         self.folder.publish(staged.pop())
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))

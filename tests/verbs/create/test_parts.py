@@ -225,7 +225,7 @@ def test_parts_with_another_plan_are_refused(place: Path, change: dict[str, Any]
 def test_another_total_number_of_parts_is_refused(place: Path) -> None:
     """Another total is refused while such a part runs and after it; the lock of an interrupted part does not matter."""
     folder, base = open_folder(str(place / "out")), "x.part2of4"
-    folder.ready()
+    folder.create()
     with folder.lock(base), pytest.raises(OutputExists, match="part 2/4 of this dataset; expected 3 parts in total"):
         _pack(place, "1/3")
     assert read_tree(place / "out").keys() == {".x.lock"}
