@@ -85,7 +85,7 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
         names = existing if fields is None else [*fields]
         if unknown := [name for name in names if name not in existing]:
             raise InvalidRequest("fields", f"no field {unknown[0]}", expected=f"some of {format_list(existing)}")
-        reader = dataset.reader if fields is None else dataset.reader.with_fields(frozenset(names))
+        reader = dataset.reader if fields is None else dataset.reader.with_options(fields=frozenset(names))
         self._catalog, self._exact = reader.catalog, reader.options.on_error == "raise"
         self._columns = _column_types(reader, names)
         self._parts = [*dataset.source.group_by_shard()]

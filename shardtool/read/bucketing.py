@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.mixed_reader import AnySampleReader
     from shardtool.read.options import Sample
+    from shardtool.values import OnError
 
 
 DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9, 2.0)
@@ -47,6 +48,11 @@ class SizeBatches(Map):
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))
+
+    def with_on_error(self, on_error: OnError) -> SizeBatches:
+        """Return the stage with this `on_error` of the stages of its samples."""
+        stages, lists = cast("partial[object]", self.function).args
+        return SizeBatches(stages.with_on_error(on_error), lists)
 
 
 def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: np.random.Generator) -> object:

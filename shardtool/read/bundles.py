@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shardtool.read.bundle_rules import Pieces
     from shardtool.read.catalog import Numbers
     from shardtool.read.options import Sample, Samples
+    from shardtool.values import OnError
 
 
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
@@ -159,6 +161,12 @@ class BundleReader:
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
         """Return this reader, whose fields are fixed."""
         return self
+
+    def with_on_error(self, on_error: OnError) -> BundleReader:
+        """Return a reader with this `on_error`."""
+        reader = copy(self)
+        vars(reader).update(_reader=self._reader.with_on_error(on_error))
+        return reader
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """Count a skipped bundle, or raise its error."""

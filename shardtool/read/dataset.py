@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from shardtool.read.epoch_samples import CatalogSamples
 from shardtool.read.metadata import arrow_schema, matching_samples, metadata_schema, read_column, read_table
 from shardtool.read.options import GrowingCache, HeldShards, ReadOptions
 from shardtool.read.pipeline import Pipeline
-from shardtool.read.pipeline_methods import with_dataloader_hints
+from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
 from shardtool.read.sample_reader import SampleReader, SkippedSamples
 from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
@@ -27,16 +27,25 @@ from shardtool.select.splits import SplitAssignment, assign_splits
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pandas as pd
     import pyarrow as pa
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
+    from typing_extensions import Self, Unpack
 
     from shardtool.read.catalog import Numbers
+    from shardtool.read.collate import ListFields
+    from shardtool.read.decode import Decoder
     from shardtool.read.index_store import IndexStore
-    from shardtool.read.options import ShardCache
+    from shardtool.read.options import RawSample, ShardCache
+    from shardtool.read.pipeline import OnMissing
+    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.streamable import BundledDataset
     from shardtool.values import DatasetLike, OnError
 
+    SplitShares = Mapping[str, float | str] | str
     SampleIndexes = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
 
 
@@ -44,7 +53,7 @@ _KEY_BLOCK_SAMPLES = 2**16
 _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boolean mask of all samples"
 
 
-class Dataset(Streamable):
+class Dataset(Streamable[SampleT]):
     """The samples of one or several datasets, or a view of some of them; see `open`.
 
     Picklable without open files; safe in threads and after a fork.
@@ -53,9 +62,24 @@ class Dataset(Streamable):
     reader: SampleReader
     source: CatalogSamples
 
+    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+
+        def decode(
+            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
+        ) -> Dataset[dict[str, Any]]: ...
+        def map(self, function: Callable[..., NewT | None]) -> Dataset[NewT]: ...
+        def tuple(self, *fields: str, missing: OnMissing = "raise") -> Dataset[AnyTuple]: ...
+        @overload  # type: ignore[override]
+        def batch(self, size: int, *, drop_last: bool = ..., lists: ListFields = ...) -> Dataset[Any]: ...
+        @overload
+        def batch(
+            self, size: int | None = ..., *, by: Literal["length", "aspect"], **_: Any
+        ) -> BundledDataset[Any]: ...
+        def batch(self, size: int | None = None, **options: Any) -> Any: ...
+
     def __init__(self, reader: SampleReader, shares: SplitOptions | None = None) -> None:
         super().__init__(reader, CatalogSamples(reader.catalog))
-        self.stages = Pipeline(types=reader.catalog.types)
+        self.stages = Pipeline(types=reader.catalog.types, on_error=reader.options.on_error)
         self._shares = shares
 
     @property
@@ -130,16 +154,16 @@ class Dataset(Streamable):
         return f"<Dataset {catalog.name}: {contents}{fields}{self.stages}>"
 
     @overload
-    def __getitem__(self, which: int | str) -> Any: ...
+    def __getitem__(self, which: int | str | np.integer) -> SampleT: ...
     @overload
-    def __getitem__(self, which: slice) -> Dataset: ...
+    def __getitem__(self, which: slice) -> Self: ...
     @overload
-    def __getitem__(self, which: SampleIndexes) -> list[Any]: ...
+    def __getitem__(self, which: SampleIndexes) -> list[SampleT]: ...
 
-    def __getitem__(self, which: int | str | slice | SampleIndexes) -> Any:
+    def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the stages. A sample that a stream would skip is an error.
+        Samples pass through the stages. A sample that a stream would skip is an error, but a list omits and counts it.
 
         Raises:
             IndexError: A number is out of range.
@@ -157,12 +181,16 @@ class Dataset(Streamable):
             return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
             samples = self.reader.fetch(self._resolve_many(cast("SampleIndexes", which)))
-            return [self.stages.apply(sample) for sample in samples] if self.stages.stages else samples
+            return [*self.stages.apply_each(samples, self.count_dropped)]
         try:
             position = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"invalid index {which!r:.80}", expected=_EXPECTED_INDEX) from None
         return self._read_sample(self._resolve_position(position))
+
+    def count_dropped(self, error: ShardError) -> None:
+        """Count a sample that a stage dropped from a list."""
+        self.skipped.count_sample(error, "", damaged=False)
 
     def _read_sample(self, number: int) -> object:
         sample = self.reader.read_one(number)
@@ -208,12 +236,12 @@ class Dataset(Streamable):
             raise UnknownKey(format_list([*map(repr, unknown)]), problem, expected=expected, remedy=remedy)
         return numbers
 
-    def _with_chosen(self, chosen: Numbers) -> Dataset:
+    def _with_chosen(self, chosen: Numbers) -> Self:
         view = copy(self)
         view.source = CatalogSamples(self.reader.catalog, chosen)
         return view
 
-    def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Dataset:
+    def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
         """Return a view of samples by number, key or boolean mask, in this order.
 
         Raises:
@@ -226,16 +254,16 @@ class Dataset(Streamable):
         indices = indices if hasattr(indices, "__len__") else [*indices]
         return self._with_chosen(self._resolve_many(cast("SampleIndexes", indices)))
 
-    def take(self, n: int) -> Dataset:
+    def take(self, n: int) -> Self:
         """Return a view of the first `n` samples, or of all if there are fewer."""
         check_minimum("n", n, 0)
         return self[: int(n)]
 
-    def head(self, n: int = 5) -> list[Any]:
+    def head(self, n: int = 5) -> list[SampleT]:
         """Return the first `n` samples, or all if there are fewer."""
         return self.take(n)[range(min(n, self.source.length))]
 
-    def partition(self, split: str) -> Dataset:
+    def partition(self, split: str) -> Dataset[SampleT]:
         """Return a split by name.
 
         Raises:
@@ -252,11 +280,12 @@ class Dataset(Streamable):
             samples = assignment.samples(number)
             return self._with_chosen(samples if chosen is None else chosen[assignment.number[chosen] == number])
         if chosen is None:
-            return Dataset(SampleReader(join_catalogs(splits[split]), self.reader.options)).with_stages(self.stages)
+            reader = SampleReader(join_catalogs(splits[split]), self.reader.options)
+            return Dataset[SampleT](reader).with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
-    def where(self, query: str) -> Dataset:
+    def where(self, query: str) -> Self:
         """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
 
         A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
@@ -301,13 +330,22 @@ def check_in_range(positions: Numbers, count: int) -> Numbers:
     return np.where(positions < 0, positions + count, positions)
 
 
+@overload
+def open(  # noqa: A001
+    dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
+    on_error: OnError = ..., metadata: Literal[False] = ..., splits: SplitShares | None = ..., seed: int = ...,
+) -> Dataset[RawSample]: ...  # fmt: skip
+@overload
+def open(  # noqa: A001
+    dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
+    on_error: OnError = ..., metadata: bool, splits: SplitShares | None = ..., seed: int = ...,
+) -> Dataset[dict[str, Any]]: ...  # fmt: skip
 @with_dataloader_hints
 @explaining_missing_cwd()
 def open(  # noqa: A001, PLR0913 - its public name and options
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
-    on_error: OnError = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
-    seed: int = 0,
-) -> Dataset:  # fmt: skip
+    on_error: OnError = "raise", metadata: bool = False, splits: SplitShares | None = None, seed: int = 0,
+) -> Dataset[Any]:  # fmt: skip
     """Open a dataset for reading.
 
     Args:
@@ -317,7 +355,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
             `refresh` to open the same shards in several processes.
         check: Compare the CRC-32C of each payload with the index.
         cache: Copy shards here before they are read.
-        on_error: `raise` an error for a damaged sample, or `skip` and count it.
+        on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it.
         metadata: Add the sidecar columns to samples; a field of the same name takes precedence.
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.

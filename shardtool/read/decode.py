@@ -95,6 +95,7 @@ class Decode:
     shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
+        on_error: None: as the dataset was opened, or else `raise`.
         only: The fields to decode; None: all.
         types: Recorded type of values by field.
     """
@@ -102,7 +103,7 @@ class Decode:
     own: tuple[tuple[str, Decoder], ...] = ()
     images: ImageType = "numpy"
     reduce: tuple[int, int] | None = None
-    on_error: OnError = "raise"
+    on_error: OnError | None = None
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
@@ -110,8 +111,8 @@ class Decode:
     _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value, values in (("images", self.images, ImageType), ("on_error", self.on_error, OnError)):
-            check_choice(name, value, values)
+        check_choice("images", self.images, ImageType)
+        check_choice("on_error", self.on_error or "raise", OnError)
         parse_size(self.max_bytes)
         if self.reduce is not None and not _is_size(self.reduce):
             raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")

@@ -14,30 +14,46 @@ from shardtool.read.epoch_samples import MixedSamples
 from shardtool.read.mixed_reader import MixedReader
 from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline import DatasetPipelines, Pipeline, Stage
-from shardtool.read.pipeline_methods import with_dataloader_hints
+from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
 from shardtool.read.streamable import BundledDataset, Streamable
 from shardtool.units import pluralize
 from shardtool.values import common_type
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from typing_extensions import Unpack
+
     from shardtool.read.catalog import Numbers
+    from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples, Stop
     from shardtool.read.mixed_reader import AnySampleReader
+    from shardtool.read.pipeline import OnMissing
+    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.values import OnError
 
 
-class MixedDataset(Streamable):
+class MixedDataset(Streamable[SampleT]):
     """Samples of several datasets; `__dataset__` is the number of a sample's dataset."""
 
     source: MixedSamples
     reader: MixedReader
 
+    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+
+        def decode(
+            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
+        ) -> MixedDataset[dict[str, Any]]: ...
+        def map(self, function: Callable[..., NewT | None]) -> MixedDataset[NewT]: ...
+        def tuple(self, *fields: str, missing: OnMissing = "raise") -> MixedDataset[AnyTuple]: ...
+
     def __repr__(self) -> str:
         return f"<Mixture: {pluralize(self.source.length, 'sample')} an epoch{self.stages}>"
 
     @overload
-    def __getitem__(self, which: int) -> Any: ...
+    def __getitem__(self, which: int) -> SampleT: ...
     @overload
-    def __getitem__(self, which: Sequence[int] | Numbers) -> list[Any]: ...
+    def __getitem__(self, which: Sequence[int] | Numbers) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
         """Return the sample at a position of an unshuffled epoch, or a list for several positions.
@@ -54,7 +70,7 @@ class MixedDataset(Streamable):
         positions = check_in_range(positions.reshape(-1).astype(np.int64), self.source.length)
         numbers = self.source.order(OrderOptions(shuffle=False)).numbers(positions)
         if np.ndim(which):
-            return [self.stages.apply(sample) for sample in self.reader.fetch(numbers)]
+            return [*self.stages.apply_each(self.reader.fetch(numbers), self.count_dropped)]
         (sample,) = self.reader.read(numbers)
         if isinstance(sample, ShardError):
             raise sample
@@ -63,9 +79,9 @@ class MixedDataset(Streamable):
 
 @with_dataloader_hints
 def mix(
-    datasets: Iterable[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
-    repeat: Sequence[float] | None = None, stop: Stop | None = None,
-) -> MixedDataset:  # fmt: skip
+    datasets: Iterable[Streamable[SampleT]], weights: Sequence[float] | None = None, *,
+    choose: Sequence[int] | None = None, repeat: Sequence[float] | None = None, stop: Stop | None = None,
+) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     The order of datasets is random within blocks of 64 samples with exact proportions, even without `shuffle`. A
@@ -103,15 +119,16 @@ def mix(
         weights = [dataset.length for dataset in sources] if weights is None else weights
         source = MixedSamples.from_weights(sources, weights, "first" if stop is None else stop)
     readers = [cast("AnySampleReader", dataset.reader) for dataset in datasets]
-    mixed = MixedDataset(MixedReader(readers, source), source)
+    mixed = MixedDataset[SampleT](MixedReader(readers, source), source)
     types = [dataset.stages.types for dataset in datasets]
     agreed = {name: common_type(one.get(name) for one in types) for name in types[0]}
     chains = tuple(chain for dataset in datasets for chain in _pipelines_of(dataset))
     stages = (DatasetPipelines(chains),) if any(chains) else ()
-    return mixed.with_stages(Pipeline(stages, {name: kind for name, kind in agreed.items() if kind}))
+    on_error: OnError = "skip" if all(dataset.stages.on_error == "skip" for dataset in datasets) else "raise"
+    return mixed.with_stages(Pipeline(stages, {name: kind for name, kind in agreed.items() if kind}, on_error))
 
 
-def _pipelines_of(dataset: Streamable) -> list[tuple[Stage, ...]]:
+def _pipelines_of(dataset: Streamable[Any]) -> list[tuple[Stage, ...]]:
     own = tuple(stage for stage in dataset.stages.stages if not isinstance(stage, Batch))
     if own and isinstance(own[0], DatasetPipelines):
         return [(*stages, *own[1:]) for stages in own[0].by_dataset]

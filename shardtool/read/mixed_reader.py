@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import MixedSamples
     from shardtool.read.options import Sample, Samples
+    from shardtool.values import OnError
 
 
 class MixedReader(BaseReader):
@@ -39,6 +40,10 @@ class MixedReader(BaseReader):
     def reader_of_fields(self, fields: frozenset[str] | None) -> MixedReader:
         """Return a reader of these fields."""
         return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
+
+    def with_on_error(self, on_error: OnError) -> MixedReader:
+        """Return a reader with this `on_error`."""
+        return MixedReader([reader.with_on_error(on_error) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """Count a skipped sample, or raise its error."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload, runtime_checkable
 
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.request.option_checks import check_choice
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard
 
 
+if TYPE_CHECKING:
+
+    class RawSample(dict[str, bytes]):
+        """A sample that is not decoded: its key, and its fields as bytes."""
+
+        @overload
+        def __getitem__(self, name: Literal["__key__"]) -> str: ...  # type: ignore[overload-overlap]
+        @overload
+        def __getitem__(self, name: str) -> bytes: ...
+        def __getitem__(self, name: str) -> Any: ...
+else:
+    RawSample = dict
 Sample = dict[str, object]
 Samples: TypeAlias = "Iterable[Sample | ShardError]"
 

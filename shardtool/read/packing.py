@@ -42,7 +42,7 @@ class TokenField(NamedTuple):
     @classmethod
     def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
         """Describe a field from one sample."""
-        sample = reader.with_fields(None).read_one(number)
+        sample = reader.with_options(fields=None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample
         if name not in sample:

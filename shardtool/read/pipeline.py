@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.read.collate import Batch, sample_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from shardtool.values import ValueType
+    from shardtool.values import OnError, ValueType
 
 
 OnMissing = Literal["raise", "skip", "none"]
@@ -134,6 +134,10 @@ class DatasetPipelines(NamedTuple):
 
     by_dataset: tuple[tuple[Stage, ...], ...]
 
+    def with_on_error(self, on_error: OnError) -> DatasetPipelines:
+        """Return the stages with this `on_error`."""
+        return DatasetPipelines(tuple(tuple(_with_on_error(stages, on_error)) for stages in self.by_dataset))
+
 
 Stage = Decode | Map | Fields | Tuple | DatasetPipelines
 
@@ -143,12 +147,26 @@ def _stages_for(stages: Sequence[Stage], sample: Any) -> Sequence[Any]:
     return (*first.by_dataset[sample["__dataset__"]], *stages[1:]) if isinstance(first, DatasetPipelines) else stages
 
 
+def _with_on_error(stages: Iterable[Any], on_error: OnError) -> Iterator[Any]:
+    for stage in stages:
+        if isinstance(stage, Decode):
+            yield replace(stage, on_error=on_error)
+        else:
+            yield stage.with_on_error(on_error) if hasattr(stage, "with_on_error") else stage
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """A sequence of stages; `types` are the recorded types of fields, for a later `decode`."""
+    """A sequence of stages.
+
+    Attributes:
+        types: Recorded types of fields, for a later `decode`.
+        on_error: What a later `decode` does with a sample that cannot be decoded.
+    """
 
     stages: tuple[Stage | Batch, ...] = ()
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
+    on_error: OnError = field(default="raise", repr=False, compare=False)
 
     def __str__(self) -> str:
         return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
@@ -172,7 +190,13 @@ class Pipeline:
             raise InvalidRequest("decode", "called after batch", expected="single samples: decode first, then batch")
         if isinstance(stage, _FieldStage) and stages and isinstance(stages[-1], Decode):
             stages = (*stages[:-1], replace(stages[-1], only=stage.required_fields))
-        return replace(self, stages=(*stages, replace(stage, types=self.types) if isinstance(stage, Decode) else stage))
+        if isinstance(stage, Decode):
+            stage = replace(stage, types=self.types, on_error=stage.on_error or self.on_error)
+        return replace(self, stages=(*stages, stage))
+
+    def with_on_error(self, on_error: OnError) -> Pipeline:
+        """Return the stages, of which each `decode` has this `on_error`."""
+        return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
         """Return how many samples or batches come out if none is skipped."""
@@ -182,10 +206,13 @@ class Pipeline:
 
     def apply(self, sample: object) -> object:
         """Return the result for one sample. If a stream would skip it, its error is raised."""
-        stages = [stage for stage in self.stages if not isinstance(stage, Batch)]
-        if len(stages) < len(self.stages):
+        return next(self.apply_each([sample], _raise_skipped))
+
+    def apply_each(self, samples: Iterable[object], on_skip: SkipHandler) -> Iterator[object]:
+        """Yield the result for each sample; `on_skip` gets the errors of those that a stream would skip."""
+        if any(isinstance(stage, Batch) for stage in self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
-        return next(_run_stages(stages, [sample], _raise_skipped))
+        return _run_stages(cast("tuple[Stage, ...]", self.stages), samples, on_skip)
 
     def run(self, samples: Iterable[object], on_skip: SkipHandler, rng_of: RngOf = seeded_rng) -> Iterator[object]:
         """Yield the results for samples.

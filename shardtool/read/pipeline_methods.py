@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.read.collate import Batch, ListFields
@@ -14,10 +14,27 @@ from shardtool.read.pipeline import Fields, Filter, Map, OnMissing, Pipeline, Tu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from typing import TypedDict
 
+    import typing_extensions
     from typing_extensions import Self
 
+    from shardtool.read.pipeline import Stage
     from shardtool.values import OnError
+
+    class DecodeOptions(TypedDict, total=False):
+        """The options of `decode`."""
+
+        images: ImageType
+        reduce: Size | None
+        on_error: OnError | None
+        max_bytes: str | int
+
+    SampleT = typing_extensions.TypeVar("SampleT", covariant=True, default=Any)  # noqa: PLC0105 - as in Arrow's stubs
+else:
+    SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
+NewT = TypeVar("NewT")
+AnyTuple = tuple[Any, ...]  # `tuple` in a class means its method
 
 
 _Params = ParamSpec("_Params")
@@ -89,8 +106,8 @@ def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Pa
     return checked
 
 
-class PipelineMethods:
-    """Methods that return a copy with one more stage."""
+class PipelineMethods(Generic[SampleT]):
+    """Methods that return a copy with one more stage. `SampleT` is the type of the samples."""
 
     stages: Pipeline = Pipeline()
 
@@ -106,15 +123,13 @@ class PipelineMethods:
         changed.stages = stages
         return changed
 
+    def _then(self, stage: Stage | Batch) -> Any:
+        return self.with_stages(self.stages.then(stage))
+
     def decode(
-        self,
-        own: Mapping[str, Decoder] | None = None,
-        *,
-        images: ImageType = "numpy",
-        reduce: Size | None = None,
-        on_error: OnError = "raise",
-        max_bytes: str | int = "1GiB",
-    ) -> Self:
+        self, own: Mapping[str, Decoder] | None = None, *, images: ImageType = "numpy", reduce: Size | None = None,
+        on_error: OnError | None = None, max_bytes: str | int = "1GiB",
+    ) -> Any:  # fmt: skip
         """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
 
         Other fields, such as `score`, become the number, boolean, text or JSON value that the dataset file records, or
@@ -127,18 +142,18 @@ class PipelineMethods:
             images: `numpy`: uint8 [height, width, 3], RGB, upright, writable; `pil`: Pillow images, mode RGB.
             reduce: Sufficient width and height: decode a JPEG at 1/8, 1/4 or 1/2 of its size if both sides stay large
                 enough.
-            on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
+            on_error: `raise` an error for a sample that cannot be decoded, or `skip` and count it. None: as in `open`.
             max_bytes: Memory limit for decoding an image or audio.
         """
-        return self.with_stages(self.stages.then(Decode(check_decoders(own), images, reduce, on_error, max_bytes)))
+        return self._then(Decode(check_decoders(own), images, reduce, on_error, max_bytes))
 
-    def map(self, function: Callable[..., object]) -> Self:
+    def map(self, function: Callable[..., object]) -> Any:
         """Call `function` with the output of the previous stage. None skips the sample.
 
         A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the sample's
         position, so draws do not depend on threads, workers, ranks or a resume.
         """
-        return self.with_stages(self.stages.then(Map(function)))
+        return self._then(Map(function))
 
     def filter(self, function: Callable[..., object]) -> Self:
         """Skip samples for which `function` returns a false value. A stream counts them.
@@ -155,16 +170,16 @@ class PipelineMethods:
         """
         return self.with_stages(self.stages.then(Fields(names, missing)))
 
-    def tuple(self, *fields: str, missing: OnMissing = "raise") -> Self:
+    def tuple(self, *fields: str, missing: OnMissing = "raise") -> Any:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
         `missing` is as for `fields`.
         """
-        return self.with_stages(self.stages.then(Tuple(fields, missing)))
+        return self._then(Tuple(fields, missing))
 
     def batch(
         self, size: int | None = None, *, drop_last: bool = False, lists: ListFields = (), **dataset_options: Any
-    ) -> Self:
+    ) -> Any:
         """Make batches of `size` samples: see `read.collate.collate`.
 
         `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes. Only
@@ -177,4 +192,4 @@ class PipelineMethods:
             expected = "size, drop_last and lists"
             remedy = "For batches by size, use dataset.batch(by='length', tokens=...).stream()."
             raise InvalidRequest("batch", f"given {format_list([*dataset_options])}", expected=expected, remedy=remedy)
-        return self.with_stages(self.stages.then(Batch(cast("int", size), drop_last, lists)))
+        return self._then(Batch(cast("int", size), drop_last, lists))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.read.catalog import Catalog, Numbers
+    from shardtool.values import OnError
 
 
 _MIN_OWN_READ_BYTES = 2**12  # read by their own system call (measured)
@@ -297,12 +298,16 @@ class SampleReader(BaseReader):
                     seen.add(shard.path)
                     cache.expect(shard)
 
-    def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of some fields that shares indexes and open shards."""
+    def with_options(self, **changes: Any) -> SampleReader:
+        """Return a reader with other `ReadOptions` that shares indexes and open shards."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
-        reader.set_options(replace(self.options, fields=fields))
+        reader.set_options(replace(self.options, **changes))
         return reader
+
+    def with_on_error(self, on_error: OnError) -> SampleReader:
+        """Return a reader with this `on_error`."""
+        return self.with_options(on_error=on_error)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of these fields, or itself if that saves nothing.
@@ -315,7 +320,7 @@ class SampleReader(BaseReader):
             return self
         if any(catalog.fields.get(name) != len(catalog) for name in names):
             return self
-        return self.with_fields(frozenset(names))
+        return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """Count a damaged or dropped sample; raise a damaged one's error unless `on_error` is "skip"."""

@@ -7,35 +7,43 @@ import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles, share
 from shardtool.read import order as orders
-from shardtool.read.pipeline_methods import PipelineMethods
+from shardtool.read.pipeline_methods import PipelineMethods, SampleT
 from shardtool.read.readable_shard import LATE_SAMPLE_BYTES
 from shardtool.read.sample_reader import SkippedSamples
 from shardtool.read.stream_state import StreamState
+from shardtool.request.option_checks import check_choice
 from shardtool.units import pluralize
+from shardtool.values import OnError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from shardtool.read.bundles import StreamOrder, StreamReader, StreamSamples
     from shardtool.read.catalog import Numbers
+    from shardtool.read.collate import ListFields
+    from shardtool.read.decode import Decoder
     from shardtool.read.options import Sample, Samples
     from shardtool.read.order import OrderOptions
-    from shardtool.read.pipeline import Pipeline
+    from shardtool.read.pipeline import OnMissing, Pipeline
+    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
     from shardtool.read.share import Share
 
 
 _log = logging.getLogger("shardtool")
+if TYPE_CHECKING:
+    _NumberedSamples = tuple[Numbers, Samples]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -73,7 +81,7 @@ _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
 
 
-class SampleSource(PipelineMethods):
+class SampleSource(PipelineMethods[SampleT]):
     """Base class of datasets and streams."""
 
     reader: StreamReader
@@ -84,8 +92,17 @@ class SampleSource(PipelineMethods):
         changed.reader = self.reader.reader_of_fields(stages.required_fields)
         return changed
 
+    def with_on_error(self, on_error: OnError | None) -> Self:
+        """Return a copy that raises or skips samples that are damaged or cannot be decoded. None: unchanged."""
+        changed = copy(self)
+        if on_error is not None:
+            check_choice("on_error", on_error, OnError)
+            changed.stages = self.stages.with_on_error(on_error)
+            changed.reader = self.reader.with_on_error(on_error)
+        return changed
 
-class Stream(SampleSource):
+
+class Stream(SampleSource[SampleT]):
     """Samples in an exact order. Each iteration is one epoch.
 
     An iteration starts at the beginning of the current epoch: the next one after a complete iteration. After
@@ -99,6 +116,17 @@ class Stream(SampleSource):
         share: The share of this reader.
         skipped: Skipped samples: damaged ones (`on_error="skip"`), and those dropped by stages.
     """
+
+    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+
+        def decode(
+            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
+        ) -> Stream[dict[str, Any]]: ...
+        def map(self, function: Callable[..., NewT | None]) -> Stream[NewT]: ...
+        def tuple(self, *fields: str, missing: OnMissing = "raise") -> Stream[AnyTuple]: ...
+        def batch(
+            self, size: int | None = None, *, drop_last: bool = False, lists: ListFields = (), **dataset_options: Any
+        ) -> Stream[Any]: ...
 
     def __init__(self, reader: StreamReader, source: StreamSamples, options: OrderOptions, share: Share) -> None:
         self.reader, self._source, self._options, self.share = reader, source, options, share
@@ -116,12 +144,16 @@ class Stream(SampleSource):
         """
         return self.stages.count(self._samples_of_rank)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[SampleT]:
         self.rewind()
         current = self._pass = EpochPass(self._pass.start, self._options, self.share)
         self._is_started = True
         samples = self._samples(current)
-        return self.stages.run(samples, lambda error: self._last_position(current).replace_skipped(error), current.rng)
+        skip = partial(self._replace_skipped, current)
+        return cast("Iterator[SampleT]", self.stages.run(samples, skip, current.rng))
+
+    def _replace_skipped(self, current: EpochPass, error: ShardError) -> Sample | None:
+        return self._last_position(current).replace_skipped(error)
 
     def rewind(self) -> None:
         """Go to the start of the next iteration."""
@@ -209,10 +241,10 @@ class Stream(SampleSource):
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
-    def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
+    def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream[SampleT]:
         """Return the stream of a loader worker: every `workers`-th batch, counted from here, starting at `position`."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
-        stream = Stream(self.reader, self._source, self._options, share)
+        stream = Stream[SampleT](self.reader, self._source, self._options, share)
         stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
         return stream.with_stages(self.stages)
 
@@ -239,7 +271,7 @@ class Stream(SampleSource):
         samples = min(_MAX_SAMPLES_PER_READ, (_LATE_READ_BYTES if mean >= LATE_SAMPLE_BYTES else _READ_BYTES) // mean)
         return max(1, samples) * share.world_size * share.workers
 
-    def _read(self, order: StreamOrder, positions: Numbers) -> tuple[Numbers, Samples]:
+    def _read(self, order: StreamOrder, positions: Numbers) -> _NumberedSamples:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self.reader.read_late(numbers)
         if isinstance(self.reader, bundles.BundleReader):

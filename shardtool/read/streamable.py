@@ -7,32 +7,36 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, ShardError
 from shardtool.read import bucketing, bundle_rules, bundles, epoch_samples, packing
 from shardtool.read import share as read_share
 from shardtool.read.collate import Batch, ListFields
 from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline import Pipeline
-from shardtool.read.pipeline_methods import with_dataloader_hints
+from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
 from shardtool.read.share import Share
 from shardtool.read.stream import SampleSource, Stream
 from shardtool.request.option_checks import check_choice, check_minimum
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import DTypeLike
-    from typing_extensions import Self
+    from typing_extensions import Unpack
 
     from shardtool.read.bundles import StreamReader, StreamSamples
+    from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.mixed_reader import AnySampleReader
     from shardtool.read.order import Shuffle
+    from shardtool.read.pipeline import OnMissing
+    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
     from shardtool.read.share import Ends
+    from shardtool.values import OnError
 
 
-class Streamable(SampleSource):
+class Streamable(SampleSource[SampleT]):
     """Samples with their stages, which can be streamed."""
 
     def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
@@ -42,12 +46,15 @@ class Streamable(SampleSource):
         """Return the number of samples, or batches, per epoch, over all ranks."""
         return self.stages.count(self.source.length)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[SampleT]:
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
         in_order.skipped.has_warned = True  # users filter samples in such a loop
         return iter(in_order)
+
+    def count_dropped(self, error: ShardError) -> None:
+        """Count a sample that a stage dropped from a list, if samples are counted."""
 
     @property
     def fingerprint(self) -> str:
@@ -58,8 +65,8 @@ class Streamable(SampleSource):
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends | None = None,
-        groups: int | None = None,
-    ) -> Stream:  # fmt: skip
+        groups: int | None = None, on_error: OnError | None = None,
+    ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
         The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. A saved
@@ -79,6 +86,8 @@ class Streamable(SampleSource):
                 rank. See `Stream` for skipped samples.
             groups: Number of groups of adjacent ranks, which get the same samples, for tensor and sequence parallelism.
                 None: no groups.
+            on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it. None:
+                as in `open`.
 
         Raises:
             InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.
@@ -90,7 +99,8 @@ class Streamable(SampleSource):
         """
         rank, ranks = read_share.rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
-        reader, ranks = self.reader, share.world_size
+        own = self.with_on_error(on_error)
+        reader, ranks = own.reader, share.world_size
         parts_window_ranks = epoch_samples.parts_window_ranks(
             self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies
         )
@@ -101,13 +111,13 @@ class Streamable(SampleSource):
         if not share.end(length):
             found = f"{pluralize(length, 'sample')} for {share.world_size:,} ranks, with ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Use ends='pad' or ends='uneven'.")
-        stream = Stream(self.reader, self.source, options, share)
-        return stream.with_stages(self.stages)
+        stream = Stream[SampleT](reader, self.source, options, share)
+        return stream.with_stages(own.stages)
 
     def pack(
         self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit",
         dtype: DTypeLike | None = None, length: str | None = None, pad: int = 0,
-    ) -> BundledDataset:  # fmt: skip
+    ) -> BundledDataset[dict[str, Any]]:  # fmt: skip
         """Pack documents into blocks of equal length.
 
         A block is a dict: `tokens` [tokens]; `positions` int32 [tokens], counted from 0 in each document; `segments`
@@ -150,20 +160,20 @@ class Streamable(SampleSource):
         )
 
     @overload  # type: ignore[override] # accepts more than a stream's
-    def batch(self, size: int, *, drop_last: bool = False, lists: ListFields = ()) -> Self: ...
+    def batch(self, size: int, *, drop_last: bool = False, lists: ListFields = ()) -> Streamable[Any]: ...
     @overload
     def batch(
         self, size: int | None = None, *, by: Literal["length", "aspect"], tokens: int | None = None,
         field: str | None = None, dtype: DTypeLike | None = None, length: str | None = None,
         aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
-    ) -> BundledDataset: ...  # fmt: skip
+    ) -> BundledDataset[Any]: ...  # fmt: skip
 
     @with_dataloader_hints
     def batch(  # noqa: PLR0913 - its public options
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
-    ) -> Self | BundledDataset:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Make batches of `size` samples; or, with `by`, batches of samples of similar size.
 
         Args:
@@ -217,8 +227,16 @@ class Streamable(SampleSource):
         return self.reader, cast("EpochSamples", self.source)
 
 
-class BundledDataset(Streamable):
+class BundledDataset(Streamable[SampleT]):
     """The result of `pack` and `batch(by=...)`."""
+
+    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+
+        def decode(
+            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
+        ) -> BundledDataset[dict[str, Any]]: ...
+        def map(self, function: Callable[..., NewT | None]) -> BundledDataset[NewT]: ...
+        def tuple(self, *fields: str, missing: OnMissing = "raise") -> BundledDataset[AnyTuple]: ...
 
     def __init__(self, bundle_reader: bundles.BundleReader) -> None:
         super().__init__(bundle_reader, bundle_reader)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.sample_reader import SkippedSamples
     from shardtool.read.stream import Stream
+    from shardtool.values import OnError
 
 
 _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # classes of accelerate and transformers
@@ -89,17 +90,20 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         decode: True: decode all fields by name; or decoders by field. None: no decoding here.
         transform: Called with each sample after all other stages.
         labels: Labels by key, stored in the field `label`.
+        on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` it in a batch and count
+            it in `dataset.skipped`. None: as in `open`.
     """
 
     dataset: Dataset | MixedDataset
     decode: Decoders = None
     transform: Transform | None = None
     labels: Mapping[str, Any] | None = field(default=None, repr=False)
+    on_error: OnError | None = None
     _bare: Dataset | MixedDataset = field(init=False, repr=False)
     _stages: Pipeline = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._bare, stages = split_pipeline(self.dataset, (Dataset, MixedDataset))
+        self._bare, stages = split_pipeline(self.dataset, (Dataset, MixedDataset), self.on_error)
         self._stages = extend_pipeline(stages, self.decode, self.labels, self.transform)
 
     def __len__(self) -> int:
@@ -152,12 +156,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch for a DataLoader; raise SampleFailed if all are damaged."""
-        samples = self._bare[list(which)]
+        """Return the samples of a batch for a DataLoader; raise SampleFailed if all are skipped."""
+        samples = [*self._stages.apply_each(self._bare[list(which)], self._bare.count_dropped)]
         if not samples and len(which):
-            remedy = "Use a stream or a loader, which replaces damaged samples."
-            raise SampleFailed("a batch", f"all of its {len(which)} samples are damaged", remedy=remedy)
-        return [self._stages.apply(sample) for sample in samples]
+            remedy = "Use a stream or a loader, which replaces skipped samples."
+            raise SampleFailed("a batch", f"all of its {len(which)} samples were skipped", remedy=remedy)
+        return samples
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.order import Shuffle
     from shardtool.read.share import Ends
+    from shardtool.values import OnError
 
 
 Decoders: TypeAlias = "bool | Mapping[str, Decoder] | Decode | None"
@@ -45,16 +46,17 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
         raise InvalidRequest("labels", f"no label for sample {key}", expected="one for each key") from None
 
 
-def split_pipeline(source: StreamableT, kinds: tuple[type, ...]) -> tuple[StreamableT, Pipeline]:
+def split_pipeline(
+    source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
+) -> tuple[StreamableT, Pipeline]:
     """Return a dataset or stream without its stages, and the stages; raise InvalidRequest for other kinds."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
             expected += ", or a stream of it"
         raise InvalidRequest("the dataset", f"a {type(source).__name__}", expected=expected)
-    stages = source.stages
-    bare = copy(source)
-    bare.stages = Pipeline()
+    bare = cast("StreamableT", source.with_on_error(on_error))
+    stages, bare.stages = bare.stages, Pipeline()
     return bare, stages
 
 
@@ -72,7 +74,7 @@ def extend_pipeline(
     return stages if transform is None else stages.then(Map(transform))
 
 
-_STREAM_OPTIONS = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size", "groups")
+_STREAM_OPTIONS = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size", "groups", "on_error")
 
 
 @dataclass(eq=False)
@@ -105,11 +107,12 @@ class StreamOptions:
     rank: int | None = None
     world_size: int | None = None
     groups: int | None = None
+    on_error: OnError | None = None
     _stream: Stream = field(init=False, repr=False)
     _stages: Pipeline = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bare, stages = split_pipeline(self.source, (Streamable, Stream))
+        bare, stages = split_pipeline(self.source, (Streamable, Stream), self.on_error)
         check_minimum("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "among the dataset's stages", expected="only batch_size")

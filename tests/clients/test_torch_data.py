@@ -352,7 +352,7 @@ def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> N
     lost = int(dataset.reader.catalog.firsts[1])
     rest = DataLoader(MapDataset(dataset[lost - 2 :]), 8)
     assert len(flat(keys(rest))) == 98 - lost
-    with pytest.raises(SampleFailed, match=r"^a batch: all of its 2 samples are damaged"):
+    with pytest.raises(SampleFailed, match=r"^a batch: all of its 2 samples were skipped"):
         next(iter(DataLoader(MapDataset(dataset), 2)))
 
 

@@ -45,7 +45,7 @@ class Made:
 
     def open(self, **options: object) -> Dataset:
         """Return the opened dataset."""
-        return open_data(str(self.path), **options)  # type: ignore[arg-type]
+        return open_data(str(self.path), **options)  # type: ignore[call-overload,no-any-return]
 
     def reader(self, **options: object) -> SampleReader:
         """Return a reader of the samples."""

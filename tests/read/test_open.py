@@ -210,11 +210,11 @@ def test_no_dataset(tmp_path: Path) -> None:
 def test_invalid_names(folder: Path) -> None:
     """An opened dataset, an iterator, and the folder of a cache are rejected."""
     with pytest.raises(InvalidRequest, match=r"^the dataset: <Dataset .*; expected a dataset file"):
-        shardtool.open(shardtool.open(folder))  # type: ignore[arg-type]
+        shardtool.open(shardtool.open(folder))  # type: ignore[call-overload]
     for cache in ("cache", folder):
         with pytest.raises(InvalidRequest, match=r"^cache: .*expected shardtool.Cache\(FOLDER"):
-            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
-    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[arg-type]
+            shardtool.open(folder, cache=cache)  # type: ignore[call-overload]
+    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[call-overload]
 
 
 def test_a_missing_shard(folder: Path) -> None:
@@ -334,4 +334,4 @@ def test_a_path_is_not_a_cache(folder: Path, tmp_path: Path) -> None:
     """The path of a cache, instead of a `Cache`, is rejected."""
     for cache in (str(tmp_path), tmp_path):
         with pytest.raises(InvalidRequest, match=r"expected shardtool\.Cache"):
-            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
+            shardtool.open(folder, cache=cache)  # type: ignore[call-overload]

@@ -156,12 +156,15 @@ def test_samples_by_number_and_key_pass_through_stages(dataset: Dataset) -> None
 
 
 def test_a_requested_sample_is_never_skipped(dataset: Dataset) -> None:
-    """It is an error instead; and single batches cannot be requested."""
+    """It is an error instead, unless it is in a list; and single batches cannot be requested."""
     tuples = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip")
     assert tuples[1] == (1, "text")
-    for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt"), ([1, _BAD], "sample 07")):
+    for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt")):
         with pytest.raises(SampleFailed, match=where):
             tuples[which]
+    before = dataset.skipped.samples
+    assert tuples[[1, _BAD, 5, 1]] == [(1, "text"), (1, "text")]
+    assert dataset.skipped.samples == before + 2
     with pytest.raises(InvalidRequest, match="batch: one sample was requested"):
         tuples.batch(2)[0]
     assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]

@@ -64,7 +64,7 @@ def test_samples_equal_local_ones(made: tuple[Made, str]) -> None:
     """In streams, batches and single reads, in the same order, with all options."""
     near, far = made
     for options in ({}, {"check": True}, {"metadata": True}):
-        one, other = near.open(**options), open_data(far, **options)  # type: ignore[arg-type]
+        one, other = near.open(**options), open_data(far, **options)  # type: ignore[call-overload]
         assert list(other) == list(one)
         assert list(other.stream(**_ORDER)) == list(one.stream(**_ORDER))
         numbers = np.random.default_rng(0).integers(0, len(one), 40)
@@ -130,7 +130,7 @@ def test_no_scan_starts_after_a_refusal(
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_failing_server_is_an_error(on_error: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
     """A server that keeps failing is named with the shard, and is not skipped as damage."""
-    data = open_data(tar[1], on_error=on_error)  # type: ignore[arg-type]
+    data = open_data(tar[1], on_error=on_error)  # type: ignore[call-overload]
     shard = data.reader.catalog.shards[1]
     proxy.set(Fault("status", path=shard.name, times=None))
     with pytest.raises(StoreFailed, match=rf"{shard.path}: the server returned 503 \([0-9]+ attempts"):

@@ -52,8 +52,8 @@ def test_selected_fields(made: Made, asked: list[int], fields: frozenset[str]) -
     """Samples have those of the selected fields that they have, and their key."""
     expected = [{k: v for k, v in made.samples[at].items() if k in {*fields, "__key__"}} for at in asked]
     reader = made.reader()
-    assert reader.with_fields(fields).fetch(numbers(asked)) == expected
-    assert [reader.with_fields(fields).read_one(at) for at in asked[:5]] == expected[:5]
+    assert reader.with_options(fields=fields).fetch(numbers(asked)) == expected
+    assert [reader.with_options(fields=fields).read_one(at) for at in asked[:5]] == expected[:5]
 
 
 def test_samples_with_equal_fields_are_read_as_columns(ending: str, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_samples_with_equal_fields_are_read_as_columns(ending: str, tmp_path: Pa
     asked = [*range(40, 10, -1), *range(50), 7, 7]
     for fields in ({"jpg"}, {"jpg", "txt"}, {"cls", "jpg", "txt"}, set()):
         expected = [{k: v for k, v in made.samples[at].items() if k in fields | {"__key__"}} for at in asked]
-        assert made.reader().with_fields(frozenset(fields)).fetch(numbers(asked)) == expected
+        assert made.reader().with_options(fields=frozenset(fields)).fetch(numbers(asked)) == expected
 
 
 def test_only_selected_payloads_are_read(own: Made) -> None:
@@ -222,7 +222,7 @@ def test_large_samples_are_read_on_demand(
     """One by one or as columns, with errors in their places."""
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
     asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
-    reader = own.reader().with_fields(fields)
+    reader = own.reader().with_options(fields=fields)
     early, late = reader.read(asked), reader.read_late(asked)
     cut = own.shard(1)
     os.truncate(cut, 100_000)

@@ -23,6 +23,7 @@ from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN
 from shardtool.verbs.cache.status import cache_status, cache_verify
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from multiprocessing.context import ForkProcess
 
 SAMPLE = 4_000  # bytes
@@ -85,7 +86,7 @@ def read(folder: str, slow: str, seed: int) -> None:
             epochs_read.write("x")
 
 
-def _right(sample: dict[str, object]) -> bool:
+def _right(sample: Mapping[str, object]) -> bool:
     return sample["bin"] == payload(int(str(sample["__key__"]).partition("/")[2]))
 
 
