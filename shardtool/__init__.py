@@ -38,11 +38,10 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.request.observer import Observer as Observer
     from shardtool.request.results import (
         CopyResult as CopyResult,
-        CreateResult as CreateResult,
         Check as Check,
+        CreateResult as CreateResult,
         DiffResult as DiffResult,
         DoctorResult as DoctorResult,
-        DryRun as DryRun,
         ExportResult as ExportResult,
         ExtractResult as ExtractResult,
         IndexResult as IndexResult,
@@ -55,12 +54,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.values import __version__ as __version__
     from shardtool.verbs.cache.cache import Cache as Cache
     from shardtool.verbs.copy.copy import copy as copy
-    from shardtool.verbs.create.create import (
-        create as create,
-        dry_run as dry_run,
-        reshard as reshard,
-        reshard_dry_run as reshard_dry_run,
-    )
+    from shardtool.verbs.create.create import create as create, reshard as reshard
     from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.doctor import doctor as doctor
     from shardtool.verbs.extract import extract as extract
@@ -91,7 +85,7 @@ _NAMES = {  # by module
     ),
     "request.observer": ("Observer",),
     "request.results": (
-        "Check", "CopyResult", "CreateResult", "DiffResult", "DoctorResult", "DryRun", "ExportResult",
+        "Check", "CopyResult", "CreateResult", "DiffResult", "DoctorResult", "ExportResult",
         "ExtractResult", "IndexResult", "RemoveResult", "SplitResult",
     ),
     "storage.remote.store_access": ("use_anonymous", "use_endpoint"),
@@ -99,7 +93,7 @@ _NAMES = {  # by module
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
     "verbs.copy.copy": ("copy",),
-    "verbs.create.create": ("create", "dry_run", "reshard", "reshard_dry_run"),
+    "verbs.create.create": ("create", "reshard"),
     "verbs.diff.diff": ("diff",),
     "verbs.doctor": ("doctor",),
     "verbs.extract": ("extract",),

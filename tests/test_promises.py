@@ -97,7 +97,7 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "files that a reader": (f"{FETCH_MOST_OPEN},",),
     "numbers of a request": (f"{MAX_WORKERS:,}",),
 }  # fmt: skip
-_NAMES = ["CreateOptions", "create", "dry_run", "InvalidRequest"]
+_NAMES = ["CreateOptions", "create", "reshard", "InvalidRequest"]
 
 
 def members(shard: Path) -> dict[str, bytes]:

@@ -14,8 +14,8 @@ from shardtool.cli.help import VerbCommand, VerbOption, brief_help
 from shardtool.cli.inspect_views import InspectViewOptions, print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.piped_input import materialize_inputs
-from shardtool.cli.run_options import DryRunOptions, PrintOptions, RunOptions
-from shardtool.cli.run_verb import ON_ACCEPTED, open_terminal, print_result, run_and_print, write_shards
+from shardtool.cli.run_options import PrintOptions, RunOptions
+from shardtool.cli.run_verb import ON_ACCEPTED, open_terminal, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -138,8 +138,8 @@ def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) 
         context.exit()
 
 
-@register_verb("SOURCE... OUTPUT", CreateOptions, DryRunOptions)
-def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], how: DryRunOptions) -> None:
+@register_verb("SOURCE... OUTPUT", CreateOptions)
+def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], how: RunOptions) -> None:
     """Pack SOURCE, a folder or a table of samples, into shards named OUTPUT.
 
     SOURCE is one of these:
@@ -185,17 +185,17 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
       shardtool create urls.csv 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
+    from shardtool.cli.result_text import create_text
     from shardtool.verbs.create.create import create as run
-    from shardtool.verbs.create.create import dry_run
 
     options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
-    dry = how.dry_run or options.plan_only is not None
-    write_shards(partial(dry_run if dry else run, source, output, options), how, dry=dry)
+    dry = options.dry_run or options.plan_only is not None
+    run_and_print(partial(run, source, output, options), how, create_text, always=dry)
 
 
-@register_verb("DATASET... OUTPUT", ReshardOptions, DryRunOptions)
-def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
+@register_verb("DATASET... OUTPUT", ReshardOptions)
+def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], how: RunOptions) -> None:
     """Write the samples of each DATASET to new shards named OUTPUT.
 
     You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
@@ -224,13 +224,12 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
       shardtool reshard more.json 'out-{000000..}.tar' --append
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
+    from shardtool.cli.result_text import create_text
     from shardtool.verbs.create.create import reshard as run
-    from shardtool.verbs.create.create import reshard_dry_run
 
+    options = make_options()
     datasets, output = split_datasets((*materialize_inputs(names[:-1]), *names[-1:]))
-    write_shards(
-        partial(reshard_dry_run if how.dry_run else run, datasets, output, make_options()), how, dry=how.dry_run
-    )
+    run_and_print(partial(run, datasets, output, options), how, create_text, always=options.dry_run)
 
 
 @options_class

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         CopyResult,
         CreateResult,
         DoctorResult,
-        DryRun,
         ExtractResult,
         RemoveResult,
         ResumeChanges,
@@ -29,7 +28,9 @@ _MAX_PLAN_ROWS = 40
 
 
 def create_text(result: CreateResult) -> str:
-    """Return the result of `create` or `reshard`."""
+    """Return the result of `create` or `reshard`, or the plan of a dry run."""
+    if result.dry_run:
+        return _plan_text(result)
     if result.appended and not result.appended.shards:
         return join_lines(
             f"nothing new: {result.dataset_file} is unchanged, {samples_in_shards(result.samples, result.shards)}"
@@ -72,17 +73,17 @@ def _removed_before_text(changes: ResumeChanges) -> str:
     return f"removed {' and '.join(removed)} of the earlier run" if removed else ""
 
 
-def plan_text(plan: DryRun) -> str:
-    """Return a dry run as a table without the middle of a long table."""
+def _plan_text(plan: CreateResult) -> str:
+    """Return the planned shards as a table without the middle of a long table."""
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
-        for shard in plan.shards
+        for shard in plan.planned
     ]
     if len(rows) > _MAX_PLAN_ROWS:
         gap = (f"... {len(rows) - _MAX_PLAN_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MAX_PLAN_ROWS // 2], gap, *rows[-_MAX_PLAN_ROWS // 2 :]]
-    samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    total = f"{samples_in_shards(samples, len(plan.shards))}, {format_size(size)} ({size:,} bytes); nothing was written"
+    size = f"{format_size(plan.size)} ({plan.size:,} bytes)"
+    total = f"{samples_in_shards(plan.samples, plan.shards)}, {size}; nothing was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} skipped"
     if plan.changes is not None:

@@ -88,12 +88,3 @@ class RunOptions(PrintOptions):
         None, "Retry a failed request for this many seconds.", metavar="SECONDS",
         shown="SHARDTOOL_RETRY_FOR, or 300", use=set_retry_for,
     )  # fmt: skip
-
-
-@options_class
-class DryRunOptions(RunOptions):
-    """Options of verbs with a dry run."""
-
-    dry_run: bool = option(
-        False, "Print the exact plan; write nothing.", section="output", typed="dry-run/n", common=True
-    )

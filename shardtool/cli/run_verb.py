@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 ON_ACCEPTED = "shardtool.accepted"  # context key: a function to call once the request is valid
 
 
-def write_shards(work: Callable[..., Any], how: RunOptions, *, dry: bool) -> None:
-    """Run `create` or `reshard`, or its dry run, and print the result."""
-    from shardtool.cli.result_text import create_text, plan_text
-
-    run_and_print(work, how, plan_text if dry else create_text, always=dry)
-
-
 def open_terminal(how: RunOptions) -> closing[Terminal]:
     """Return an observer that shows progress, as a context manager."""
     accepted = click.get_current_context().meta.get(ON_ACCEPTED)

@@ -156,6 +156,9 @@ class OutputOptions(WorkerOptions):
         comma_separated=True,
         recorded=False,
     )  # fmt: skip
+    dry_run: bool = option(
+        False, "Show the exact plan; write nothing.", section="output", typed="dry-run/n", common=True, recorded=False
+    )
     export: Texts = option((), "Write the index of another tool.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = option(
         "raise", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",

@@ -65,34 +65,6 @@ class ResumeChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class DryRun:
-    """The shards that `create` would write, for all splits; `changes`: the changes of a resumed run."""
-
-    dataset_file: str
-    shards: tuple[PlannedShard, ...]
-    skipped: int
-    notes: tuple[str, ...]
-    changes: ResumeChanges | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the plan as `--json` prints it."""
-        changes = {} if self.changes is None else {"changes": asdict(self.changes)}
-        return {
-            "dry_run": True,
-            "dataset_file": self.dataset_file,
-            "shards": [asdict(shard) for shard in self.shards],
-            "totals": {
-                "shards": len(self.shards),
-                "samples": sum(shard.samples for shard in self.shards),
-                "size": sum(shard.size for shard in self.shards),
-                "skipped": self.skipped,
-            },
-            **changes,
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class SplitResult(Result):
     """The dataset of one split; see `CreateResult`."""
 
@@ -119,7 +91,7 @@ class AppendedPart:
 
 @dataclass(frozen=True, slots=True)
 class CreateResult(Result):
-    """A created dataset, or one per split.
+    """A created dataset, or one per split; in a dry run, the dataset that would be created.
 
     Attributes:
         dataset_file: Path of the dataset file; with splits, it contains `{split}`.
@@ -141,6 +113,8 @@ class CreateResult(Result):
         changes: The changes of a resumed run; None if no dataset existed.
         part: The part of a parallel run, such as `3/64`; all counts cover only its shards. Empty without parts.
         merged: Whether all parts are finished and the dataset file exists.
+        dry_run: Nothing was written; the result describes the planned shards.
+        planned: The shards of a dry run, for all splits.
     """
 
     dataset_file: str
@@ -161,14 +135,26 @@ class CreateResult(Result):
     changes: ResumeChanges | None = None
     part: str = ""
     merged: bool = False
+    dry_run: bool = False
+    planned: tuple[PlannedShard, ...] = ()
     _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
 
     def to_json(self) -> dict[str, object]:
         """Return the result as `--json` prints it, without options that were not used."""
+        if self.dry_run:
+            return {
+                "dry_run": True,
+                "dataset_file": self.dataset_file,
+                "shards": [asdict(shard) for shard in self.planned],
+                "totals": {name: getattr(self, name) for name in ("shards", "samples", "size", "skipped")},
+                **({} if self.changes is None else {"changes": asdict(self.changes)}),
+                "notes": list(self.notes),
+            }
         document = Result.to_json(self)  # `super()` does not work in a dataclass with slots
         if self.splits:
             document["splits"] = {name: split.to_json() for name, split in self.splits.items()}
-        return {name: value for name, value in document.items() if self.part or name != "merged"}
+        hidden = {"dry_run", "planned", *(() if self.part else ("merged",))}
+        return {name: value for name, value in document.items() if name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)

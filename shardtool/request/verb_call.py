@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Signature, cleandoc, signature
@@ -33,38 +33,38 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        @overload
+        # One signature, not overloads: type checkers then report a wrong option in one line.
         def __call__(
-            self, first: _A_contra, /, *args: _OptionParams.args, **options: _OptionParams.kwargs
-        ) -> _Result_co: ...
-        @overload
-        def __call__(
-            self, first: _A_contra, /, options: _Options_contra | None = ..., *, observer: Observer | None = ...
-        ) -> _Result_co: ...
+            self,
+            first: _A_contra,
+            /,
+            options: _Options_contra | None = None,
+            *args: _OptionParams.args,
+            **named: _OptionParams.kwargs,
+        ) -> _Result_co:
+            """Run the verb."""
 
     class VerbOfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of two arguments, such as `create(source, output, shuffle=True)`."""
 
-        @overload
-        def __call__(
-            self, first: _A_contra, second: _B_contra, /, *args: _OptionParams.args, **options: _OptionParams.kwargs
-        ) -> _Result_co: ...
-        @overload
         def __call__(
             self,
             first: _A_contra,
             second: _B_contra,
             /,
-            options: _Options_contra | None = ...,
-            *,
-            observer: Observer | None = ...,
-        ) -> _Result_co: ...
+            options: _Options_contra | None = None,
+            *args: _OptionParams.args,
+            **named: _OptionParams.kwargs,
+        ) -> _Result_co:
+            """Run the verb."""
 
 
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options object of a call, or the defaults."""
-    if given is None:
-        return kind()
+    """Return the options object of a call.
+
+    Raises:
+        InvalidRequest: It is an object of another class.
+    """
     if not isinstance(given, kind):
         remedy = "Pass a dict as **options." if isinstance(given, Mapping) else ""
         expected = f"{kind.__name__}(...), or keyword arguments"
@@ -79,8 +79,6 @@ def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
         if name not in known:
             similar = " or ".join(get_close_matches(name, known))
             remedy = f"help(shardtool.{kind.__name__}) lists all options."
-            if name == "dry_run":
-                remedy = f"Call shardtool.{'' if where == 'create' else f'{where}_'}dry_run instead."
             raise InvalidRequest(where, f"no option {name!r}", expected=similar, remedy="" if similar else remedy)
 
 
@@ -102,8 +100,8 @@ _cached_signature = cache(signature)  # takes 1 ms for a hundred options
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
     """Let a verb accept options as keyword arguments: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
-    The decorated function always receives an options object and an observer. Type checkers, `help` and completion see
-    the options.
+    Keyword arguments override an options object. The decorated function always receives an options object and an
+    observer. Type checkers, `help` and completion see the options.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:
@@ -126,15 +124,10 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
         def called(*given: object, observer: Observer | None = None, **named: Any) -> object:
             names = {name: named.pop(name) for name in [*named] if name not in own}
             options = given[index] if len(given) > index else named.pop("options", None)
-            if names:
-                check_option_names(verb.__name__, names, kind)
-                if options is not None:
-                    found = f"used with {next(iter(names))}"
-                    raise InvalidRequest(
-                        "options", found, expected=f"keyword arguments or {kind.__name__}(...), not both"
-                    )
-                options = kind(**names)
-            resolved: BaseOptions = resolve_options(options, kind)
+            check_option_names(verb.__name__, names, kind)
+            resolved: BaseOptions = resolve_options(options, kind) if options is not None else kind(**names)
+            if options is not None and names:
+                resolved = replace(resolved, **names)
             run_observer = observer or resolved.observer or Observer()
             with explaining_missing_cwd():
                 return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # Options that do not affect the samples.
 _UNCHECKED_OPTIONS = frozenset({
-    "plan", "plan_only", "part", "workers", "start_method", "append", "resume", "overwrite", "update", "max_removed",
-    "trust", "target", "export", "root", "allow_outside", "stat",
+    "plan", "plan_only", "dry_run", "part", "workers", "start_method", "append", "resume", "overwrite", "update",
+    "max_removed", "trust", "target", "export", "root", "allow_outside", "stat",
 })  # fmt: skip
 
 

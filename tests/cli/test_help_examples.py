@@ -15,7 +15,7 @@ import click
 import pandas as pd
 import pytest
 
-from shardtool import Cache, ShardWriter, create, dry_run, index, reshard
+from shardtool import Cache, ShardWriter, create, index, reshard
 from shardtool.cli import cli
 from shardtool.cli.help import list_examples
 from tests import warm
@@ -90,7 +90,7 @@ def _datasets(here: Path) -> None:
     for number in range(2):
         with ShardWriter(f"{here}/parts/out-{{000000..}}.tar", part=number, parts=2) as writer:
             writer.write({"__key__": f"{number}", "txt": "text"})
-    dry_run(here / "imgs", f"{here}/out-{{000000..}}.tar", plan_only=here / "plan.parquet", workers=0)
+    create(here / "imgs", f"{here}/out-{{000000..}}.tar", plan_only=here / "plan.parquet", workers=0, dry_run=True)
     write_tree(here / "many", {f"{at:03}.txt": b"text" for at in range(128)})
     for pattern in ("shards/train-{0000..0127}.tar", "train-{0000..0127}.tar", "downloaded/train-{000000..000127}.tar"):
         create(here / "many", here / pattern, workers=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, SampleFailed, VerifyOptions, create, dry_run, verify
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, VerifyOptions, create, verify
 from shardtool.errors import AccessRefused, StoreFailed
 from tests.helpers import read_tree, write_tree
 from tests.servers.faults import Fault
@@ -108,11 +108,11 @@ def test_listing_by_pages(
     files = {f"{at:04}.jpg": b"x" for at in range(2100)}
     prefix, _ = _tree(proxy, monkeypatch, files)
     proxy.set(Fault("status", path="list-type", first=3), Fault("cut", path="list-type", first=5))
-    assert sum(one.samples for one in dry_run(prefix, str(tmp_path / OUT)).shards) == len(files)
+    assert sum(one.samples for one in create(prefix, str(tmp_path / OUT), dry_run=True).planned) == len(files)
     assert {"status", "cut"} <= {asked.fault for asked in proxy.log().asked}
     proxy.set(Fault("status", path="list-type", first=3, times=None, status=403))
     with pytest.raises(AccessRefused):
-        dry_run(prefix, str(tmp_path / OUT))
+        create(prefix, str(tmp_path / OUT), dry_run=True)
 
 
 def test_changed_and_gone(
@@ -165,7 +165,7 @@ def test_a_key_that_no_tar_can_hold_is_named(key: str, moto: Server, monkeypatch
         connection.request("PUT", f"/moto/{prefix.removeprefix(moto.bucket).lstrip('/')}/{key}", b"data")
         assert connection.getresponse().status == 200
     with pytest.raises(StoreFailed) as caught:
-        dry_run(prefix, OUT)
+        create(prefix, OUT, dry_run=True)
     assert key in caught.value.found
 
 

@@ -26,7 +26,6 @@ from shardtool import (
     ShardError,
     VerifyOptions,
     create,
-    dry_run,
     index,
     inspect,
     reshard,
@@ -318,7 +317,9 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
         lambda: verify(folder / "out.json", quick).to_json(),
         lambda: inspect(folder / "out.json").to_json(),
         lambda: write_page(open_dataset(str(folder / "out.json")), str(folder / "page.html"), seed=0, overwrite=True),
-        lambda: dry_run(made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_ONE_WORKER)),
+        lambda: create(
+            made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_ONE_WORKER), dry_run=True
+        ),
     ):
         with suppress(ShardError):
             run()

@@ -28,7 +28,6 @@ from shardtool import (
     ShardWriter,
     VerifyOptions,
     create,
-    dry_run,
     verify,
 )
 from shardtool.request.option_spec import option_specs
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERBS: dict[str, type[Any]] = {
-    "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
+    "create": CreateOptions, "reshard": ReshardOptions,
     "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
     "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions, "remove": RemoveOptions,
     "doctor": DoctorOptions,
@@ -80,17 +79,20 @@ def test_keyword_arguments_equal_an_options_object(source: Path, tmp_path: Path)
     """Keyword arguments and an options object write the same bytes."""
     create(source, f"{tmp_path}/a/x-{{0..}}.tar", CreateOptions(max_size=8000, label_from_folder=True, workers=0))
     create(source, f"{tmp_path}/b/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=0)
-    create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=0)  # type: ignore[call-overload]
+    create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=0)  # type: ignore[call-arg]
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b") == read_tree(tmp_path / "c")
+    create(source, f"{tmp_path}/d/x-{{0..}}.tar", CreateOptions(max_size=9000, workers=0), max_size=8000,
+           label_from_folder=True)  # fmt: skip
+    assert read_tree(tmp_path / "a") == read_tree(tmp_path / "d"), "a keyword overrides the object"
     assert verify(tmp_path / "b/x.json", quick=True, workers=0).sound
 
 
 def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
     """An observer works with keyword arguments, with an options object, and inside it."""
     heard = [_Heard(), _Heard(), _Heard()]
-    dry_run(source, "o-{0..}.tar", observer=heard[0], workers=0)
-    dry_run(source, "o-{0..}.tar", CreateOptions(workers=0), observer=heard[1])
-    dry_run(source, "o-{0..}.tar", CreateOptions(workers=0, observer=heard[2]))
+    create(source, "o-{0..}.tar", observer=heard[0], workers=0, dry_run=True)
+    create(source, "o-{0..}.tar", CreateOptions(workers=0), observer=heard[1], dry_run=True)
+    create(source, "o-{0..}.tar", CreateOptions(workers=0, observer=heard[2]), dry_run=True)
     assert [one.samples for one in heard] == [2, 2, 2]
     assert CreateOptions(workers=0, observer=heard[0]) == CreateOptions(workers=0)
 
@@ -124,10 +126,7 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     [
         ({"max_siz": 1}, "create: no option 'max_siz'; expected max_size or "),
         ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists all options."),
-        (
-            {"options": CreateOptions(), "shuffle": True},
-            "options: used with shuffle; expected keyword arguments or CreateOptions(...), not both",
-        ),
+        ({"options": CreateOptions(), "shuffle": "yes"}, "shuffle: 'yes'; expected True or False"),
         (
             {"options": {"shuffle": True}},
             "options: dict; expected CreateOptions(...), or keyword arguments. Pass a dict as **options.",
@@ -151,7 +150,6 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
         ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a string, or several"),
         ({"split": 0.5}, "split: 0.5; expected shares such as train=0.8"),
         ({"seed": None}, "seed: None; expected a whole number from"),
-        ({"dry_run": True}, "create: no option 'dry_run'. Call shardtool.dry_run instead."),
     ],
 )
 def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
@@ -188,9 +186,9 @@ def test_the_writer_refuses_names_in_the_same_words(tmp_path: Path) -> None:
 def test_wrong_positional_arguments_are_type_errors(source: Path) -> None:
     """A missing or duplicate argument is a TypeError."""
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'output'"):
-        create(source, shuffle=True)  # type: ignore[call-overload]
+        create(source, shuffle=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="multiple values"):
-        create(source, "x-{0..}.tar", None, options=None)  # type: ignore[call-overload]
+        create(source, "x-{0..}.tar", None, options=None)  # type: ignore[misc]
 
 
 _USERS = """\
@@ -202,15 +200,17 @@ class Heard(shardtool.Observer): ...
 shardtool.create("imgs", "out-{0..}.tar", max_size="1MB", label_from_folder=True, include=["*.jpg"], target=["dali"])
 shardtool.create("imgs", "out-{0..}.tar", bytes={"jpg": "data"}, observer=Heard(), overwrite=True)
 shardtool.create("imgs", "out-{0..}.tar", CreateOptions(shuffle=True), observer=Heard())
+shardtool.create("imgs", "out-{0..}.tar", CreateOptions(), shuffle=True)
 count: int = shardtool.create("imgs", "out-{0..}.tar").samples
+planned: str = shardtool.create("imgs", "out-{0..}.tar", dry_run=True).planned[0].name
 sound: bool = shardtool.verify("out.json", quick=True, seed=None).sound
 shardtool.copy("out.json", "there", overwrite=True)
 shardtool.export("out.json", ["wids"], output="there")
 shardtool.create("imgs", "out-{0..}.tar", max_sise="1MB")
 shardtool.create("imgs", "out-{0..}.tar", shuffle="yes")
+shardtool.create("imgs", "out-{0..}.tar", oversize="alon")
 shardtool.create("imgs", 7, shuffle=True)
 shardtool.create("imgs", "out-{0..}.tar", {"shuffle": True})
-shardtool.create("imgs", "out-{0..}.tar", CreateOptions(), shuffle=True)
 shardtool.verify("out.json", place="hash")
 text: str = shardtool.reshard("out.json", "new-{0..}.tar", shards=3)
 """
@@ -229,7 +229,16 @@ def test_mypy_checks_calls_of_users(tmp_path: Path) -> None:
     first = _USERS.splitlines().index('shardtool.create("imgs", "out-{0..}.tar", max_sise="1MB")') + 1
     lines = {int(line.split(":")[1]) for line in run.stdout.splitlines() if ": error:" in line}
     assert lines == {*range(first, len(_USERS.splitlines()) + 1)}, run.stdout
-    assert 'did you mean "max_size"?' in run.stdout
+    texts = [line.split(": error: ")[1] for line in run.stdout.splitlines() if ": error: " in line]
+    assert texts[:3] == [
+        'Unexpected keyword argument "max_sise" for "__call__" of "VerbOfTwo"; did you mean "max_size"?  [call-arg]',
+        'Argument "shuffle" to "__call__" of "VerbOfTwo" has incompatible type "str"; expected "bool"  [arg-type]',
+        (
+            """Argument "oversize" to "__call__" of "VerbOfTwo" has incompatible type "Literal['alon']"; """
+            """expected "Literal['error', 'alone', 'skip']"  [arg-type]"""
+        ),
+    ]
+    assert max(map(len, run.stdout.splitlines())) < 300, run.stdout
 
 
 @pytest.mark.parametrize("wrong", [5, None, [5], b"x"])

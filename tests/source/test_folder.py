@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.names import to_bytes
 from shardtool.source import scan
 from shardtool.source.folder import collect_samples
@@ -275,11 +275,11 @@ def test_suspicious_dots_are_refused(names: list[str], tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"dots='last'.*dots='first'"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     assert sorted(os.listdir(tmp_path)) == ["s"]
-    first = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="first"))
-    last = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="last"))
+    first = create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="first"), dry_run=True)
+    last = create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, dots="last"), dry_run=True)
     assert last.to_json()["totals"] == {**last.to_json()["totals"], "samples": len(names)}  # type: ignore[dict-item]
     rows = sorted(_expected(map(os.fsencode, names), "first")[0])
-    assert first.shards[0].first_key == rows[0][0].decode()
+    assert first.planned[0].first_key == rows[0][0].decode()
     assert any("end the key at its first dot" in note for note in last.notes)
 
 
@@ -396,7 +396,11 @@ def _fits(key: str) -> bool:
 def test_portable_names_are_cut_between_escapes(length: int, tmp_path: Path) -> None:
     """A key that is too long is cut between escapes: a `%` is always followed by two hex digits."""
     root = write_tree(tmp_path / "s", {"x" * length + "é" * 30 + ".jpg": b"x"})
-    key = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True)).shards[0].first_key
+    key = (
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True), dry_run=True)
+        .planned[0]
+        .first_key
+    )
     shown, tilde, digest = key.partition("~")
     assert (tilde, len(digest)) == ("~", 16)
     assert unquote_to_bytes(shown).find(b"%") == -1
@@ -460,8 +464,10 @@ def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
     """A file of 9 GiB is planned with its pax header, and a reader that cannot read it is named."""
     root = write_tree(tmp_path / "s", {"a/0.bin": b"", "a/1.bin": b""})
     os.truncate(root / "a" / "0.bin", 9 * 2**30)
-    plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=0, max_size="10GiB", target=("wids",)))
-    assert [shard.size for shard in plan.shards] == [3 * 512 + 9 * 2**30 + 512 + 1024]
+    plan = create(
+        root, str(tmp_path / PATTERN), CreateOptions(workers=0, max_size="10GiB", target=("wids",)), dry_run=True
+    )
+    assert [shard.size for shard in plan.planned] == [3 * 512 + 9 * 2**30 + 512 + 1024]
     assert any("8 GiB" in note and "wids" in note for note in plan.notes)
 
 
@@ -487,9 +493,13 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     files = {"a/x y.jpg": b"", "a/__m.jpg": b"", "n" * 110 + ".jpg": b"", "a/up.JPG": b"", "b/only.txt": b""}
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     every = get_args(Target)
-    plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=0, target=every))
+    plan = create(
+        write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=0, target=every), dry_run=True
+    )
     fixable = ("white space", "two underscores", "over 100 bytes", "upper case")
     for what in (*fixable, "fields that not all samples have", "reads out.json as the data"):
         assert sum(what in note for note in plan.notes) == 1, what
-    safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True, target=every))
+    safe = create(
+        tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True, target=every), dry_run=True
+    )
     assert not any(what in note for note in safe.notes for what in fixable)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, Observer, SampleFailed, VerifyOptions, create, dry_run, verify
+from shardtool import CreateOptions, InvalidRequest, Observer, SampleFailed, VerifyOptions, create, verify
 from tests.helpers import flip, members, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], t
 def test_incomplete_samples_are_noted(folders: list[Path], tmp_path: Path) -> None:
     """A sample without a file in one folder is packed with a note, or refused or skipped on request."""
     (folders[1] / "cat" / "2.png").unlink()
-    plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=0))
+    plan = create(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=0), dry_run=True)
     wanted = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
     assert any(note.startswith(wanted) for note in plan.notes)
     with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file with its key in masks\)"):
@@ -173,7 +173,7 @@ def test_other_objects_are_refused(source: Any, tmp_path: Path) -> None:
     with pytest.raises(
         InvalidRequest, match=r"neither a path nor a table|none given|not a folder.* Rows are packed as a table: py"
     ):
-        dry_run(source, tmp_path / "out-{0..}.tar")
+        create(source, tmp_path / "out-{0..}.tar", dry_run=True)
 
 
 def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> None:

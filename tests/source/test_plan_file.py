@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, SampleFailed, create
 from shardtool.fingerprint import crc32c
 from shardtool.messages import use_cli_names
 from tests.helpers import flip, members, read_tree, typed, write_tree
@@ -51,7 +51,7 @@ def _options(**more: Any) -> CreateOptions:
 def _write_plan(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
     """Write a plan, and return its path."""
     path = folder / "plan.parquet"
-    dry_run(source, f"{folder}/{out}/x-{{000..}}.{ending}", _options(plan_only=path, **more))
+    create(source, f"{folder}/{out}/x-{{000..}}.{ending}", _options(plan_only=path, **more), dry_run=True)
     return path
 
 
@@ -125,7 +125,7 @@ def test_a_plan_changes_no_byte(
     out, ending = more.pop("out", ""), more.pop("ending", "tar")
     options = _options(**more)
     expected = create(what, f"one/{out}/x-{{000..}}.{ending}", options)
-    dry = dry_run(what, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"))
+    dry = create(what, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"), dry_run=True)
     assert "plan.parquet" in dry.notes[-1]
     monkeypatch.setattr("shardtool.source.open._open_listed", None)  # nothing lists it
     with_plan = replace(options, plan="plan.parquet")
@@ -210,7 +210,7 @@ def _valid_plan(place: Path) -> Path:
     """Write a plan, check that resealing it keeps it valid, and return it."""
     plan = _write_plan(place / "in", place)
     again = _reseal(plan, place / "again.parquet")
-    dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again))
+    create(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again), dry_run=True)
     return plan
 
 
@@ -225,7 +225,7 @@ def test_another_source_is_refused(place: Path) -> None:
     with pytest.raises(InvalidRequest, match="none of whose files exists unchanged, such as a/00"):
         _use(place, plan, place / "other/in")
     shutil.copytree(place / "in", place / "moved/in", symlinks=True)  # with its times: the same source elsewhere
-    dry_run(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan))
+    create(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan), dry_run=True)
     table = _manifest(place)
     of_table = _write_plan(table, place / "more")
     os.utime(table, ns=(0, 0))
@@ -285,7 +285,7 @@ def test_urls_have_no_plan(place: Path) -> None:
         ("s3:/bucket/plan.parquet", "s3://"),
     ):
         with pytest.raises(InvalidRequest, match=said):
-            dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where))
+            create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where), dry_run=True)
 
 
 def test_files_that_are_not_plans_are_refused(place: Path) -> None:
@@ -319,7 +319,7 @@ def test_flipped_bits_are_found(place: Path) -> None:
         shutil.copy(plan, damaged)
         flip(damaged, at)
         try:
-            dry_run(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged))
+            create(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged), dry_run=True)
         except (CorruptShard, InvalidRequest):
             continue
         create(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged))
@@ -420,7 +420,7 @@ def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
 def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
     """The folders of arbitrarily deep paths are examined."""
     other = _reseal(_valid_plan(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
-    assert dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other)).shards
+    assert create(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other), dry_run=True).planned
 
 
 def test_paths_stay_in_several_folders(place: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
     write_tree(place, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
     table, out = place / "near/table.csv", f"{place}/out/x-{{000..}}.tar"
     plan = place / "plan.parquet"
-    dry_run(table, out, _options(plan_only=plan, allow_outside=True))
+    create(table, out, _options(plan_only=plan, allow_outside=True), dry_run=True)
     with pytest.raises(InvalidRequest, match="leaves the source"):
         create(table, out, _options(plan=plan))
     assert create(table, out, _options(plan=plan, allow_outside=True)).samples == 1
@@ -466,8 +466,8 @@ def test_plans_replace_no_other_files(place: Path) -> None:
         _write_plan(place / "in", place, overwrite=True, shards=99)
     assert plan.read_bytes() == before
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
-    with pytest.raises(InvalidRequest, match="a run that writes shards"):
-        create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=plan))
+    create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=plan, overwrite=True))
+    assert not [*(place / "out").glob("x-*")], "only the plan is written"
     for more in ({"plan": plan}, {"part": "1/2"}, {"stat": False}):
         with pytest.raises(InvalidRequest, match="plan_only"):
             _options(plan_only=plan, **more)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, create
 from tests.helpers import (
     ENVIRONMENT,
     existing,
@@ -83,14 +83,14 @@ def test_a_dry_run_tells_what_is_then_written(
 ) -> None:
     """A dry run writes nothing, and tells name, samples and bytes of each shard that is then written."""
     asked = CreateOptions(workers=0, **options)
-    plan = dry_run(awkward, f"{tmp_path}/{STEM}.{ending}", asked)
+    plan = create(awkward, f"{tmp_path}/{STEM}.{ending}", asked, dry_run=True)
     assert os.listdir(tmp_path) == []
     create(awkward, f"{tmp_path}/{STEM}.{ending}", asked)
     listed = json.loads((tmp_path / "out.json").read_bytes())["shardlist"]
-    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] == [
+    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.planned] == [
         (one["url"], one["nsamples"], one["filesize"], one["first_key"], one["last_key"]) for one in listed
     ]
-    assert [one.size for one in plan.shards] == [shard.stat().st_size for shard in shards(tmp_path)]
+    assert [one.size for one in plan.planned] == [shard.stat().st_size for shard in shards(tmp_path)]
 
 
 @pytest.mark.parametrize("left", ["everything", "a shard", "a sidecar", "out.json", "out.skipped"])
@@ -418,9 +418,9 @@ def test_a_record_over_2_gib_is_refused_by_name(oversize: str, small: Path, tmp_
         _pack(small, tmp_path / "out", ending="tfrecord", oversize=oversize, max_size="5GB")
     assert not (tmp_path / "out").exists()
     asked = CreateOptions(workers=0, max_size="5GB", oversize="skip")
-    plan = dry_run(small, f"{tmp_path}/{STEM}.tfrecord", asked)
-    assert (plan.skipped, sum(shard.samples for shard in plan.shards)) == (1, 13)
-    assert dry_run(small, f"{tmp_path}/{STEM}.tar", asked).skipped == 0
+    plan = create(small, f"{tmp_path}/{STEM}.tfrecord", asked, dry_run=True)
+    assert (plan.skipped, sum(shard.samples for shard in plan.planned)) == (1, 13)
+    assert create(small, f"{tmp_path}/{STEM}.tar", asked, dry_run=True).skipped == 0
 
 
 def test_a_shuffle_moves_samples_and_keeps_them(ending: str, small: Path, tmp_path: Path) -> None:
@@ -447,7 +447,9 @@ def test_a_closed_range_is_filled(count: int, small: Path, tmp_path: Path) -> No
 def test_a_list_of_a_thousand_names(small: Path, tmp_path: Path) -> None:
     """A thousand names that a shell made are a thousand shards at most, and where a bound asks for fewer, fewer."""
     names = [f"{tmp_path}/out-{number:03}.tar" for number in range(1000)]
-    assert [shard.name for shard in dry_run(small, names, CreateOptions(workers=0)).shards] == ["out-000.tar"]
+    assert [shard.name for shard in create(small, names, CreateOptions(workers=0), dry_run=True).planned] == [
+        "out-000.tar"
+    ]
     create(small, names, CreateOptions(workers=0, max_count=3))
     _pack(small, tmp_path / "range")
     made = json.loads((tmp_path / "out.json").read_bytes())

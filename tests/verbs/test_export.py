@@ -30,7 +30,6 @@ from shardtool import (
     InvalidRequest,
     OutputExists,
     create,
-    dry_run,
     export,
     index,
     inspect,
@@ -440,9 +439,9 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
 def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
     """An unknown format, or one for other shards, is refused before a folder is created, also in a dry run."""
-    for run in (create, dry_run):
+    for dry_run in (False, True):
         with pytest.raises(InvalidRequest, match=found):
-            run(small, f"{tmp_path}/out/out-{{0..}}.tar", CreateOptions(workers=0, export=(name,)))
+            create(small, f"{tmp_path}/out/out-{{0..}}.tar", workers=0, export=(name,), dry_run=dry_run)
     assert not (tmp_path / "out").exists()
 
 

@@ -17,7 +17,6 @@ from shardtool import (
     ReshardOptions,
     VerifyOptions,
     create,
-    dry_run,
     reshard,
     verify,
 )
@@ -109,7 +108,7 @@ def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
 def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_path: Path) -> None:
     """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
-    notes = dry_run(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True)).notes
+    notes = create(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True), dry_run=True).notes
     assert any("use split_from_folder to make them splits" in note for note in notes) is told
 
 
@@ -165,7 +164,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     _tree(source, *added)
     asked: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "append": True}
     asked |= {"classes_from": tmp_path / "o/o.json"} if own else {}
-    assert sum(one.samples for one in dry_run(source, output, _options(**asked)).shards) == len(added)
+    assert sum(one.samples for one in create(source, output, _options(**asked), dry_run=True).planned) == len(added)
     told = create(source, output, _options(**asked))
     names += sorted({name.partition("/")[0] for name in added} - {*names})
     assert _classes(tmp_path / "o/o.json") == {"cls": names}
@@ -309,7 +308,7 @@ def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: 
     """Samples that stand class by class, unshuffled, are told of, with the option that mixes them."""
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
     asked = _options(values=("cls=label",), classes=("cls",), **options)
-    notes = dry_run(table, f"{tmp_path}/o-{{0..}}.tar", asked).notes
+    notes = create(table, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True).notes
     assert any("use shuffle=True to mix them" in note for note in notes) is told
 
 

@@ -18,7 +18,6 @@ from shardtool import (  # fmt: skip
     ShardError,
     VerifyOptions,
     create,
-    dry_run,
     extract,
     inspect,
     reshard,
@@ -164,7 +163,7 @@ def test_a_plan_is_read_from_the_web(
     """A plan behind HTTP makes what it makes here, lost connections or not; what is none costs no more than a look."""
     at, folder = dataset
     options = CreateOptions(max_count=3, workers=0)
-    dry_run(small_once, f"{tmp_path}/y-{{000..}}.tar", replace(options, plan_only=folder / "plan.parquet"))
+    create(small_once, f"{tmp_path}/y-{{000..}}.tar", replace(options, plan_only=folder / "plan.parquet"), dry_run=True)
     create(small_once, f"{tmp_path}/here/y-{{000..}}.tar", options)
     for faults in ((), (Fault("cut", path="plan.parquet", first=2, at=100),)):
         proxy.set(*faults)

@@ -39,7 +39,6 @@ from shardtool import (
     export,
     index,
     reshard,
-    reshard_dry_run,
     verify,
 )
 from shardtool.verbs.create import checks
@@ -591,10 +590,10 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "method": "scatter"}], ids=["order", "scatter"])
 def test_a_column_names_the_splits(pattern: str, more: dict[str, Any], made: Made, place: Path) -> None:
     """Splits are those that a column of the sidecars names, in files or folders of these names."""
-    plan = reshard_dry_run(str(made.file()), f"{place}/{pattern}", ReshardOptions(split_column="part", **more))
+    plan = reshard(str(made.file()), f"{place}/{pattern}", ReshardOptions(split_column="part", **more), dry_run=True)
     assert read_tree(place) == {}
     result = run(made.file(), place, pattern=pattern, split_column="part", **more)
-    assert sum(shard.samples for shard in plan.shards) == result.samples == COUNT
+    assert sum(shard.samples for shard in plan.planned) == result.samples == COUNT
     for name in ("train", "test"):
         folder, base = (place / name, "out") if "/" in pattern else (place, name)
         wanted = made.where(lambda row: row["part"] == name)  # noqa: B023 - called at once
@@ -653,14 +652,14 @@ def test_a_dry_run_tells_what_is_then_written(
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
         out = Path(folder) / "out"
         output = f"{out}/{pattern}.{ending}"
-        plan = reshard_dry_run(str(made.file()), output, ReshardOptions(**options))
+        plan = reshard(str(made.file()), output, ReshardOptions(**options), dry_run=True)
         assert not out.exists()
         result = reshard(str(made.file()), output, ReshardOptions(**options))
         found = {path.name: path.stat().st_size for path in shards(out)}
         counts = {entry["url"]: entry["nsamples"] for file in out.glob("*.json")
                   for entry in json.loads(file.read_bytes())["shardlist"]}  # fmt: skip
-    assert {shard.name: shard.size for shard in plan.shards} == found
-    assert {shard.name: shard.samples for shard in plan.shards} == counts
+    assert {shard.name: shard.size for shard in plan.planned} == found
+    assert {shard.name: shard.samples for shard in plan.planned} == counts
     assert (plan.dataset_file, plan.skipped) == (result.dataset_file, result.skipped)
     assert plan.notes == result.notes
 
@@ -757,9 +756,9 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
         reshard(given, pattern, ReshardOptions(workers=0, **more))
     for how in ("resume", "overwrite"):
         options = ReshardOptions(workers=0, **existing(how), **more)
-        for verb in (reshard, reshard_dry_run):
+        for dry_run in (False, True):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
-                verb(given, pattern, options)
+                reshard(given, pattern, options, dry_run=dry_run)
             assert "Nothing was changed" in caught.value.remedy
     assert (read_tree(place), identity(place / "d")) == (before, untouched)
 
@@ -1277,7 +1276,7 @@ def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None
     pattern = asked.get("pattern", f"{STEM}.tar")
     more = {name: value for name, value in asked.items() if name != "pattern"}
     with pytest.raises(InvalidRequest, match=re.escape(str(found))):
-        reshard_dry_run(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 1, **more}))
+        reshard(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 1, **more}), dry_run=True)
 
 
 def test_nothing_given(place: Path) -> None:

@@ -18,7 +18,6 @@ from shardtool import (
     SampleFailed,
     VerifyOptions,
     create,
-    dry_run,
     reshard,
     verify,
 )
@@ -109,7 +108,7 @@ def test_two_rows_for_one_sample_by_path(source: Path) -> None:
     """Where a table has a row for each of two files of a sample, neither is taken."""
     table = pd.DataFrame({"file": ["a/1.jpg", "a/1.json"], "n": [1, 2]})
     with pytest.raises(InvalidRequest, match=r"two rows for files of one sample, such as 'a/1\.jpg', 'a/1\.json'"):
-        dry_run(source, "out-{0..}.tar", _options(join=table, on="file"))
+        create(source, "out-{0..}.tar", _options(join=table, on="file"), dry_run=True)
 
 
 def test_no_row_matches_a_file(source: Path) -> None:
@@ -118,7 +117,7 @@ def test_no_row_matches_a_file(source: Path) -> None:
     with pytest.raises(
         InvalidRequest, match=r"contains '1\.jpg'; expected keys, such as 'a/1', or paths of files, such as "
     ):
-        dry_run(source, "out-{0..}.tar", _options(join=table, on="file"))
+        create(source, "out-{0..}.tar", _options(join=table, on="file"), dry_run=True)
 
 
 def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
 def test_requests_that_make_no_sense(asked: dict[str, Any], said: str, source: Path) -> None:
     """What a folder has not is refused by name, before anything is written."""
     with pytest.raises(InvalidRequest, match=said):
-        dry_run(source, "out-{0..}.tar", _options(**asked))
+        create(source, "out-{0..}.tar", _options(**asked), dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +283,12 @@ def test_requests_that_make_no_sense(asked: dict[str, Any], said: str, source: P
 def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
     """Of a manifest, options that make columns and rename fields are refused by name."""
     with pytest.raises(InvalidRequest, match=f"{next(iter(asked))}: the source is a manifest"):
-        dry_run(pd.DataFrame({"id": [1], "txt": ["x"]}), "out-{0..}.tar", _options(values=("txt=txt",), **asked))
+        create(
+            pd.DataFrame({"id": [1], "txt": ["x"]}),
+            "out-{0..}.tar",
+            _options(values=("txt=txt",), **asked),
+            dry_run=True,
+        )
 
 
 # Archives and several folders.
@@ -349,9 +353,12 @@ def test_paths_of_renamed_files_are_asked_for(source: Path) -> None:
     size = sum((source / f"b/4.{ending}").stat().st_size for ending in ("JPEG", "json"))
     asked = {"rename_fields": ("JPEG=a",), "label_from_folder": True}
     with pytest.raises(InvalidRequest, match="no sample matches"):
-        dry_run(source, "out-{0..}.tar", _options(where=query, **asked))
+        create(source, "out-{0..}.tar", _options(where=query, **asked), dry_run=True)
     assert (
-        dry_run(source, "out-{0..}.tar", _options(where=query.replace("0", f"{size}"), **asked)).shards[0].samples == 1
+        create(source, "out-{0..}.tar", _options(where=query.replace("0", f"{size}"), **asked), dry_run=True)
+        .planned[0]
+        .samples
+        == 1
     )
 
 

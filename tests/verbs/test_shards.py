@@ -15,7 +15,6 @@ from shardtool import (
     ReshardOptions,
     VerifyOptions,
     create,
-    dry_run,
     reshard,
     verify,
 )
@@ -143,7 +142,7 @@ def test_a_new_file_changes_one_shard(
     made = create(source, output, options)
     before, kept = identity(folder), read_tree(folder)
     write_tree(source, {"000a.txt": b"new", "000a.cls": b"1"})
-    assert dry_run(source, output, replace(options, resume=True)).changes is not None
+    assert create(source, output, replace(options, resume=True), dry_run=True).changes is not None
     assert _again(source, output, options) == made.shards - 1 >= 3
     changed = {name for name, fact in identity(folder).items() if fact != before.get(name)}
     [shard] = [path.name for path in shards(folder) if path.name in changed]
@@ -161,10 +160,10 @@ def test_a_killed_resume_keeps_the_number(source: Path, tmp_path: Path) -> None:
     output, options = f"{tmp_path}/o/{STEM}.tar", replace(HASH, max_size=40_000)
     made = create(source, output, options)
     write_tree(source, {f"new{number}.txt": b"new" for number in range(5)})
-    fresh = dry_run(source, output, options)
+    fresh = create(source, output, options, dry_run=True)
     (tmp_path / "o" / "out.json").unlink()
     create(source, output, replace(options, resume=True))
-    assert len(fresh.shards) > len(sound(tmp_path / "o" / "out.json")) == made.shards
+    assert len(fresh.planned) > len(sound(tmp_path / "o" / "out.json")) == made.shards
 
 
 def test_a_repair_of_shards_by_hash(source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create
 from tests.helpers import ENVIRONMENT, existing, identity, read_tree, shards, typed, write_tree
 from tests.stored import age, contents, skipped, sound
 
@@ -117,19 +117,19 @@ def test_what_is_told_of_splits(scenes: Path, tmp_path: Path) -> None:
 def test_a_dry_run_of_splits(scenes: Path, tmp_path: Path) -> None:
     """A dry run writes nothing and tells all shards of all splits, to the byte."""
     asked = CreateOptions(workers=0, max_count=8, split=SHARES)
-    plan = dry_run(scenes, f"{tmp_path}/{PATTERN}.tar", asked)
+    plan = create(scenes, f"{tmp_path}/{PATTERN}.tar", asked, dry_run=True)
     assert os.listdir(tmp_path) == []
     _pack(scenes, tmp_path)
     listed = [one for name in NAMES for one in json.loads((tmp_path / f"out-{name}.json").read_bytes())["shardlist"]]
-    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] == [
+    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.planned] == [
         (one["url"], one["nsamples"], one["filesize"], one["first_key"], one["last_key"]) for one in listed
     ]
 
 
 def test_a_dry_run_of_splits_in_folders(scenes: Path, tmp_path: Path) -> None:
     """Where splits are folders, a dry run still tells which shard is whose."""
-    plan = dry_run(scenes, f"{tmp_path}/{{split}}/x-{{000..}}.tar", CreateOptions(workers=0, split=SHARES))
-    names = [one.name for one in plan.shards]
+    plan = create(scenes, f"{tmp_path}/{{split}}/x-{{000..}}.tar", CreateOptions(workers=0, split=SHARES), dry_run=True)
+    names = [one.name for one in plan.planned]
     assert len(set(names)) == len(names) == 3
 
 
@@ -443,7 +443,7 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
     assert (result.samples, result.skipped) == (60, len(found))
     assert [split.skipped for split in result.splits.values()] == [len(part) for part in rows]
     asked = CreateOptions(workers=0, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
-    assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(found)
+    assert create(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked, dry_run=True).skipped == len(found)
     assert sum(map(len, _parts(tmp_path / "out").values())) == 60
 
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, SampleFailed, ShardError, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, SampleFailed, ShardError, create
 from tests import tfrecords
 from tests.helpers import (
     ENVIRONMENT,
@@ -177,8 +177,8 @@ def test_the_bounds_hold_whatever_samples_become(
 def test_images_that_mislead_the_estimate(whole: Path, pictures: Path, ending: str) -> None:
     """Shards are within the bound where the estimate is far off: what finds no room gets names after the planned."""
     found = sound(whole / "out.json", max_size=14_000)
-    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE))
-    assert len(found) > len(plan.shards), "nothing was left over: the test is too easy"
+    plan = create(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE), dry_run=True)
+    assert len(found) > len(plan.planned), "nothing was left over: the test is too easy"
     source, made = read_tree(pictures), contents(found)
     assert {key: fields["txt"] for key, fields in made.items()} == {
         name[:-4]: data for name, data in source.items() if name.endswith(".txt")
@@ -266,8 +266,8 @@ def test_an_exact_range_is_filled(last: int, pictures: Path, ending: str, tmp_pa
 @pytest.mark.parametrize("names", ["far too few", "the planned", "enough"])
 def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, ending: str, tmp_path: Path) -> None:
     """A closed range with a bound is enough, or is refused, in the plan or once sizes show; no dataset is made."""
-    plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE))
-    count = {"far too few": 2, "the planned": len(plan.shards), "enough": len(shards(whole))}[names]
+    plan = create(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE), dry_run=True)
+    count = {"far too few": 2, "the planned": len(plan.planned), "enough": len(shards(whole))}[names]
     output = f"{tmp_path}/out-{{000..{count - 1:03}}}.{ending}"
     options = CreateOptions(workers=0, **WHOLE)
     if names == "enough":
@@ -382,7 +382,7 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
         return Counter((tmp_path / "noted").read_text(encoding="utf-8").split())
 
     asked = CreateOptions(workers=0, **options)
-    tried = calls(lambda: dry_run(source, f"{tmp_path}/out/{STEM}.tar", asked))
+    tried = calls(lambda: create(source, f"{tmp_path}/out/{STEM}.tar", asked, dry_run=True))
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
     (tmp_path / "out" / "out-002.tar").unlink()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool import CreateOptions, CreateResult, InvalidRequest, Observer, SampleFailed, create, dry_run
+from shardtool import CreateOptions, CreateResult, InvalidRequest, Observer, SampleFailed, create
 from shardtool.write.transform_packer import fetchers
 from tests.fetch.server import BOMB, WebServer, body, web_server
 from tests.helpers import PHOTOS, existing, members, read_tree, shards, typed, write_tree
@@ -197,8 +197,8 @@ def test_a_dry_run_asks_nothing(web: WebServer, tmp_path: Path) -> None:
     """A plan says what it cannot know, asks no server, and has 10,000 samples a shard where nothing bounds them."""
     source = _manifest(tmp_path / "in", [web.url("ok/a")] * 10_001)
     options = CreateOptions(urls={"jpg": "url"})
-    plan = dry_run(source, f"{tmp_path}/out-{{0..}}.tar", options)
-    assert [shard.samples for shard in plan.shards] == [10_000, 1]
+    plan = create(source, f"{tmp_path}/out-{{0..}}.tar", options, dry_run=True)
+    assert [shard.samples for shard in plan.planned] == [10_000, 1]
     assert any("10,001 URLs not fetched" in note for note in plan.notes)
     assert not web.asked
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.execute import start_pool
-from shardtool.messages import choose_text, flag_text, option_text
+from shardtool.messages import flag_text, option_text
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.verb_call import accepts_options
@@ -30,7 +30,7 @@ from shardtool.verbs.create.output_folder import name_shards
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.output_options import OutputOptions
-    from shardtool.request.results import CreateResult, DryRun
+    from shardtool.request.results import CreateResult
     from shardtool.source.base import Source
     from shardtool.values import Datasets, OutputNames
 
@@ -87,7 +87,7 @@ def write_dataset(
 
 def plan_dataset(
     source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
-) -> DryRun:
+) -> CreateResult:
     """Return what `write_dataset` would write."""
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
@@ -163,6 +163,9 @@ def _export_missing_indexes(run: runs.Run) -> None:
 def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
+    With `dry_run`, return the plan and write nothing; sizes are exact unless samples are transformed. With `plan_only`,
+    write only the plan, to that file.
+
     Args:
         source: A folder tree in which files that share a key are one sample, a list of folders whose files share keys,
             or a zip or tar archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a
@@ -185,39 +188,23 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
         print(result.samples, result.dataset_file)
         ```
     """
+    if options.dry_run or options.plan_only is not None:
+        return plan_dataset(source, output, options, observer)
     if not options.stat:
-        expected = choose_text("`dry_run`, which writes nothing", "--dry-run with it")
-        raise InvalidRequest(option_text("stat"), "a run that writes", expected=expected)
-    if options.plan_only is not None:
-        expected = "`dry_run`, which writes the plan"
-        raise InvalidRequest(option_text("plan_only"), "a run that writes shards", expected=expected)
+        raise InvalidRequest(option_text("stat"), "a run that writes", expected=flag_text("dry_run"))
     return write_dataset(source, output, options, observer)
 
 
-@accepts_options(CreateOptions)
-def dry_run(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
-    """Return what `create` would write. Sizes are exact unless samples are transformed.
-
-    With `plan_only`, write the plan to that file.
-
-    Raises:
-        InvalidRequest: The request is invalid.
-        SampleFailed: The source contains files that cannot be packed.
-        OutputExists: The plan file exists.
-        OutputFailed: The plan file cannot be written.
-    """
-    return plan_dataset(source, output, options, observer)
-
-
 @accepts_options(ReshardOptions)
-def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
+def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
 
     Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
-    index. If no sample changes, the output must have the content fingerprint of the source.
+    index. If no sample changes, the output must have the content fingerprint of the source. With `dry_run`, return the
+    plan and write nothing.
 
     Args:
-        datasets: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
+        dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `ReshardOptions`.
         observer: Receives progress and notes.
@@ -234,15 +221,5 @@ def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, ob
         shardtool.reshard("out.json", "shuffled-{000000..}.tar", shuffle=True, seed=1)
         ```
     """
-    return write_dataset(datasets, output, options, observer)
-
-
-@accepts_options(ReshardOptions)
-def reshard_dry_run(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> DryRun:
-    """Return what `reshard` would write. Sizes are exact unless samples are transformed.
-
-    Raises:
-        InvalidRequest: The request is invalid.
-        CorruptShard: A dataset is damaged.
-    """
-    return plan_dataset(datasets, output, options, observer)
+    run = plan_dataset if options.dry_run else write_dataset
+    return run(dataset, output, options, observer)

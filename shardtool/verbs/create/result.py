@@ -10,7 +10,7 @@ from shardtool.errors import printable
 from shardtool.fingerprint import format_fingerprint, sum_fingerprints
 from shardtool.interop.readers import unopenable_by
 from shardtool.names import to_local_name, to_output_name
-from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
+from shardtool.request.results import AppendedPart, CreateResult, PlannedShard, SplitResult
 from shardtool.verbs.create.changes import add_shard_counts
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _make_appended_part(outputs: Sequence[RunOutput]) -> AppendedPart | None:
     )
 
 
-def make_dry_run(run: Run) -> DryRun:
+def make_dry_run(run: Run) -> CreateResult:
     """Return what a run would write."""
     folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in run.outputs}
     common_folder, skipped, shards = os.path.commonpath([*folders.values()] or ["/"]), 0, []
@@ -86,4 +86,17 @@ def make_dry_run(run: Run) -> DryRun:
             first_and_last_key = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = os.path.normpath(os.path.join(subfolder, output.shard_name(shard)))
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *first_and_last_key))
-    return DryRun(run.dataset_file, tuple(shards), skipped, tuple(run.notes.said), run.changes)
+    return CreateResult(
+        dataset_file=run.dataset_file,
+        shards=len(shards),
+        kept=0,
+        samples=sum(shard.samples for shard in shards),
+        skipped=skipped,
+        size=sum(shard.size for shard in shards),
+        seconds=time.time() - run.started,
+        fingerprint="",
+        notes=tuple(run.notes.said),
+        changes=run.changes,
+        dry_run=True,
+        planned=tuple(shards),
+    )

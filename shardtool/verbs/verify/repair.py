@@ -306,15 +306,15 @@ class Repair:
 
     def _check_plan(self, file: DatasetFile, output: DatasetLike, options: CreateOptions) -> None:
         """Check by a dry run that the source yields the shards that the dataset file lists."""
-        from shardtool.verbs.create.create import dry_run
+        from shardtool.verbs.create.create import create
 
-        plan = dry_run(self.options.source, output, options)
+        plan = create(self.options.source, output, options, dry_run=True)
         if options.make_transform() is None:
             recorded = [
                 (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in file.shards
             ]
             if [
-                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in plan.shards
+                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in plan.planned
             ] != recorded:
                 found = "other samples than the dataset was created from"
                 raise InvalidRequest(

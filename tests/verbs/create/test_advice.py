@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, create
 from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ READERS: tuple[Target, ...] = ("webdataset", "wids", "dali", "energon", "hugging
 
 
 def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str]:
-    result = dry_run(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=0, **asked))
+    result = create(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=0, **asked), dry_run=True)
     return [note for note in result.notes if "load_dataset(folder)" not in note]
 
 
@@ -94,7 +94,14 @@ def test_fewer_shards_than_workers(tmp_path: Path) -> None:
     assert note.startswith("o.json: 2 shards, so a loader")
     assert "max_size='125MB' gives 8+" in note
     assert not [note for note in _notes(source, max_size="125MB") if FEW in note]
-    assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=0, max_size="125MB")).shards) >= 8
+    assert (
+        len(
+            create(
+                source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=0, max_size="125MB"), dry_run=True
+            ).planned
+        )
+        >= 8
+    )
     assert not [note for note in _notes(_sparse(tmp_path / "small", 1000)) if FEW in note]
 
 
@@ -176,8 +183,8 @@ def test_a_split_far_from_its_share_is_noted(form: str, tmp_path: Path) -> None:
         given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
     for share in (0.05, 0.2, 0.5, 1.0):
         asked = CreateOptions(workers=0, sample=share, values=("txt=txt",) if form == "table" else ())
-        told = dry_run(given, f"{tmp_path}/o-{{0..}}.tar", asked)
-        taken = sum(shard.samples for shard in told.shards)
+        told = create(given, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True)
+        taken = sum(shard.samples for shard in told.planned)
         noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]
         assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
 

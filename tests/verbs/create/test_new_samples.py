@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run, export, verify
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, export, verify
 from shardtool.request.dataset_options import VerifyOptions
 from tests.helpers import existing, identity, read_tree, typed, write_tree
 
@@ -162,7 +162,7 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
         CreateOptions(on_duplicate="first", append=True, map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
     asked = CreateOptions(workers=0, append=True, on_duplicate="first")
-    assert [one.first_key for one in dry_run(source, output, asked).shards] == ["c"]
+    assert [one.first_key for one in create(source, output, asked, dry_run=True).planned] == ["c"]
 
 
 @pytest.mark.parametrize("if_exists", ["append", "append-resume"])

@@ -25,7 +25,6 @@ from shardtool import (
     OutputExists,
     ReshardOptions,
     create,
-    dry_run,
     merge,
     reshard,
     verify,
@@ -413,9 +412,9 @@ def test_summary_and_json(place: Path) -> None:
 def test_dry_run_of_a_part(place: Path) -> None:
     """A dry run lists the shards of the part; all parts together list those of a single run."""
     pattern = place / "out/x-{000..}.tar"
-    whole = dry_run(place / "in", pattern, _OPTIONS)
-    found = [dry_run(place / "in", pattern, replace(_OPTIONS, part=f"{number}/3")) for number in (1, 2, 3)]
-    assert [shard for one in found for shard in one.shards] == [*whole.shards]
+    whole = create(place / "in", pattern, _OPTIONS, dry_run=True)
+    found = [create(place / "in", pattern, replace(_OPTIONS, part=f"{number}/3"), dry_run=True) for number in (1, 2, 3)]
+    assert [shard for one in found for shard in one.planned] == [*whole.planned]
     assert [one.skipped for one in found] == [whole.skipped, 0, 0]
     assert not (place / "out").exists()
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
+from shardtool import CreateOptions, InvalidRequest, OutputExists, create, index
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.request.option_values import parse_share
 from shardtool.request.results import ResumeChanges
@@ -87,12 +87,15 @@ def test_a_dry_run_reports_the_changes(place: Path) -> None:
     write_tree(place / "in", {"new.txt": b"new"})
     there = read_tree(place / "out")
     output = f"{place}/out/x-{{000..}}.tar"
-    plan = dry_run(place / "in", output, replace(_OPTIONS, resume=True))
+    plan = create(place / "in", output, replace(_OPTIONS, resume=True), dry_run=True)
     assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
     assert any("would fail" in note and "20 of 40" in note for note in plan.notes)
     assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
-    assert dry_run(place / "in", output, replace(_OPTIONS, resume=True, overwrite=True)).changes == plan.changes
-    assert dry_run(place / "in", output, _OPTIONS).changes is None
+    assert (
+        create(place / "in", output, replace(_OPTIONS, resume=True, overwrite=True), dry_run=True).changes
+        == plan.changes
+    )
+    assert create(place / "in", output, _OPTIONS, dry_run=True).changes is None
     assert read_tree(place / "out") == there
 
 

@@ -23,7 +23,6 @@ from shardtool import (
     OutputExists,
     ReshardOptions,
     create,
-    dry_run,
     export,
     index,
     reshard,
@@ -344,6 +343,6 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
     labels = _labels(out)
     assert [lists[-1][number] for number in labels.values()] == [key.split("/")[1] for key in labels]
     before = identity(out)
-    assert dry_run(source, pattern, CreateOptions(update=True, workers=0, **asked)).shards == ()
+    assert create(source, pattern, CreateOptions(update=True, workers=0, **asked), dry_run=True).planned == ()
     _night(source, pattern, **asked)
     assert identity(out) == before
