@@ -1,8 +1,8 @@
 """All errors that users can see.
 
-Every error has four parts: location, what was found, what was expected, and what to do. They are separate attributes
-for `--json`. `PlainError.__reduce__` keeps them when an error leaves a worker process. PyTorch workers pass on only
-text; `PlainError.embed_in_text` is for them.
+Every error has four parts: location, what was found, what was expected, and what to do. They are separate attributes,
+which `--json` prints. Our worker processes send them to the parent by `PlainError.__reduce__`. Workers of a PyTorch
+`DataLoader` send only the message, so `PlainError.embed_in_text` adds the attributes to the message.
 
 Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
 `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,
@@ -54,7 +54,7 @@ def printable(text: str | bytes) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text without users, passwords and queries in URLs, which may be secret."""
+    """Remove user names, passwords and queries, which may be secret, from the URLs in a text."""
     return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 
@@ -63,7 +63,7 @@ class PlainError(Exception):
 
     Attributes:
         where: The location: a file, sample or option.
-        expected: Empty if there is nothing to add.
+        expected: What was expected; may be empty.
         remedy: What to do; may be empty.
         detail: Lines below the message, such as the traceback of the user's function.
     """
@@ -98,7 +98,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Add all attributes to the text as JSON, from which the class can restore the error."""
+        """Add all attributes to the message as JSON. The class restores the error from this message."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -173,10 +173,10 @@ class OutputFailed(ShardError):
 
 
 class StoreFailed(ShardError):
-    """A store or server fails repeatedly or cannot be reached, or this machine cannot read a file.
+    """A store or server is unreachable or keeps failing, or this machine cannot read a file.
 
     Attributes:
-        of_file: Whether the failure may affect only one file.
+        of_file: Whether other files may still be readable.
     """
 
     code = "store-failed"
@@ -239,10 +239,10 @@ def os_error_text(error: OSError) -> str:
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
-    """Raise `StoreFailed` if the machine caused an OSError, not the content of a file.
+    """Raise `StoreFailed` if the machine, not the file, caused an OSError.
 
-    Call this before an OSError is reported as damage or a sample is skipped. `kinds` are error numbers caused by the
-    machine; `PROCESS_ERRNOS`: only those that no file can cause.
+    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check; pass
+    `PROCESS_ERRNOS` to check only for errors that no file can cause, such as too many open files.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -253,7 +253,7 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
 
 @contextmanager
 def raising_machine_errors(where: str) -> Iterator[None]:
-    """Apply `raise_if_machine_error` to errors in the block."""
+    """Call `raise_if_machine_error` for each OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out; ImportError, RuntimeError and ArrowException can mean it, too."""
+    """Check whether an error means that memory ran out. Some ImportError, RuntimeError and ArrowException do, too."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -274,7 +274,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Report that memory ran out in the block as an error of `what`."""
+    """Raise `OutOfMemory` with the location `what` if memory runs out in the block."""
     try:
         yield
     except Exception as error:
@@ -298,7 +298,7 @@ def explaining_missing_cwd() -> Iterator[None]:
 
 
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
-    """Return the first distinct items with their counts, and how many of `total` remain."""
+    """Join the first distinct items, with counts, and count the remaining ones: `a, b (3 times) and 5 more`."""
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]
     rest = (len(items) if total is None else total) - sum(count for _, count in shown)

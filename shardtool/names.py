@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
-# Fields that no reader decodes as text; a column of text or numbers cannot become one.
+# Extensions of binary formats. Text and numbers are refused in fields with these extensions.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
@@ -27,7 +27,7 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-# Not allowed as field names: samples, tables and webdataset use them for other values.
+# Not allowed as field names, because samples, tables and webdataset use them for other values.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
@@ -47,7 +47,7 @@ def to_bytes(name: str) -> bytes:
 
 
 def is_utf8(name: bytes) -> bool:
-    """Tell whether `name` is UTF-8."""
+    """Check whether a name is UTF-8."""
     try:
         name.decode()
     except UnicodeDecodeError:
@@ -58,7 +58,7 @@ def is_utf8(name: bytes) -> bool:
 def name_problem(name: bytes) -> str:
     """Return why a key or field name is invalid in all formats; empty if it is valid.
 
-    Terminals, line-based indexes and extraction would change these names.
+    Control characters are invalid because terminals, line-based indexes and extraction would change such names.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -92,12 +92,12 @@ def list_names(where: str, given: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a name to the form in outputs, which no locale changes."""
+    """Convert a local file name to the form in outputs, which does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
 def to_local_name(name: str) -> str:
-    """Convert a name to the form of the file system; the inverse of `to_output_name`."""
+    """Convert a name from an output to a local file name; the inverse of `to_output_name`."""
     return os.fsdecode(to_bytes(name))
 
 
@@ -130,5 +130,5 @@ def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Tell whether WebDataset's rule would end a key at one of its dots."""
+    """Check whether WebDataset's rule would end a key at one of its dots."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

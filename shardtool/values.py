@@ -31,7 +31,7 @@ ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a text payload
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # type of a value that is stored as text
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 

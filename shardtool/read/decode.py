@@ -238,9 +238,9 @@ def _decode_rgb(
     from shardtool.transform.image_decode import decode_image, to_rgb
     from shardtool.transform.jpeg import decode_jpeg_fast
 
-    if images == "numpy" and (array := decode_jpeg_fast(data, least=reduce, max_bytes=max_bytes)) is not None:
+    if images == "numpy" and (array := decode_jpeg_fast(data, min_size=reduce, max_bytes=max_bytes)) is not None:
         return array
-    image = decode_image(data, least=reduce, max_bytes=max_bytes, on_loss=partial(warn_about_loss, name))
+    image = decode_image(data, min_size=reduce, max_bytes=max_bytes, on_loss=partial(warn_about_loss, name))
     return to_rgb(image) if images == "pil" else _to_array(image, to_rgb)
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 TASK_COUNT = 32  # enough to keep a few workers busy to the end
-_SAME_CONTENT = "same-content"  # duplicates by content, not by key
-_EMPTY_SAMPLE = "empty"  # not a reason code: a sample, as opposed to a file, without a field
+# Groups of skipped rows in notes, in addition to the reason codes.
+_SAME_CONTENT, _EMPTY_SAMPLE = "same-content", "empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Return the requested samples in the requested order.
-
-        New samples must not have the keys that `taken` returns.
-        """
+        """Return the requested samples in the requested order. `taken` returns keys that they must not have."""
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
@@ -170,12 +167,12 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
         name = f"{row.path} ({row.key})" if row.code == "damaged" and row.key else row.path or row.key
         by_code.setdefault(code, []).append(printable(name))
     text = {
-        "no-field": "file skipped, without an extension to name a field",
-        _EMPTY_SAMPLE: "sample skipped, without a field",
-        "incomplete": "sample skipped, without a part in each source",
-        "duplicate": "sample skipped, whose key another sample has",
-        _SAME_CONTENT: "sample skipped, with the same content as another sample",
-        "damaged": "part of the shards skipped as damaged",
+        "no-field": "file skipped (no extension)",
+        _EMPTY_SAMPLE: "sample skipped (no field)",
+        "incomplete": "sample skipped (incomplete)",
+        "duplicate": "sample skipped (another sample has the same key)",
+        _SAME_CONTENT: "sample skipped (another sample has the same content)",
+        "damaged": "part of shards skipped (damaged)",
     }
     return [
         f"{pluralize(len(paths), text.get(code, f'file skipped ({code})'))}: {format_list(paths, 3)}"

@@ -80,7 +80,7 @@ def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
         return ()
     shown = format_list(split_names)
     label, split = option_text("label_from_folder"), option_text("split_from_folder")
-    return (f"{label} uses {shown} as classes: use {split} to make them splits, with the class folders below",)
+    return (f"{label} uses {shown} as classes; if they are splits of classes, add {split}",)
 
 
 def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:

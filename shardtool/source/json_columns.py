@@ -95,7 +95,7 @@ def _add_lines(
     from shardtool.table.open import read_columns
 
     where, lines = f"field {field!r}", scalars.lines
-    limit = f"more than {json_scalars.MAX_TEXT_LENGTH:,} letters"
+    limit = f"more than {json_scalars.MAX_TEXT_LENGTH:,} characters"
     notes = [
         f"{pluralize(count, 'text')} of {limit} ignored: {name!r} of {where}" for name, count in scalars.long.items()
     ]
@@ -109,7 +109,7 @@ def _add_lines(
     names = table.schema.names
     if not names:
         expected = 'objects such as {"label": "dog", "width": 640}'
-        raise InvalidRequest(where, "no text, number or boolean in any", expected=f"plain values, or {expected}")
+        raise InvalidRequest(where, "no text, number or boolean", expected=f"plain values, or {expected}")
     check_column_names(where, names)
     check_sidecar_names(where, names, remedy=f"do not use it in {option_text('columns_from')}")
     row_of_sample = np.full(len(entries), -1, np.int64)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # of a payload, and of its scalars as a line
-MAX_TEXT_LENGTH = 2**15  # letters: longer texts are not metadata, such as labelme's images
+MAX_TEXT_LENGTH = 2**15  # characters; longer texts, such as labelme's images, are not metadata
 _MAX_PLAIN_BYTES = 2**10  # of a payload that is not a JSON object
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # strict, so that 007 stays text
 _INTEGER_LIMIT = 2**63  # columns are int64
@@ -145,11 +145,11 @@ def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem
         yield from lookup.map_paths(
             _read_file,
             zip(task.paths, task.links, strict=True),
-            lambda file_or_column: paths.source_address(file_or_column[0]),
+            lambda file: paths.source_address(file[0]),
         )
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
-        numbers = (array("q", file_or_column) for file_or_column in (task.offsets, task.lengths, task.crcs))
+        numbers = (array("q", column) for column in (task.offsets, task.lengths, task.crcs))
         for offset, length, crc in zip(*numbers, strict=True):
             if length > _MAX_PAYLOAD_BYTES:
                 yield "unreadable", f"{length:,} bytes, too large"

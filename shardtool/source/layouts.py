@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys examined, in runs: a key and its partner are mostly neighbours
-_TESTED_KEYS = 64  # keys of a group whose partners are looked up
-_MIN_PARTNER_SHARE = 0.8  # of a group that has partners
-_MIN_GROUP_SHARE = 0.05  # of the samples in a group, or with a field
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys to examine, in runs of neighbours, which often belong together
+_TESTED_KEYS = 64  # keys of a group for which partners are searched
+_MIN_PARTNER_SHARE = 0.8  # share of these keys that must have a partner
+_MIN_GROUP_SHARE = 0.05  # share of the samples that a suffix, or a lacking field, must concern
 _MAX_FOLDERS = 8  # more sibling folders are classes
 _MAX_STRAY_FILES = 64  # files next to folders
-_MAX_DEPTH = 4  # of single folders in single folders
+_MAX_DEPTH = 4  # levels with a single folder
 _MAX_SUFFIXES = 6
 _MAX_TABLES = 3  # with the same extension
 _SHOWN_FIELDS = 3
@@ -58,9 +58,9 @@ class Advice(NamedTuple):
     """An observation about a listing, and the command that probably packs it as intended.
 
     Attributes:
-        found: How many samples lack what, and why.
-        command: A command, or a call in Python; empty if none fits.
-        effect: What the command does, or the documentation page about the layout.
+        found: The fields that samples lack, and how their files are named.
+        command: A command, or a call in Python; empty if no single command can pack the files.
+        effect: What the command does; without a command, the documentation page about the layout.
     """
 
     found: str
@@ -158,15 +158,17 @@ def _lacking_text(tree: _Tree) -> str:
     count = len(tree.entries)
     counts = [(name, uses) for name, uses in zip(tree.entries.fields, tree.entries.code_counts(), strict=True) if uses]
     min_count = max(2, _MIN_GROUP_SHARE * count)
-    lacks = [f"{count - uses:,} lack {printable(name)}" for name, uses in counts if min_count <= uses < count]
+    lacks = [(count - uses, printable(name)) for name, uses in counts if min_count <= uses < count]
     if not lacks:
         fields = format_list([printable(name) for name, _ in counts], _SHOWN_FIELDS)
         return f"{pluralize(count, 'sample')} with only {fields}"
-    return f"of {pluralize(count, 'sample')} {format_list(lacks, _SHOWN_FIELDS)}"
+    (lacking, name), *others = lacks
+    texts = [f"{lacking:,} of {pluralize(count, 'sample')} lack {name}"]
+    return format_list([*texts, *(f"{lacking:,} lack {name}" for lacking, name in others)], _SHOWN_FIELDS)
 
 
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    """Find suffixes such as _mask: without one, a key equals another key, or ends in another such suffix."""
+    """Find suffixes such as _mask: keys that equal another key, or end in another suffix, without the suffix."""
     tails = Counter[bytes]()
     for sample in tree.sampled:
         name = _file_name(tree.keys[sample])
@@ -189,7 +191,7 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
         return None
     pattern = _suffix_pattern(sorted(paired))
     shown = format_list([printable(tail) for tail in sorted(paired)])
-    found = f"{_lacking_text(tree)}; their names differ by {shown}"
+    found = f"{_lacking_text(tree)}; the file names differ only by {shown}"
     return Advice(found, _create_call([tree.source], key_pattern=pattern))
 
 
@@ -283,7 +285,7 @@ def _find_siblings(tree: _Tree) -> Advice | None:
 
 
 def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
-    return f"{_lacking_text(tree)}; files in {format_list([printable(name) for name in names])} share their names"
+    return f"{_lacking_text(tree)}; files in {format_list([printable(name) for name in names])} have the same names"
 
 
 def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
@@ -325,7 +327,7 @@ def _find_packed(tree: _Tree) -> Advice | None:
         total = sum(counts[code] for code in codes)
         if total * 2 <= len(tree.entries.rows.code):
             continue
-        found = f"{total:,} {kind} {'file' if total == 1 else 'files'}, each packed as a sample"
+        found = f"{total:,} {kind} {'file' if total == 1 else 'files'}, each packed as one sample"
         paths = _files_with(tree, codes, _TESTED_KEYS)
         folders = {path[: path.rfind(b"/") + 1] for path in paths}
         depths = {path.count(b"/") for path in paths}
@@ -393,7 +395,7 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
     if not files or clips < files or address.is_url(tree.source):
         return None
     where = f"{files:,} *.{_TRANSCRIPTS} file{'s' * (files > 1)}"
-    found = f"{pluralize(clips, 'sample')} lack txt; their transcripts are lines of {where}"
+    found = f"{pluralize(clips, 'sample')} lack txt; the transcripts are in {where}"
     lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
     options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "values": {"txt": "2"}}
@@ -426,7 +428,7 @@ def _find_table(tree: _Tree) -> Advice | None:
     else:
         return None
     samples = pluralize(len(tree.entries) - 1, "sample")
-    found = f"{samples} lack the columns of {printable(name)}, which is packed as a sample"
+    found = f"{samples} lack the columns of {printable(name)}, which is packed as a separate sample"
     if match.as_source:
         options = {**({"root": tree.inside(root)} if root else {}), **match.options}
         return Advice(found, _create_call([tree.inside(name)], **options))

@@ -155,7 +155,7 @@ class MultiFolderSource(FolderSource):
             for label, in_folder in zip(self._labels, has, strict=True)
             if not in_folder.all()
         ]
-        named = format_list([printable(in_folder.key) for in_folder in lacking], _MAX_LISTED_NAMES)
+        named = format_list([printable(row.key) for row in lacking], _MAX_LISTED_NAMES)
         one_sample = len(lacking) == 1
         verb, was = ("lacks", "was") if one_sample else ("lack", "were")
         problem = f"{pluralize(len(lacking), 'sample')} {verb} a file in one folder and {was} packed without it"

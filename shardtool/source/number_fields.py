@@ -130,7 +130,7 @@ def find_number_fields(
 
 
 def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format: str) -> None:
-    conflicts = {name: conflict for name, conflict in part.unlike.items() if is_wanted(name)}
+    conflicts = {name: conflict for name, conflict in part.conflicts.items() if is_wanted(name)}
     for name, conflict in conflicts.items():
         if conflict.kind != part.kind(name):
             raise _kind_conflict(
@@ -144,7 +144,7 @@ def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format:
 
 
 def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bool:
-    first = next((part for part in holders if name in part.unlike), None)
+    first = next((part for part in holders if name in part.conflicts), None)
     if first is None:
         return False
     for part in holders if kind != "bytes" else ():

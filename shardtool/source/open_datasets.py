@@ -133,8 +133,7 @@ def merge_classes(
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if class_lists and len(class_lists) < len(indices):
             others = [source_dataset_name(datasets[index]) for index in indices if index not in class_lists]
-            source = f"the class names of {name!r} come from the datasets that list them"
-            notes.append(f"{source}, not from {format_list(others)}")
+            notes.append(f"no class names for {name!r} in {format_list(others)}; using those of the other datasets")
     return merged, notes
 
 
@@ -158,8 +157,8 @@ def drop_partial_labels(
         if lacking and columns is not None:
             kept = [part for part in columns.column_names if part != name]
             columns = columns.select(kept) if kept else None
-            dropped = f"column {name!r} dropped: {pluralize(len(lacking), 'shard')} of field {name!r} lack it"
-            notes.append(f"{dropped} (use {option_text('columns_from', (name,))} to create it from the field)")
+            dropped = f"column {name!r} dropped: {pluralize(len(lacking), 'shard')} with this field lack the column"
+            notes.append(f"{dropped} (create it from the field with {option_text('columns_from', (name,))})")
     return columns, notes
 
 

@@ -218,7 +218,7 @@ def _check_request(path: str, metadata: Mapping[str, Any], request: PlanRequest)
         raise InvalidRequest(path, f"a plan of {found}", expected=f"a plan of {expected}", remedy=remedy)
     if [tuple(stamp) for stamp in source["stamps"]] != [*request.stamps]:
         name = request.names[0]
-        found = f"a plan of {name} before it changed: its size or modification time differs"
+        found = f"a plan of an older {name}: its size or modification time differs"
         raise InvalidRequest(path, found, expected=f"a plan of the current {name}", remedy=remedy)
     if differing := describe_differences(options, json.loads(json.dumps(request.options))):
         found = f"a plan of other options: {'; '.join(differing)}"
@@ -250,11 +250,11 @@ def _check_texts(values: object) -> list[str]:
     return values
 
 
-_MAX_PROBED_FILES = 16  # at least one of these must exist unchanged
+_MAX_PROBED_FILES = 16  # one of these must exist and be unchanged
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
-    """Refuse paths that leave the source without permission, and a plan none of whose files exists.
+    """Refuse paths that leave the source without permission, and plans of files that do not exist.
 
     Each folder and link is examined once.
     """
@@ -307,6 +307,6 @@ def _check_any_exists(entries: SampleTable, where: str) -> None:
         if (file_stat.st_size, file_stat.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):
             return
     if probed:
-        found = f"a plan none of whose files exists unchanged, such as {printable(entries.path(probed[0]))}"
+        found = f"the files of the plan do not exist or have changed, such as {printable(entries.path(probed[0]))}"
         remedy = f"Check the source, or write a new plan with {option_text('plan_only', 'FILE')}."
         raise InvalidRequest(where, found, expected="a plan of this source", remedy=remedy)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MAC_FILES = (b"._", b".DS_Store")  # prefixes: `._NAME` next to each file, and `.DS_Store`
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-ALWAYS_CHANGED = 2**62  # change time for targets that change without a trace in the tree
+ALWAYS_CHANGED = 2**62  # change time of files whose changes the tree does not show, such as targets of links
 
 
 @dataclass
@@ -85,9 +85,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property that a folder derives from its parent.
+    """Return a property that `derive` computes from the property of the parent folder.
 
-    `known` caches the property by folder path (empty, or ending in a slash).
+    `known` caches the property by folder path, which is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:  # not recursive: a path may have a thousand parts
@@ -100,10 +100,10 @@ def resolve_folder(
 
 
 class FileCollector:
-    """Files in any order.
+    """Collects files that arrive in any order, such as archive members, by the rules for folders.
 
     Attributes:
-        part: Skipped files and system files; after `in_order`, also the files in key order.
+        part: Skipped files and system files; after `in_order`, also the files, in key order.
         folders: Whether each folder is included.
     """
 
@@ -167,7 +167,7 @@ class FileCollector:
                 previous_key, previous_field = key, ending
         if twice:
             shown = format_list([printable(name) for name in twice])
-            problem = f"{pluralize(len(twice), 'name')} of several members: {shown}"
+            problem = f"{pluralize(len(twice), 'file')} stored several times: {shown}"
             raise InvalidRequest(where, problem, expected="each file once", remedy="Recreate the archive.")
         part.keys = [bytes(keys)]
         columns: NDArray[np.int64] = numbers[order].T

@@ -94,9 +94,9 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
     from shardtool.table.payload_values import renumber_columns
 
     known_classes, entries = read_classes(options.classes_from), listed.entries
-    columns = make_sample_table(entries, listed.shards).column
-    query_table = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
-    for name, numbers in renumber_columns(columns, names, values, query_table, known_classes):
+    column_of = make_sample_table(entries, listed.shards).column
+    label_fields = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
+    for name, numbers in renumber_columns(column_of, names, values, label_fields, known_classes):
         entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
     entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, may_lack=may_lack_values)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
@@ -116,7 +116,7 @@ def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str,
     field = "txt" if is_text_type(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
     values_option = option_text("values", quote(f"{field}={name}") if uses_cli_names() else {field: name})
     columns = format_list([*map(printable, kinds)])
-    summary = f"the columns of {joined.name} go into the sidecars, not into the shards: {columns}"
+    summary = f"columns of {joined.name} are stored in the sidecars, not in the shards: {columns}"
     return (f"{summary} (make one a field with {values_option})",)
 
 

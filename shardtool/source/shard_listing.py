@@ -86,8 +86,8 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         to_format: `tar` or `tfrecord`.
         only: The fields to pack; empty: all. Other fields are not checked.
         without: Fields that will not be packed, and are not checked.
-        salvage: Whether to skip damaged parts of shards without an index, and damaged numbers.
-        as_stored: Whether numbers are bytes, fields are not checked, and class names are not merged.
+        salvage: Whether to skip damaged numbers, and damage in shards without an index, instead of failing.
+        as_stored: Whether to list numbers as bytes, without checks of fields and without class names.
 
     Raises:
         InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.
@@ -110,8 +110,8 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     columns, label_notes = drop_partial_labels(columns, parts, classes_known)
     notes += [*class_notes, *label_notes]
     for part in parts:
-        if part.joined:
-            notes.append(f"{part.name}: grouped the scattered fields of {pluralize(part.joined, 'sample')}")
+        if part.regrouped:
+            notes.append(f"{part.name}: grouped the fields of {pluralize(part.regrouped, 'sample')}, which were apart")
     skipped = tuple(row for part in parts for row in part.skipped)
     damaged = numbers.damaged(parts)
     entries = _make_entries(parts, numbers, seen)
@@ -206,7 +206,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
     code_of = {name: index for index, name in enumerate(fields)}
-    files, whole = tuple(part.file for part in parts), _merge_whole(parts)
+    files, is_list = tuple(part.file for part in parts), _merge_is_list(parts)
     names, texts = _merge_keys(parts), numbers.columns(parts)
     counts, rows = [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
     kind, first = np.full(sum(rows), SPAN, np.uint8), np.zeros(sum(counts) + 1, np.int64)
@@ -238,7 +238,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
             changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
         ),
         values=FieldValues(texts, lists=numbers.lists),
-        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
+        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, is_list),
         identity=seen.identity,
     )
 
@@ -264,11 +264,11 @@ def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: t
     return column_of_all
 
 
-def _merge_whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
-    if all(part.whole is None for part in parts):
+def _merge_is_list(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
+    if all(part.is_list is None for part in parts):
         return None
     return np.concatenate(
-        [np.zeros(len(part.index.codes), np.bool_) if part.whole is None else part.whole for part in parts]
+        [np.zeros(len(part.index.codes), np.bool_) if part.is_list is None else part.is_list for part in parts]
     )
 
 

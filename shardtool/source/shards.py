@@ -129,7 +129,7 @@ class DatasetSource(Source):
             why = f"not in {other.name}"
             skipped += tuple(Skipped(entries.key(sample), "", "incomplete", why) for sample in unmatched.tolist())
             entries, positions = entries.take(np.flatnonzero(positions >= 0)), positions[positions >= 0]
-        notes = [f"{pluralize(unused, 'sample')} of {other.name} not used: their keys are not here"] if unused else []
+        notes = [f"{pluralize(unused, 'sample')} of {other.name} not used: no sample has their keys"] if unused else []
         return replace(
             listed,
             entries=merge_fields(entries, other.entries.take(positions)),

@@ -69,12 +69,12 @@ class SourceShard:
 
     Attributes:
         dataset: The index of its dataset in the source.
-        kinds: Type by field, except bytes; in a tar, the types that texts represent. None: only a scan can tell.
+        kinds: Type by field, except bytes; in a tar, the types that texts represent. None: unknown without a scan.
         index: Locations and metadata of samples; empty before the shard is listed.
-        unlike: By field, the first feature that is not a single value or has another type, as far as scanned.
+        conflicts: By field, the first scanned feature that is not a single value or has another type.
         skipped: Contents that are not part of a sample.
-        whole: bool per row: whether the payload is the whole content of a list; None: none is, as far as scanned.
-        joined: Number of samples whose fields were not adjacent.
+        is_list: bool per row: whether the payload is the whole content of a list. None: no list was scanned.
+        regrouped: Number of samples whose fields were not adjacent.
     """
 
     stored: StoredShard
@@ -83,10 +83,10 @@ class SourceShard:
     dataset: int
     kinds: Mapping[str, FeatureType] | None
     index: shard_index.ShardIndex = _EMPTY_INDEX
-    unlike: Mapping[str, FeatureConflict] = field(default_factory=dict)
+    conflicts: Mapping[str, FeatureConflict] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    whole: NDArray[np.bool_] | None = None
-    joined: int = 0
+    is_list: NDArray[np.bool_] | None = None
+    regrouped: int = 0
 
     @property
     def path(self) -> str:
@@ -186,9 +186,9 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
         remedy = f"{error.remedy} Skip damaged parts with {option_text('on_error', 'skip')}.".strip()
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
     index = shard_index.scanned_index(scan)
-    unlike = {index.names[code]: conflict for code, conflict in scan.unlike.items()}
+    conflicts = {index.names[code]: conflict for code, conflict in scan.unlike.items()}
     skipped, kinds = tuple(_skipped_rows(shard.name, scan)), index.kinds or shard.kinds
-    part = replace(shard, index=index, kinds=kinds, unlike=unlike, skipped=skipped, whole=_whole_list_rows(scan))
+    part = replace(shard, index=index, kinds=kinds, conflicts=conflicts, skipped=skipped, is_list=_list_rows(scan))
     if not has_index:
         return sort_fields(merge_interleaved(part) if scan.format == "tar" else part)
     part, listed_index = sort_fields(part), sort_fields(shard).index
@@ -200,7 +200,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
 
 def sort_fields(part: SourceShard) -> SourceShard:
     """Return the shard with the fields of each sample in byte order of names."""
-    index, whole = part.index, part.whole
+    index = part.index
     counts = index.counts
     if len(index) and int(counts.max()) > MAX_FIELDS:
         sample = int(counts.argmax())
@@ -215,13 +215,13 @@ def sort_fields(part: SourceShard) -> SourceShard:
         "offsets": _narrow_column(index.offsets),
         "lengths": _narrow_column(index.lengths),
         "crcs": index.crcs,
-        "whole": whole,
+        "is_list": part.is_list,
     }
     owners = index.owners()
     if np.any((columns["codes"][1:] < columns["codes"][:-1]) & (owners[1:] == owners[:-1])):
         order = np.lexsort((columns["codes"], owners))
         columns = {name: None if column is None else column[order] for name, column in columns.items()}
-    zeros, whole = np.broadcast_to(np.int64(0), len(index)), columns.pop("whole")
+    zeros, is_list = np.broadcast_to(np.int64(0), len(index)), columns.pop("is_list")
     sorted_index = shard_index.ShardIndex(
         keys=index.keys,
         key_ends=_narrow_column(index.key_ends),
@@ -232,7 +232,7 @@ def sort_fields(part: SourceShard) -> SourceShard:
         metadata=index.metadata,
         **columns,
     )
-    return replace(part, index=sorted_index, whole=whole)
+    return replace(part, index=sorted_index, is_list=is_list)
 
 
 def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -267,15 +267,15 @@ def merge_interleaved(part: SourceShard) -> SourceShard:
         offsets=index.offsets[order],
         lengths=index.lengths[order],
     )
-    return replace(part, index=merged_index, joined=int(np.count_nonzero(np.bincount(sample) > 1)))
+    return replace(part, index=merged_index, regrouped=int(np.count_nonzero(np.bincount(sample) > 1)))
 
 
-def _whole_list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:
+def _list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:
     if not scan.whole:
         return None
-    whole = np.zeros(len(scan.codes), np.bool_)
-    whole[np.frombuffer(scan.whole, np.uint64).astype(np.int64)] = True
-    return whole
+    is_list = np.zeros(len(scan.codes), np.bool_)
+    is_list[np.frombuffer(scan.whole, np.uint64).astype(np.int64)] = True
+    return is_list
 
 
 def _skipped_rows(shard: str, scan: ShardScan) -> Iterator[Skipped]:

@@ -33,8 +33,9 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK.
-        facts: int64[paths, 4]: size in bytes; modification time, and the latest time at which the file behind the path
-            could have changed, in nanoseconds; and 0, or one plus the index of a problem (then the others are 0).
+        facts: int64[paths, 4]: size in bytes; modification time in nanoseconds; the latest time, in nanoseconds, at
+            which the path or the file may have changed; and one plus the index of a problem. Without a problem, the
+            last number is 0; with a problem, the others are 0.
         problems: (code, message), without repetition.
     """
 

@@ -77,8 +77,8 @@ def _arrow_rows(path: str, ending: str) -> list[dict[str, object]]:
     import pyarrow.dataset as ds
 
     form = "parquet" if ending == PARQUET_ENDING else "ipc"
-    scanned: list[dict[str, object]] = ds.dataset(path, format=form).head(_HEAD_ROWS).to_pylist()
-    return scanned
+    rows: list[dict[str, object]] = ds.dataset(path, format=form).head(_HEAD_ROWS).to_pylist()
+    return rows
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:

@@ -182,12 +182,12 @@ class RandomResizedCrop(_Crop):
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
     """Return a JPEG down to the crop at 1/scale of its size, and the scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
-    if head.baseline and rows < head.height:
+    if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
     wide, high = box[2] - box[0], box[3] - box[1]
     min_size = -(-head.width * size // wide), -(-head.height * size // high)
-    image = decode_jpeg_fast(data, head, least=min_size)
-    decoded = to_rgb(decode_image(data, least=min_size)) if image is None else image
+    image = decode_jpeg_fast(data, head, min_size=min_size)
+    decoded = to_rgb(decode_image(data, min_size=min_size)) if image is None else image
     return decoded, round(head.width / (decoded.width if isinstance(decoded, Image.Image) else decoded.shape[1]))
 
 

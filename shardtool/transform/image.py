@@ -5,12 +5,12 @@
 - The content's format is kept, unless `encode` is set.
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
   (CMYK, grey, RGB) changes.
-- Values that may be labels or measurements are never blended and never lose bits unless requested. Modes 1, P, PA,
-  I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own format
-  and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
-- `encode` jpg or webp requests a photograph: palettes become colours, 16 bits become 8 (65535 becomes 255; for 12 bits,
-  4095 does), and jpg puts alpha on white. Other conversions are refused (`image-depth`).
-- Images with several frames or pages pass unchanged or are refused (`animated-image`).
+- Values that may be labels or measurements are never blended, and keep all bits unless you request otherwise. Modes 1,
+  P, PA, I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own
+  format and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
+- `encode` to jpg or webp converts to a photograph: palettes become colours, white becomes 255 for any bit depth, and
+  jpg replaces transparency by white. Other conversions are refused (`image-depth`).
+- An image with several frames or pages is an error (`animated-image`) if it would have to be changed.
 - The same build of Pillow and its codecs always returns the same bytes.
 
 For worker processes only: `change_image` disables Python's warnings, and libtiff may print to stderr.

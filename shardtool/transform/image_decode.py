@@ -4,7 +4,7 @@
 - Only seven formats are decoded. Others are never tried; EPS would start a program.
 - Of a multi-picture JPEG (MPO), only the first picture is used; the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
-  GIF or fax (TIFF) whose compressed data end regularly before the last row.
+  GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """
@@ -97,7 +97,7 @@ class BadImage(ValueError):
 
 
 def decode_image(
-    data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_DECODE_BYTES,
+    data: bytes, *, min_size: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_DECODE_BYTES,
     on_loss: Callable[[DecodingLoss], None] | None = None,
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in the mode of its content and in display orientation.
@@ -106,7 +106,7 @@ def decode_image(
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
-        least: Sufficient width and height: a JPEG is decoded at 1/8, 1/4 or 1/2 if both sides are still at least this.
+        min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if it is then at least this large.
         exact: Return stored values, and refuse an image whose values Pillow does not preserve.
         max_bytes: Memory limit, which includes turning the image and converting it to RGB.
         on_loss: Called if the image has more bits or pages than the result.
@@ -117,7 +117,8 @@ def decode_image(
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)
         losses = _decoding_losses(picture) if on_loss else ()
-        image, _ = decode_pixels(picture, least[::-1] if least and picture.turn >= FIRST_SIDEWAYS else least)
+        is_turned = picture.turn >= FIRST_SIDEWAYS
+        image, _ = decode_pixels(picture, min_size[::-1] if min_size and is_turned else min_size)
     if exact:
         image = to_stored_values(image, picture)
     elif image.mode in WIDE_MODES or not picture.white:
@@ -155,8 +156,8 @@ class OpenedImage:
         size: Width and height in display orientation.
         turn: EXIF orientation still to apply after decoding; for TIFF, Pillow applies it.
         upright: Whether the orientation is 1.
-        deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: Largest value that can be stored; 0 if there is none.
+        deep: Whether Pillow discards all but the upper eight bits of each value.
+        white: The largest possible value, which is white; 0 if there is none.
         profile: ICC profile.
         colours: Colour kind of the profile.
 
@@ -320,7 +321,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
 
 
 def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, int]]) -> str:
-    """Return the missing part of a file that Pillow decodes although it is truncated; empty if complete."""
+    """Describe what a truncated file lacks although Pillow decodes it; empty if the file is complete."""
     data, image = picture.stream.getvalue(), picture.image
     if picture.kind == "PNG":
         if all(name != b"IEND" for name, _ in _png_chunks(data)):

@@ -4,8 +4,8 @@ Used for upright 8-bit JPEGs in grey or three colours. Otherwise, or without sim
 None, and Pillow decodes the image.
 
 - Memory is estimated from the header before allocation; a JPEG near the limit is left to Pillow.
-- A JPEG that causes a libjpeg warning is left to Pillow, which decides whether to refuse it. One warning is expected:
-  data after the rows that `crop_jpeg_rows` keeps. Then the file must end with the end marker.
+- A JPEG that causes a libjpeg warning is left to Pillow, which decides whether to refuse it. One warning is expected
+  after `crop_jpeg_rows`: data follow the kept rows. Then the file must end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_BASELINE_MARKERS, _PROGRESSIVE_MARKER = (0xC0, 0xC1), 0xC2
+_SEQUENTIAL_MARKERS, _PROGRESSIVE_MARKER = (0xC0, 0xC1), 0xC2
 _SKIPPED_MARKERS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # tables, comments and application data
 _APP1_MARKER = 0xE1
 _BITS, _CHANNELS = 8, (1, 3)
@@ -58,18 +58,18 @@ class JpegHeader(NamedTuple):
         width: In pixels.
         height: In pixels.
         block_rows: Pixel rows per row of blocks.
-        baseline: Decoded row by row, so a reduced height decodes less.
-        plain: Eight bits, in one or three colours.
-        whole: Whether all rows are decoded.
+        is_sequential: Whether rows are decoded one after the other; a progressive JPEG is decoded in several scans.
+        is_supported: Whether simplejpeg decodes it: eight bits, in one or three colours.
+        is_cropped: Whether `height` was reduced, so rows follow that are not decoded.
     """
 
     height_offset: int
     width: int
     height: int
     block_rows: int
-    baseline: bool
-    plain: bool
-    whole: bool = True
+    is_sequential: bool
+    is_supported: bool
+    is_cropped: bool = False
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
@@ -79,15 +79,15 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     offset, app1_data = 2, b""
     while offset + 10 <= len(data) and data[offset] == 0xFF:  # noqa: PLR2004 - start of each marker
         marker, end = data[offset + 1], offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
-        if marker in _BASELINE_MARKERS or marker == _PROGRESSIVE_MARKER:
+        if marker in _SEQUENTIAL_MARKERS or marker == _PROGRESSIVE_MARKER:
             height, width = (
                 int.from_bytes(data[position : position + 2], "big") for position in (offset + 5, offset + 7)
             )
             if not width or not height or not _is_upright(app1_data, data):
                 return None
             rows = _BLOCK_PIXELS * max((factors & 15 for factors in data[offset + 11 : end : 3]), default=1)
-            plain = data[offset + 4] == _BITS and data[offset + 9] in _CHANNELS
-            return JpegHeader(offset + 5, width, height, rows, marker != _PROGRESSIVE_MARKER, plain)
+            is_supported = data[offset + 4] == _BITS and data[offset + 9] in _CHANNELS
+            return JpegHeader(offset + 5, width, height, rows, marker != _PROGRESSIVE_MARKER, is_supported)
         if marker not in _SKIPPED_MARKERS:
             return None
         if marker == _APP1_MARKER:
@@ -97,16 +97,16 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Return a baseline JPEG limited to its first rows by a patched height, and its header."""
+    """Return a sequential JPEG with the height in its header reduced to `rows`, and the new header."""
     cropped = b"".join((data[: head.height_offset], rows.to_bytes(2, "big"), data[head.height_offset + 2 :]))
-    return cropped, head._replace(height=rows, whole=False)
+    return cropped, head._replace(height=rows, is_cropped=True)
 
 
 def decode_jpeg_fast(
     data: bytes,
     head: JpegHeader | None = None,
     *,
-    least: tuple[int, int] | None = None,
+    min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
     """Return the pixels of a JPEG in RGB, uint8 [height, width, 3], writable; None: Pillow must decode it.
@@ -114,27 +114,28 @@ def decode_jpeg_fast(
     Args:
         data: The bytes of any image.
         head: Its header; None: read it.
-        least: Sufficient width and height, as for `decode_image`.
+        min_size: Width and height, as for `decode_image`.
         max_bytes: Memory limit, as for `decode_image`.
     """
     import numpy as np
 
     decode = jpeg_decoder()
     head = head or (read_jpeg_header(data) if decode else None)
-    if decode is None or head is None or not head.plain:
+    if decode is None or head is None or not head.is_supported:
         return None
     width, height = head.width, head.height
     needed_bytes = (width + _MARGIN_PIXELS) * (height + _MARGIN_PIXELS) * _MAX_BYTES_PER_PIXEL
     if needed_bytes > max_bytes or width * height > MAX_PIXELS:
         return None
-    if least and (scale := min(width // least[0], height // least[1])) > 1 and min(width, height) >= _BLOCK_PIXELS:
+    scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
+    if scale > 1 and min(width, height) >= _BLOCK_PIXELS:
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)
     try:
         decode(data, buffer=pixels, min_height=height, min_width=width)
     except ValueError as error:
-        if head.whole or _EXTRA_DATA_WARNING not in str(error) or data[-2:] != _END_MARKER:
+        if not head.is_cropped or _EXTRA_DATA_WARNING not in str(error) or data[-2:] != _END_MARKER:
             return None
     return pixels
 

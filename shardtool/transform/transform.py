@@ -1,6 +1,6 @@
-"""Describe a transform with plain values, which are sent to workers.
+"""Describe the changes to samples with plain values, which are sent to workers.
 
-Values found while reading a sample, such as an image size, may decide whether it is packed.
+A condition on values that are found while a sample is read, such as the image size, can exclude the sample.
 """
 
 from __future__ import annotations

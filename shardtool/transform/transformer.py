@@ -61,7 +61,7 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change a sample's images; return its fields, and a value for each found column.
+        """Change a sample's images; return its fields, and the values of the columns in `Transform.found`.
 
         Args:
             fields: The sample's fields from the source.

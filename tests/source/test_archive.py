@@ -225,7 +225,7 @@ def test_truncated_archives_are_refused(ending: str, tmp_path: Path) -> None:
 def test_repeated_members_are_refused(tmp_path: Path) -> None:
     """Two members of the same name are refused: one would be lost."""
     archive = _pack_up(tmp_path / "in.tar", [("a.png", b"1"), ("a.json", b""), ("./a.png", b"2")])
-    with pytest.raises(InvalidRequest, match=r"1 name of several members: a\.png; expected each file once"):
+    with pytest.raises(InvalidRequest, match=r"1 file stored several times: a\.png; expected each file once"):
         _pack(archive, tmp_path / "out")
 
 

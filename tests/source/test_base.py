@@ -8,8 +8,8 @@ from shardtool.skipped import Skipped
 from shardtool.source.base import skipped_notes
 
 
-@pytest.mark.parametrize(("number", "said"), [(1, "1 part of the shards"), (2, "2 parts of the shards")])
+@pytest.mark.parametrize(("number", "said"), [(1, "1 part of shards"), (2, "2 parts of shards")])
 def test_damage_is_counted_in_plain_words(number: int, said: str) -> None:
     """Skipped damage is counted, with its shard and, if known, its key."""
     skipped = [Skipped(key, "x.tar", "damaged", "at 0") for key in "kl"[:number]]
-    assert skipped_notes(skipped) == [f"{said} skipped as damaged: {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]
+    assert skipped_notes(skipped) == [f"{said} skipped (damaged): {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]

@@ -65,43 +65,43 @@ def _packed(place: Path, command: str) -> list[str]:
 LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     "masks": (
         _files("{:04}.jpg", "{:04}_mask.png"),
-        "of 12 samples 6 lack jpg, 6 lack png; their names differ by _mask",
+        "6 of 12 samples lack jpg, 6 lack png; the file names differ only by _mask",
         "shardtool create src OUTPUT --key-pattern '(.+)_mask'",
         ["0000.jpg", "0000.mask.png"],
     ),
     "masks, not sorted next to their images": (
         _files("{}.jpg", "{}_mask.png", ids=range(1, 30)),
-        "of 58 samples 29 lack jpg, 29 lack png; their names differ by _mask",
+        "29 of 58 samples lack jpg, 29 lack png; the file names differ only by _mask",
         "shardtool create src OUTPUT --key-pattern '(.+)_mask'",
         ["1.jpg", "1.mask.png"],
     ),
     "masks in classes": (
         _files("cat/{:04}.png", "cat/{:04}-seg.png", "dog/{:04}.png", "dog/{:04}-seg.png"),
-        "24 samples with only png; their names differ by -seg",
+        "24 samples with only png; the file names differ only by -seg",
         "shardtool create src OUTPUT --key-pattern '(.+)-seg'",
         ["cat/0000.png", "cat/0000.seg.png"],
     ),
     "two suffixes": (
         _files("{:04}.jpg", "{:04}_mask.png", "{:04}_depth.npy"),
-        "of 18 samples 12 lack jpg, 12 lack npy, 12 lack png; their names differ by _depth, _mask",
+        "12 of 18 samples lack jpg, 12 lack npy, 12 lack png; the file names differ only by _depth, _mask",
         "shardtool create src OUTPUT --key-pattern '(.+)_(depth|mask)'",
         ["0000.depth.npy", "0000.jpg", "0000.mask.png"],
     ),
     "a suffix of each": (
         _files("ulm_{}_leftImg8bit.png", "ulm_{}_gtFine_labelIds.png"),
-        "12 samples with only png; their names differ by _gtFine_labelIds, _leftImg8bit",
+        "12 samples with only png; the file names differ only by _gtFine_labelIds, _leftImg8bit",
         "shardtool create src OUTPUT --key-pattern '(.+)_(gtFine_labelIds|leftImg8bit)'",
         ["ulm_0.gtFine_labelIds.png", "ulm_0.leftImg8bit.png"],
     ),
     "YOLO": (
         {**_files("images/train/{:04}.jpg", "labels/train/{:04}.txt"), "data.yaml": b"names: [a]"},
-        "of 13 samples 7 lack jpg, 7 lack txt; files in images, labels share their names",
+        "7 of 13 samples lack jpg, 7 lack txt; files in images, labels have the same names",
         "shardtool create src/images src/labels OUTPUT",
         ["train/0000.jpg", "train/0000.txt"],
     ),
     "sibling folders in a folder": (
         _files("a/rgb/{:04}.png", "a/depth/{:04}.png"),
-        "12 samples with only png; files in depth, rgb share their names",
+        "12 samples with only png; files in depth, rgb have the same names",
         "shardtool create src/a/depth src/a/rgb OUTPUT",
         ["0000.depth.png", "0000.rgb.png"],
     ),
@@ -109,7 +109,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         _files(
             "train/images/{:04}.jpg", "train/labels/{:04}.txt", "my valid/images/{:04}.jpg", "my valid/labels/{:04}.txt"
         ),
-        "of 24 samples 12 lack jpg, 12 lack txt; files in images, labels share their names",
+        "12 of 24 samples lack jpg, 12 lack txt; files in images, labels have the same names",
         (
             "for split in 'my valid' train; "
             """do shardtool create src/"$split"/images src/"$split"/labels out/"$split"-'{000000..}'.tar; done"""
@@ -118,31 +118,31 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "a table of paths": (
         {**_files("imgs/{:04}.jpg"), "labels.csv": b"image,label\nimgs/0000.jpg,3\nimgs/0001.jpg,4\n"},
-        "6 samples lack the columns of labels.csv, which is packed as a sample",
+        "6 samples lack the columns of labels.csv, which is packed as a separate sample",
         "shardtool create src/labels.csv OUTPUT",
         ["imgs/0000.jpg", "imgs/0000.json"],
     ),
     "a table of paths in a column of another name": (
         {**_files("{:04}.jpg"), "labels.tsv": b"picture\tlabel\n./0000.jpg\t3\n0001.jpg\t4\n"},
-        "6 samples lack the columns of labels.tsv, which is packed as a sample",
+        "6 samples lack the columns of labels.tsv, which is packed as a separate sample",
         "shardtool create src/labels.tsv OUTPUT --path picture",
         ["0000.jpg", "0000.json"],
     ),
     "a Parquet table of names in a folder": (
         {**_files("imgs/{:04}.jpg"), "t.parquet": _parquet(label=[1, 2], file_name=["0000.jpg", "0001.jpg"])},
-        "6 samples lack the columns of t.parquet, which is packed as a sample",
+        "6 samples lack the columns of t.parquet, which is packed as a separate sample",
         "shardtool create src/t.parquet OUTPUT --root src/imgs",
         ["0000.jpg", "0000.json"],
     ),
     "a table of keys": (
         {**_files("{:04}.wav"), "labels.jsonl": b"".join(b'{"id": "%04d", "n": 1}\n' % at for at in range(SAMPLES))},
-        "6 samples lack the columns of labels.jsonl, which is packed as a sample",
+        "6 samples lack the columns of labels.jsonl, which is packed as a separate sample",
         "shardtool create src OUTPUT --join src/labels.jsonl --on id --exclude labels.jsonl",
         ["0000.wav", "0001.wav"],
     ),
     "LJSpeech": (
         {**_files("wavs/LJ-{:04}.wav"), "metadata.csv": b"".join(b'LJ-%04d|a "b, c|d\n' % at for at in range(SAMPLES))},
-        "6 samples lack the columns of metadata.csv, which is packed as a sample",
+        "6 samples lack the columns of metadata.csv, which is packed as a separate sample",
         "shardtool create src/wavs OUTPUT --join src/metadata.csv --delimiter '|' --no-header --on 1",
         ["LJ-0000.wav", "LJ-0001.wav"],
     ),
@@ -161,7 +161,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
                 }
             ).encode(),
         },
-        "6 samples lack the columns of instances.json, which is packed as a sample",
+        "6 samples lack the columns of instances.json, which is packed as a separate sample",
         "shardtool create src/val OUTPUT --join src/instances.json",
         ["0000.jpg", "0001.jpg"],
     ),
@@ -170,7 +170,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
             **_files("84/121/84-121-{:04}.flac"),
             "84/121/84-121.trans.txt": b"".join(b"84-121-%04d GO ON: A\n" % at for at in range(SAMPLES)),
         },
-        "6 samples lack txt; their transcripts are lines of 1 *.trans.txt file",
+        "6 samples lack txt; the transcripts are in 1 *.trans.txt file",
         (
             r"(cd src && find . -name '*.trans.txt' -exec grep -H . {} +) | sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' "
             "> transcripts.tsv && shardtool create src OUTPUT --join transcripts.tsv --no-header --on 1 "
@@ -183,19 +183,19 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
             "README.md": b"#",
             **{f"data/p{n}.parquet": _parquet(key=[f"{n}-{at}" for at in range(3)], text=["a"] * 3) for n in range(3)},
         },
-        "3 Parquet files, each packed as a sample",
+        "3 Parquet files, each packed as one sample",
         "shardtool create 'src/data/*.parquet' OUTPUT --field txt=text",
         ["0-0.txt", "0-1.txt"],
     ),
     "JSON lines": (
         {f"p{n}.jsonl": b"".join(b'{"key": "%d-%d", "text": "a"}\n' % (n, at) for at in range(3)) for n in range(3)},
-        "3 JSON-lines files, each packed as a sample",
+        "3 JSON-lines files, each packed as one sample",
         "cat src/*.jsonl > rows.jsonl && shardtool create rows.jsonl OUTPUT --field txt=text",
         ["0-0.txt", "0-1.txt"],
     ),
     "zip": (
         {f"z{n}.zip": _zip(f"{n}/0.jpg", f"{n}/0.txt") for n in range(3)},
-        "3 zip files, each packed as a sample",
+        "3 zip files, each packed as one sample",
         (
             """for zip in src/*.zip; do shardtool create "$zip" parts/"$(basename "$zip" .zip)"-'{000000..}'.tar; """
             "done; shardtool reshard 'parts/*.json' OUTPUT"
@@ -355,4 +355,4 @@ def test_a_layout_without_a_command_names_a_page(files: dict[str, bytes], page: 
     """If no command fits the layout, the note names the page about it."""
     write_tree(tmp_path / "src", files)
     ran = typed("create", "src", "plain/x-{0..}.tar", cwd=tmp_path)
-    assert (ran.code, f"packed as a sample: see {page}\n" in ran.err) == (0, True)
+    assert (ran.code, f"packed as one sample: see {page}\n" in ran.err) == (0, True)

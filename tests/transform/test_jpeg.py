@@ -58,9 +58,9 @@ def test_pixels_equal_pillow(
     image = _picture(*size, "L" if sampling is None else "RGB")
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
-    found = jpeg.decode_jpeg_fast(data, least=least)
+    found = jpeg.decode_jpeg_fast(data, min_size=least)
     assert found is not None
-    assert np.array_equal(found, _of_pillow(data, least=least))
+    assert np.array_equal(found, _of_pillow(data, min_size=least))
     assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
 
 
@@ -73,9 +73,9 @@ def test_rare_subsampling_equals_pillow(sampling: str) -> None:
         colours = "Gray" if sampling == "Gray" else "rgb"
         data = simplejpeg.encode_jpeg(np.ascontiguousarray(made), 80, colours, sampling)
         for least in (None, (16, 15), (4, 3)):
-            found = jpeg.decode_jpeg_fast(data, least=least)
+            found = jpeg.decode_jpeg_fast(data, min_size=least)
             assert found is not None
-            assert np.array_equal(found, _of_pillow(data, least=least))
+            assert np.array_equal(found, _of_pillow(data, min_size=least))
 
 
 @given(st.binary(max_size=40), st.integers(0, 2000), st.sampled_from([True, False]))

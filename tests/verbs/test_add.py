@@ -86,7 +86,7 @@ def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -
     made = _reshard(first, tmp_path / "o", add=(str(second),), on_error="skip")
     assert (made.samples, made.skipped) == (5, 1)
     assert '"key": "b/5"' in (tmp_path / "o" / "out.skipped").read_text()
-    assert "2 samples of out not used: their keys are not here" in made.notes
+    assert "2 samples of out not used: no sample has their keys" in made.notes
     dataset = shardtool.open(made.dataset_file)
     assert {*dataset.field_counts} == {"cls", "n", "npy", "txt"}
     assert len(dataset.where("cls == 'a' and n == 7")) == 3

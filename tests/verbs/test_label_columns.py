@@ -285,7 +285,7 @@ def test_only_some_datasets_have_the_column(before: Path, ending: str, tmp_path:
     with pytest.raises(InvalidRequest, match=r"(turns|Turn) the field into a column"):
         shardtool.open([before, new]).where("cls == 'cat'")
     made = reshard([before, new], tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0))
-    assert [note for note in made.notes if "column 'cls' dropped: 3 shards of field 'cls' lack it" in note]
+    assert [note for note in made.notes if "column 'cls' dropped: 3 shards with this field lack the column" in note]
     both = _reshard([before, new], tmp_path / "p", ending, columns_from=("cls",), where="cls == 'cat'")
     assert len(shardtool.open(both)) == 5
 

@@ -487,7 +487,7 @@ def test_samples_that_keep_no_field(place: Path) -> None:
     assert read(place / "out" / "out.json") == {key: {"txt": payload(f"{key}.txt")} for key in "ac"}
     assert [(row["key"], row["code"]) for row in skipped(place / "out" / "out.json")] == [("b", "no-field")]
     assert (result.samples, result.skipped) == (2, 1)
-    assert "1 sample skipped, without a field: b" in result.notes
+    assert "1 sample skipped (no field): b" in result.notes
 
 
 def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,9 +253,9 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     image = {"0.json": json.dumps({"label": "x", "imageData": "A" * 40_000}).encode()}
     made = _create(write_tree(tmp_path / "labelme", image), tmp_path / "q", columns_from=("json",))
     assert _metadata(tmp_path / "q") == {"0": {"label": "x"}}
-    assert "1 text of more than 32,768 letters ignored: 'imageData' of field 'json'" in made.notes
+    assert "1 text of more than 32,768 characters ignored: 'imageData' of field 'json'" in made.notes
     lists = write_tree(tmp_path / "lists", {"0.json": b'{"box": [1]}'})
-    with pytest.raises(InvalidRequest, match="no text, number or boolean in any"):
+    with pytest.raises(InvalidRequest, match="no text, number or boolean; expected plain"):
         _create(lists, tmp_path / "p", columns_from=("json",))
 
 
