@@ -1,6 +1,6 @@
 """Checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
 
-A CRC-32C verifies a payload against an index. A digest (16 bytes of BLAKE2b, RFC 7693) shows whether payloads are equal.
+A CRC-32C verifies a payload against an index. Equal digests (16 bytes of BLAKE2b, RFC 7693) mean equal payloads.
 """
 
 from __future__ import annotations
