@@ -109,6 +109,17 @@ def test_rooms_import_downward() -> None:
     assert not _table(_upward())
 
 
+def test_verbs_import_no_verb() -> None:
+    """No verb imports another verb, and neither do writers, for types too: what they share is below them.
+
+    `verify --repair` runs the recorded command again, as a user would.
+    """
+    pairs = {(_room(module), _room(other)) for module, other in _ours()}
+    verbs = {pair for pair in pairs if pair[1].startswith("verbs.") and pair[0] != pair[1]}
+    from_verbs = {(room, other) for room, other in verbs if room.startswith("verbs.") or room == "writer"}
+    assert from_verbs == {("verbs.verify", "verbs.create"), ("verbs.verify", "verbs.index"), ("writer", "verbs.create")}
+
+
 def test_no_circles() -> None:
     """No module imports itself by way of others, for types too."""
     edges = _ours()
