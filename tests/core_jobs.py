@@ -28,7 +28,7 @@ CORE_PACKAGES = frozenset({
 OPTIONAL_MODULES = frozenset({
     "shardtool.compat", "shardtool.ray", "shardtool.tensorflow", "shardtool.torch",
     "shardtool.execute.ray_cluster", "shardtool.execute.ray_pool", "shardtool.execute.ray_task",
-    "shardtool.fetch.client", "shardtool.fetch.content", "shardtool.fetch.fetcher", "shardtool.fetch.limits",
+    "shardtool.fetch.client", "shardtool.fetch.fetcher", "shardtool.fetch.limits",
     "shardtool.publish.export_indexes", "shardtool.verbs.index.export",
     "shardtool.interop.dali", "shardtool.interop.energon", "shardtool.interop.hfutils",
     "shardtool.interop.shard_counts", "shardtool.verbs.verify.reader_checks",

@@ -533,7 +533,7 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
         return
     from shardtool.dataset.expand import expand_datasets
     from shardtool.dataset.find import open_dataset
-    from shardtool.verbs.inspect.find_samples import find_sample
+    from shardtool.verbs.inspect.samples import find_sample
 
     opened = [open_dataset(path) for path in expand_datasets(dataset)]
     if options.html is not None or options.contact_sheet is not None:
@@ -543,7 +543,7 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
     elif options.keys:
         print_keys(opened, options.where, how)
     elif options.field is not None:
-        from shardtool.verbs.inspect.sample_files import field_bytes
+        from shardtool.verbs.inspect.samples import field_bytes
 
         write_bytes(field_bytes(find_sample(opened, options.samples[0]), options.field))
     else:

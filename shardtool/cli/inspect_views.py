@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.dataset.stored import StoredDataset
-    from shardtool.verbs.inspect.sample_view import SampleView
+    from shardtool.verbs.inspect.samples import SampleView
 
 
 _KEYS_PER_PRINT = 1000
@@ -133,7 +133,7 @@ def print_table(opened: list[StoredDataset], path: str, options: InspectViewOpti
 
 def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) -> None:
     """Print keys while they are read, until stdout is closed."""
-    from shardtool.verbs.inspect.find_samples import iter_keys
+    from shardtool.verbs.inspect.samples import iter_keys
 
     keys = iter_keys(opened, where)
     if how.as_json:
@@ -148,9 +148,7 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how:
     """Print samples one by one, and write their fields with `--extract`."""
     from shardtool.cli.sample_text import sample_line, sample_text
     from shardtool.cli.text_layout import terminal_width
-    from shardtool.verbs.inspect.find_samples import find_sample, first_samples
-    from shardtool.verbs.inspect.sample_files import write_fields
-    from shardtool.verbs.inspect.sample_view import view_sample
+    from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.samples, options.extract
     requested = (find_sample(opened, key) for key in options.samples)

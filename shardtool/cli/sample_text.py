@@ -11,7 +11,7 @@ from shardtool.names import to_output_name
 from shardtool.units import format_size, pluralize
 
 if TYPE_CHECKING:
-    from shardtool.verbs.inspect.sample_view import FieldView, SampleView
+    from shardtool.verbs.inspect.samples import FieldView, SampleView
 
 
 _MAX_VALUE_LINES = 200  # per text or JSON value
@@ -41,7 +41,7 @@ def _flat_text(value: object) -> str:
 
 
 def _json_value_text(value: object, indent: int | None = None) -> str:
-    from shardtool.verbs.inspect.sample_view import json_value
+    from shardtool.verbs.inspect.samples import json_value
 
     return json.dumps(json_value(value), indent=indent, ensure_ascii=False)
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.verbs.inspect.read_speed import ReadSpeed
-    from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
-    from shardtool.verbs.inspect.summary import LabelSummary, Summary
+    from shardtool.verbs.inspect.summary import ColumnSummary, LabelSummary, Spread, Summary
 
 
 _MAX_LABEL_VALUES = 8  # `--json` prints more

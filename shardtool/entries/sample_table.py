@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.fetch.urls import redact_url_bytes
+from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import resolve_source_path, to_bytes, to_text
 from shardtool.shard_samples import LINK, URL
 from shardtool.storage.paths import is_address

@@ -13,10 +13,8 @@ import time
 from typing import TYPE_CHECKING
 
 from shardtool.fetch.client import DownloadClient
-from shardtool.fetch.host_times import HostTimes
-from shardtool.fetch.limits import DownloadLimits
-from shardtool.fetch.options import FetchOptions, FetchProgress
-from shardtool.fetch.urls import url_host
+from shardtool.fetch.limits import DownloadLimits, HostTimes
+from shardtool.fetch.options import FetchOptions, FetchProgress, url_host
 from shardtool.storage.remote.notices import RequestRetry, emit
 from shardtool.storage.remote.retry import SLICE_S
 

@@ -13,7 +13,7 @@ from shardtool.entries.record_sizes import (
     RecordColumns,
     head_and_tail_sizes,
 )
-from shardtool.fetch.urls import redact_url_bytes
+from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import to_bytes
 from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, ShardContent, ShardSamples, ShardSpans
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.dataset.payload import content_type
 from shardtool.errors import SampleFailed
-from shardtool.fetch.options import FetchFailed, FetchOptions
-from shardtool.fetch.urls import redact_url_bytes
+from shardtool.fetch.options import FetchFailed, FetchOptions, redact_url_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_write, tfrecord_write
 from shardtool.messages import cli_option, option_text

@@ -30,8 +30,7 @@ from shardtool.dataset.sidecar_schema import ShardFacts
 from shardtool.dataset.sidecar_write import encode_sidecar, written_index
 from shardtool.errors import Bug
 from shardtool.shard_samples import ShardContent
-from shardtool.verbs.inspect.find_samples import first_samples
-from shardtool.verbs.inspect.sample_view import view_sample
+from shardtool.verbs.inspect.samples import first_samples, view_sample
 from tests.helpers import ENVIRONMENT, write_tree
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import zlib
 import pytest
 from PIL import Image
 
-from shardtool.fetch.content import BodyDecoder, is_image, refusing_directive
+from shardtool.fetch.client import BodyDecoder, is_image, refusing_directive
 from shardtool.fetch.options import FetchFailed
 
 

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from shardtool.cli import plain_progress
 from shardtool.cli.terminal import Terminal
 from shardtool.fetch import fetcher
-from shardtool.fetch.host_times import HostTimes
-from shardtool.fetch.options import FetchOptions, FetchProgress
-from shardtool.fetch.urls import url_host
+from shardtool.fetch.limits import HostTimes
+from shardtool.fetch.options import FetchOptions, FetchProgress, url_host
 from shardtool.storage.remote.notices import RequestRetry, emit, set_listener
 from tests.fetch.conftest import fetching
 

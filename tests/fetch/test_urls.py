@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.fetch.urls import redact_url
+from shardtool.fetch.options import redact_url
 
 _PART = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=5)
 

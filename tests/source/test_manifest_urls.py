@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.fetch.urls import redact_url
+from shardtool.fetch.options import redact_url
 from shardtool.source.manifest import paths
 from shardtool.source.manifest.paths import redact_urls
 

@@ -29,8 +29,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.dataset.payload import feature_numbers
 from shardtool.dataset.sidecar_read import parse_sidecar
 from shardtool.dataset.stored import StoredShard
-from shardtool.verbs.inspect.find_samples import find_sample, first_samples, iter_keys
-from shardtool.verbs.inspect.sample_view import view_sample
+from shardtool.verbs.inspect.samples import find_sample, first_samples, iter_keys, view_sample
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, typed, write_tree
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.errors import StoreFailed
-from shardtool.fetch.urls import MAX_SHOWN_URL_LENGTH, redact_url
+from shardtool.fetch.options import MAX_SHOWN_URL_LENGTH, redact_url
 from shardtool.messages import option_text
 from shardtool.names import BINARY_ENDINGS, to_bytes
 from shardtool.select.field_rows import check_field_count

@@ -25,7 +25,7 @@ from shardtool.errors import (
     format_list,
     reporting_memory_errors,
 )
-from shardtool.fetch.urls import redact_url_bytes
+from shardtool.fetch.options import redact_url_bytes
 from shardtool.interop.readers import READERS_BY_PROBLEM, NameProblem, find_key_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.names import source_label, to_output_name, to_text

@@ -46,8 +46,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     """
     started, notes = time.time(), Notes(observer)
     with start_pool(options) as pool:  # forked before anything heavy is imported
-        from shardtool.verbs.diff.compare import SideComparison
-        from shardtool.verbs.diff.sides import Uncompared, dataset_and_source, dataset_sides
+        from shardtool.verbs.diff.compare import SideComparison, Uncompared, dataset_and_source, dataset_sides
 
         datasets = [open_dataset(given) for given in expand_datasets(a)]
         datasets_b = _open_datasets(b)

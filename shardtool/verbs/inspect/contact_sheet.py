@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.storage.target_file import write_target
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples, choose_samples
-from shardtool.verbs.inspect.page.masks import encode_image
+from shardtool.verbs.inspect.page.media import encode_image
 from shardtool.verbs.inspect.page.samples import (
     SampleBudget,
     ShownSample,
@@ -19,7 +19,7 @@ from shardtool.verbs.inspect.page.samples import (
     shorten_text,
     show_samples,
 )
-from shardtool.verbs.inspect.sample_files import check_report_path
+from shardtool.verbs.inspect.samples import check_report_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,16 +20,19 @@ from shardtool.request.dataset_options import InspectOptions
 from shardtool.request.verb_call import accepts_options
 from shardtool.storage.lookup import file_info, map_paths
 from shardtool.verbs.inspect.overview import DatasetOverview, FieldTally
-from shardtool.verbs.inspect.statistics import ColumnTally, SizeTally, Spread, printable_path
 from shardtool.verbs.inspect.summary import (
     MAX_LABEL_VALUES,
+    ColumnTally,
     FieldSummary,
     ImageSummary,
     Label,
     LabelSummary,
     Problem,
+    SizeTally,
+    Spread,
     StatisticsScope,
     Summary,
+    printable_path,
     sort_labels,
 )
 

@@ -26,8 +26,7 @@ from shardtool.dataset.sidecar_schema import FIELDS_COLUMN, FieldRow
 from shardtool.entries.arrow import to_python_rows
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
-from shardtool.verbs.inspect.statistics import ColumnTally, SizeTally, ValueCounts, is_scalar_type
-from shardtool.verbs.inspect.summary import Label, sort_labels
+from shardtool.verbs.inspect.summary import ColumnTally, Label, SizeTally, ValueCounts, is_scalar_type, sort_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,15 +5,280 @@ If anything can be read, missing or damaged files are listed as problems. Only `
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
 
 from shardtool.dataset.find import natural_key
+from shardtool.errors import printable, redact_secrets
+from shardtool.names import to_output_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
+    from numpy.typing import NDArray
+
+
+def printable_path(path: str) -> str:
+    """Return a path for output: without secrets and control characters."""
+    return redact_secrets(printable(to_output_name(path)))
+
+
+Value = TypeVar("Value")
+
+
+_MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
+
+_BUCKET_BITS = 10  # leading bits kept of more values: the median is within 0.2 %
+
+_BUCKETS_PER_OCTAVE = 64
+
+_MAX_DISTINCT_VALUES = 10_000
+
+_MAX_VALUE_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Count, smallest, median, largest and sum of numbers."""
+
+    count: int
+    smallest: int
+    median: int
+    largest: int
+    total: int
+
+
+class SizeTally:
+    """Collects non-negative numbers and returns their `Spread`."""
+
+    def __init__(self) -> None:
+        self._count = self._total = self._largest = 0
+        self._smallest = 2**64
+        self._kept: list[NDArray[np.uint64]] = []
+        self._kept_count = 0
+        self._buckets = Counter[int]()
+
+    def add(self, values: NDArray[np.uint64]) -> None:
+        """Add numbers."""
+        if not len(values):
+            return
+        self._count += len(values)
+        largest = int(values.max())
+        fits_int64 = largest < 2**62 // len(values)
+        self._total += int(values.sum()) if fits_int64 else sum(values.tolist())
+        self._smallest, self._largest = min(self._smallest, int(values.min())), max(self._largest, largest)
+        self._kept.append(values)
+        self._kept_count += len(values)
+        if self._kept_count > _MAX_EXACT_VALUES:
+            self._fold()
+
+    def _fold(self) -> None:
+        values = np.concatenate(self._kept)
+        self._kept, self._kept_count = [], 0
+        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - _BUCKET_BITS, 0).astype(np.uint64)
+        buckets, counts = np.unique((shift << np.uint64(_BUCKET_BITS + 1)) | (values >> shift), return_counts=True)
+        self._buckets.update(dict(zip(buckets.tolist(), counts.tolist(), strict=True)))
+
+    def spread(self) -> Spread:
+        """Return the statistics of the numbers added so far."""
+        if not self._count:
+            return Spread(0, 0, 0, 0, 0)
+        return Spread(self._count, self._smallest, self._median(), self._largest, self._total)
+
+    def _median(self) -> int:
+        if not self._buckets:
+            return int(np.sort(np.concatenate(self._kept))[self._count // 2])
+        if self._kept:
+            self._fold()
+        remaining = self._count // 2
+        for bucket in sorted(self._buckets):
+            remaining -= self._buckets[bucket]
+            if remaining < 0:
+                break
+        return max(self._smallest, min(self._largest, _bucket_middle(bucket)))
+
+    def columns(self, max_columns: int) -> list[tuple[float, float, int]]:
+        """Return at most `max_columns` (from, to, count), equally wide on a log scale, of the positive numbers."""
+        values = np.concatenate(
+            [*self._kept, np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)]
+        )
+        counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
+        steps = (np.log2(values[values > 0].astype(np.float64)) * _BUCKETS_PER_OCTAVE).astype(np.int64)
+        if not len(steps):
+            return []
+        first = int(steps.min())
+        width = max(_BUCKETS_PER_OCTAVE // 16, -(-(int(steps.max()) + 1 - first) // max_columns))
+        heights = np.zeros((int(steps.max()) - first) // width + 1, np.int64)
+        np.add.at(heights, (steps - first) // width, counts[values > 0])
+        starts = range(first, first + width * len(heights), width)
+        return [
+            (2 ** (start / _BUCKETS_PER_OCTAVE), 2 ** ((start + width) / _BUCKETS_PER_OCTAVE), count)
+            for start, count in zip(starts, heights.tolist(), strict=True)
+        ]
+
+
+def _bucket_middle(bucket: int) -> int:
+    shift = bucket >> (_BUCKET_BITS + 1)
+    low: int = (bucket & (2 ** (_BUCKET_BITS + 1) - 1)) << shift
+    return low + (1 << shift >> 1)
+
+
+class ValueCounts(Generic[Value]):
+    """Counts of values. `values` is None once there are too many distinct or too long values."""
+
+    def __init__(self, max_values: int = _MAX_DISTINCT_VALUES) -> None:
+        self._max_values = max_values
+        self.values: dict[Value, int] | None = {}
+
+    def add(self, values: Iterable[tuple[Value, int]]) -> None:
+        """Add (value, count) pairs."""
+        if self.values is None:
+            return
+        for value, count in values:
+            if isinstance(value, str) and len(value) > _MAX_VALUE_CHARS:
+                self.values = None
+                return
+            self.values[value] = self.values.get(value, 0) + count
+        if len(self.values) > self._max_values:
+            self.values = None
+
+    def add_array(self, values: pa.Array) -> None:
+        """Add the values of an Arrow array without nulls."""
+        if self.values is None:
+            return
+        counts = values.value_counts()
+        if len(counts) > self._max_values:
+            self.values = None
+            return
+        names = counts.field("values")
+        names = names.dictionary_decode() if pt.is_dictionary(names.type) else names
+        self.add(zip(names.to_pylist(), counts.field("counts").to_pylist(), strict=True))
+
+    def most_frequent(self) -> list[tuple[Value, int]]:
+        """Return (value, count) pairs, most frequent first."""
+        return sorted((self.values or {}).items(), key=lambda item: (-item[1], natural_key(str(item[0]))))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnValue:
+    """A value of a column and the number of samples with it."""
+
+    value: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSummary:
+    """The statistics of a metadata column.
+
+    Attributes:
+        distinct: Number of distinct values; None if too many to count.
+        values: The most frequent values; empty if all values differ.
+        element: Arrow type of list elements; None if the column has no lists.
+        lengths: Lengths of the lists; None if the column has no lists.
+    """
+
+    type: str
+    filled: int = 0
+    distinct: int | None = None
+    smallest: int | float | str | None = None
+    largest: int | float | str | None = None
+    mean: float | None = None
+    values: tuple[ColumnValue, ...] = ()
+    element: str | None = None
+    lengths: Spread | None = None
+
+
+def is_scalar_type(kind: pa.DataType) -> bool:
+    """Return whether a type is a number, string, boolean or time."""
+    is_number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
+    return bool(is_number or pt.is_string(kind) or pt.is_temporal(kind))
+
+
+class ColumnTally:
+    """Collects the values of a metadata column and returns a `ColumnSummary`."""
+
+    def __init__(self, kind: str) -> None:
+        self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
+        self._element, self._lengths = "null", SizeTally()
+        self._ends: list[Any] = []
+        self._total, self._numbers, self._counted = 0.0, 0, False
+        self._kinds: set[str] = set()
+
+    def add_type(self, kind: str) -> None:
+        """Add the column's type in another shard: `null` if all values there are null."""
+        self.type = _join_types(self.type, kind)
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """Add the values of one shard."""
+        values = values.combine_chunks()
+        kind = values.type
+        self.filled += len(values) - values.null_count
+        values = values.drop_null()
+        if not len(values):
+            return
+        is_number = pt.is_integer(kind) or pt.is_floating(kind)
+        self._kinds.add("number" if is_number else "time" if pt.is_temporal(kind) else "other")
+        if is_number:
+            self._add_numbers(values)
+        elif pt.is_temporal(kind):
+            self._add_ends(values.cast(pa.string()))
+            return
+        self._counted = True
+        if not pt.is_floating(kind):
+            self.counts.add_array(values)
+
+    def add_nested(self, values: pa.ChunkedArray) -> None:
+        """Add the values of a nested column, and measure its lists."""
+        import pyarrow.compute as pc
+
+        kind, count = values.type, len(values) - values.null_count
+        if not count:
+            return
+        self.filled += count
+        self._kinds.add("nested")
+        if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+            self._element = _join_types(self._element, str(kind.value_type))
+            self._lengths.add(pc.list_value_length(values).drop_null().to_numpy().astype(np.uint64))
+
+    def _add_numbers(self, values: pa.Array) -> None:
+        import pyarrow.compute as pc
+
+        if pt.is_floating(values.type):
+            values = values.filter(pc.is_finite(values))
+            self.counts.values = None
+        if len(values):
+            self._add_ends(values)
+            self._total += float(values.cast(pa.float64()).sum().as_py())
+            self._numbers += len(values)
+
+    def _add_ends(self, values: pa.Array) -> None:
+        import pyarrow.compute as pc
+
+        self._ends += pc.min_max(values).as_py().values()
+
+    def summary(self, max_values: int) -> ColumnSummary:
+        """Return the statistics so far, with at most `max_values` values."""
+        counted = self.counts.values if self._counted and "nested" not in self._kinds else None
+        is_uniform = len(self._kinds) == 1  # numbers and times cannot be compared
+        low, high = (min(self._ends), max(self._ends)) if is_uniform and self._ends else (None, None)
+        mean = self._total / self._numbers if self._numbers and is_uniform else None
+        frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []
+        values = tuple(ColumnValue(str(value), count) for value, count in frequent)
+        distinct, lengths = None if counted is None else len(counted), self._lengths.spread()
+        summary = ColumnSummary(self.type, self.filled, distinct, low, high, mean, values)
+        return replace(summary, element=self._element, lengths=lengths) if lengths.count else summary
+
+
+def _join_types(types: str, kind: str) -> str:
+    """Return `A or B` for a column of several types; `null` only if no other type is known."""
+    names = [name for name in types.split(" or ") if name != "null"]
+    return types if kind == "null" or kind in names else " or ".join([*names, kind])
 
 
 MAX_LABEL_VALUES = 100  # listed per label

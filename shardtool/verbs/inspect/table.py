@@ -14,9 +14,8 @@ from shardtool.messages import cli_name
 from shardtool.names import to_output_name
 from shardtool.read.selected_shards import SelectedShard, selected_shards
 from shardtool.storage.target_file import create_target
-from shardtool.verbs.inspect.sample_files import check_report_path
-from shardtool.verbs.inspect.sample_view import json_value
-from shardtool.verbs.inspect.statistics import is_scalar_type
+from shardtool.verbs.inspect.samples import check_report_path, json_value
+from shardtool.verbs.inspect.summary import is_scalar_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

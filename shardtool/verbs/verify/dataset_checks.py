@@ -1,22 +1,199 @@
-"""Checks of all shards together: duplicate keys, totals, and the content fingerprint."""
+"""Checks of all shards together: names in the folder, duplicate keys, totals, and the content fingerprint."""
 
 from __future__ import annotations
 
+import os
+import re
 from bisect import bisect_right
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from shardtool.dataset import expand, find, unfinished
 from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.errors import (
+    AccessRefused,
+    format_list,
     printable,
 )
-from shardtool.fingerprint import format_fingerprint
+from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.messages import call_text
+from shardtool.names import to_bytes, to_output_name
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, sidecar_name
+from shardtool.shard_names import is_shard_name, parse_numbered_name
+from shardtool.storage import paths
+from shardtool.storage.files import read_small
+from shardtool.storage.lookup import list_folder_names
+from shardtool.storage.paths import join
+from shardtool.storage.remote.address import is_url, is_web
+from shardtool.units import pluralize
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding
+from shardtool.verbs.verify.verified_dataset import AS_LISTED, VerifiedDataset, printable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.values import DatasetLike
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
+
+
+_MAX_GAPS = 1000
+_NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
+
+
+def check_numbering(subject: VerifiedDataset) -> None:
+    """Find gaps, unlisted shards, and sidecars without a shard."""
+    findings, file = subject.findings, subject.file
+    if file is None and subject.dataset.own:
+        findings.unchecked.append("unlisted shards: the dataset file is damaged")
+    findings.add(-1, *_find_gaps(subject))
+    try:
+        names = _names_in_folders(subject, needed=True)
+    except AccessRefused:
+        names = set()
+        findings.unchecked.append("files that the dataset file does not list: the store refuses to list files")
+    if file is None:
+        for name, shards in (
+            _neighbouring_datasets(subject, names).items() if subject.dataset.dataset_file is None else ()
+        ):
+            findings.unchecked.append(f"the dataset file {to_output_name(name)} of {pluralize(len(shards), 'shard')}")
+        return
+    listed = {entry.name for entry in file.shards}
+    extra = [*_find_extra_files(file, names, listed)] if subject.is_all else []
+    findings.add(-1, *extra)
+    reported, given_names = listed.union(finding.file for finding in extra), {case.name for case in subject.cases}
+    for number, case in enumerate(subject.cases):
+        if case.name not in reported:
+            findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
+    if subject.is_all:
+        findings.add(-1, *_check_skipped_list(subject.folder, file))
+        return
+    names_unknown = not names or is_web(subject.folder)
+    missing = [] if names_unknown else sorted(listed.difference(map(to_output_name, names), given_names))
+    missing_text = f"; missing in the folder: {format_list(missing)}" if missing else ""
+    counts = f"{len(subject.cases):,} of its {pluralize(len(file.shards), 'shard')} were given{missing_text}"
+    findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {counts}")
+
+
+def check_complete(subject: VerifiedDataset) -> None:
+    """If there is no valid dataset file, check that all shards exist that the sidecars' run planned."""
+    missing = _missing_dataset_file_finding(subject)
+    if missing is None and not (subject.file is None and subject.dataset.own):
+        return
+    existing = [case for case in subject.cases if case.size is not None]
+    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in existing]
+    problems = [*unfinished.describe_unfinished(facts, unfinished.sibling_facts(subject.dataset))]
+    folder = printable_name(subject.folder or ".")
+    subject.findings.add(
+        -1, *(Finding("dataset-incomplete", folder, problem, unfinished.ALL_SHARDS) for problem in problems)
+    )
+    if missing is not None and not problems:
+        subject.findings.add(-1, missing)
+
+
+def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[str]:
+    """Return the names of all files in the dataset's folders; on the web, of the sidecars that were read."""
+    if is_web(subject.folder):
+        return {case.sidecar for case in subject.cases if case.fact is not None}
+    folders = {subject.folder, *subject.dataset.folders()}
+    return {name for folder in folders for name in list_folder_names(folder, needed=needed)}
+
+
+def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
+    """Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
+
+    Return nothing if no shard has a sidecar: the dataset files then belong to other shards with the same names.
+    """
+    unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
+    if names.isdisjoint(case.sidecar for case in subject.cases):
+        return datasets
+    for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
+        if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
+            unlisted -= listed
+            datasets[name] = listed
+    return datasets
+
+
+def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
+    """Return a finding if shards have sidecars, and no dataset file lists these shards."""
+    if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.given):
+        return None
+    names = _names_in_folders(subject)
+    if not (sidecars := names & {case.sidecar for case in subject.cases}):
+        return None
+    if {case.name for case in subject.cases} <= set[str]().union(*_neighbouring_datasets(subject, names).values()):
+        return None
+    damaged = find.damaged_file(subject.dataset)
+    state = f"a damaged {printable_name(damaged)}" if damaged else "no dataset file"
+    problem = f"{pluralize(len(sidecars), 'sidecar')} and {state}; shards may be missing"
+    return Finding("dataset-file-missing", printable_name(subject.folder or "."), problem)
+
+
+def _is_one_file(given: DatasetLike) -> bool:
+    """Return whether the user named one file, and so asks about that file only."""
+    if not isinstance(given, (str, os.PathLike)):
+        return False
+    path = os.fspath(given)
+    return is_shard_name(paths.base_name(path)) and "{" not in path if is_url(path) else os.path.isfile(path)
+
+
+def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
+    if (pattern := expand.recorded_range(file)) is None:
+        return
+    listed_files = listed.union(shard.sidecar for shard in file.shards)
+    for name in sorted((name for name in names if to_output_name(name) not in listed_files), key=find.natural_key):
+        kind = "sidecar" if name.endswith(SIDECAR_SUFFIX) else "shard"
+        if pattern.owns(name) and (kind == "sidecar" or is_shard_name(name)):
+            yield Finding(f"{kind}-extra", to_output_name(name), "not in the dataset file")
+
+
+def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
+    """Find missing shards of a pattern, or else missing numbers between shards."""
+    names = [shard.file_name for shard in subject.dataset.shards]
+    for name in subject.dataset.missing:
+        yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
+    if subject.file is not None:
+        names = [shard.name for shard in subject.file.shards] if subject.is_all else []
+    elif subject.dataset.missing or not isinstance(subject.dataset.given, (str, os.PathLike)):
+        return
+    yield from islice(_missing_numbers(names), _MAX_GAPS)
+
+
+def _missing_numbers(names: list[str]) -> Iterator[Finding]:
+    """Find missing numbers between shard names, or of all numbers if names contain the total (`-00000-of-01024`)."""
+    series: dict[tuple[str, str, int, int], set[int]] = {}
+    for name in names:
+        stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
+        if parsed := parse_numbered_name(name):
+            prefix, number, width, total = parsed
+            series.setdefault((prefix, f"-of-{total:0{width}d}", width, total), set()).add(number)
+        elif match := _NUMBERED_NAME.fullmatch(stem):
+            width = len(match[2]) if match[2][0] == "0" else 0
+            series.setdefault((match[1], match[3] + name[len(stem) :], width, 0), set()).add(int(match[2]))
+    for (prefix, suffix, width, total), numbers in series.items():
+        expected = f"{pluralize(total, 'shard')}, according to their names" if total else "a shard with this number"
+        for number in range(total) if total else range(min(numbers), max(numbers)):
+            if number not in numbers:
+                missing = to_output_name(f"{prefix}{number:0{width}d}{suffix}")
+                yield Finding("numbering-gap", missing, "missing", expected)
+
+
+def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
+    name = f"{file.name}.skipped"
+    try:
+        data = read_small(join(folder, os.fsdecode(to_bytes(name))))
+    except (FileNotFoundError, AccessRefused) as error:  # some stores refuse access to an object that does not exist
+        if file.skipped and not isinstance(error, FileNotFoundError):
+            raise
+        data = b""
+    except (OSError, ValueError) as error:
+        yield Finding("skipped-differs", name, str(error))
+        return
+    rows = data.count(b"\n")
+    if rows == file.skipped and file.skipped_crc is not None and crc32c(data) != file.skipped_crc:
+        yield Finding("skipped-differs", name, f"the checksum {crc32c(data):08x}", f"{file.skipped_crc:08x}")
+    if rows != file.skipped:
+        yield Finding("skipped-differs", name, pluralize(rows, "row"), f"{file.skipped:,}{AS_LISTED}")
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> None:

@@ -19,8 +19,7 @@ from shardtool.errors import (
 from shardtool.names import SPLIT_NAMES, to_output_name
 from shardtool.verbs.verify.dataset_checks import sample_at
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding, Findings, Report, finding_from_error
-from shardtool.verbs.verify.report import build_report, combine_reports
-from shardtool.verbs.verify.verified_dataset import VerifiedDataset, read_dataset_file
+from shardtool.verbs.verify.verified_dataset import VerifiedDataset, build_report, combine_reports, read_dataset_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

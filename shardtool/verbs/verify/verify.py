@@ -30,12 +30,11 @@ from shardtool.request.option_values import parse_share
 from shardtool.request.verb_call import accepts_options
 from shardtool.storage.lookup import map_paths, recorded_crc
 from shardtool.units import format_size, pluralize
-from shardtool.verbs.verify import dataset_checks, examine, folder_checks, shard_checks
+from shardtool.verbs.verify import dataset_checks, examine, shard_checks
 from shardtool.verbs.verify.findings import Finding, Findings, Report
 from shardtool.verbs.verify.repair import Repair
-from shardtool.verbs.verify.report import build_report
 from shardtool.verbs.verify.splits import verify_several
-from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset, open_verified
+from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset, build_report, open_verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +118,7 @@ def _check_dataset(
 def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None:
     findings, cases = subject.findings, {case.shard.sidecar: number for number, case in enumerate(subject.cases)}
     _start_progress(subject, observer, range(len(subject.cases)))
-    folder_checks.check_numbering(subject)
+    dataset_checks.check_numbering(subject)
 
     def check(sidecar_path: str) -> Findings:
         shard_findings, number = Findings(), cases[sidecar_path]
@@ -129,7 +128,7 @@ def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None
 
     for shard_findings in map_paths(check, cases):
         findings.take(shard_findings)
-    folder_checks.check_complete(subject)
+    dataset_checks.check_complete(subject)
     if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
         findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
@@ -164,13 +163,13 @@ def _check_with_reading(
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
     pool.check([subject.cases[number].shard.path for number in numbers])
-    folder_checks.check_numbering(subject)
+    dataset_checks.check_numbering(subject)
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
     dataset_checks.check_totals(subject, scans)
     from shardtool.verbs.verify.export_checks import check_exports
 
     check_exports(subject, pool)
-    folder_checks.check_complete(subject)
+    dataset_checks.check_complete(subject)
     if comparison is not None:
         comparison.run(scans, pool)
     if options.target:

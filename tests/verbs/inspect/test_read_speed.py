@@ -12,8 +12,8 @@ from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.cli.summary_text import read_speed_text
 from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect import read_speed as module
-from shardtool.verbs.inspect.find_samples import find_sample
 from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
+from shardtool.verbs.inspect.samples import find_sample
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.verbs.inspect.statistics import SizeTally, ValueCounts
+from shardtool.verbs.inspect.summary import SizeTally, ValueCounts
 
 
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50), st.integers(1, 60))

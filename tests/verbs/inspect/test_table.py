@@ -14,7 +14,7 @@ from pyarrow import parquet
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, reshard
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.sidecar_read import parse_sidecar
-from shardtool.verbs.inspect.find_samples import first_samples, iter_keys
+from shardtool.verbs.inspect.samples import first_samples, iter_keys
 from shardtool.verbs.inspect.table import write_table
 from tests.helpers import flip, members, read_tree, shards, typed
 

@@ -29,7 +29,7 @@ from shardtool.verbs.inspect.overview import (
     shard_random_numbers,
     stored_samples,
 )
-from shardtool.verbs.inspect.statistics import is_scalar_type
+from shardtool.verbs.inspect.summary import is_scalar_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

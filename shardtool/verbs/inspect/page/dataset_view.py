@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.stored import StoredDataset
+    from shardtool.verbs.inspect.page.media import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
-    from shardtool.verbs.inspect.page.thumbnails import Thumbnail
     from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
 
 MAX_LABEL_SETS = 6

@@ -13,7 +13,7 @@ from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rendering import render_page
 from shardtool.verbs.inspect.page.samples import SampleBudget, dataset_title, show_samples
-from shardtool.verbs.inspect.sample_files import check_report_path
+from shardtool.verbs.inspect.samples import check_report_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

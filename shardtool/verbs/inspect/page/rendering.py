@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
+    from shardtool.verbs.inspect.page.media import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
-    from shardtool.verbs.inspect.page.thumbnails import Thumbnail
 
     # A label, its number of values, and a row per value: the value, (count, share) per dataset, and the largest share.
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
