@@ -557,7 +557,7 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ho
     PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
     server, proxy, certificate, clock and kind of credentials (secrets are never printed), and whether you can list,
     read, write, write conditionally and delete. For a web server, it tests size, ranges and conditional requests. For
-    a folder, it tests free space, renaming, hard links and locks.
+    a folder, it tests free space, renaming and locks.
 
     One small file or object with a unique name is written below PLACE and deleted, also after Ctrl-C. If you cannot
     delete, this is reported before anything is written. Failing requests are retried for five seconds only.

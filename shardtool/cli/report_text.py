@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.cli.output import json_text
 from shardtool.errors import ShardError, format_list, printable, redact_secrets
-from shardtool.storage.remote.address import is_url, is_web
+from shardtool.storage.remote.address import is_web
 from shardtool.units import format_size, pluralize
 
 if TYPE_CHECKING:
@@ -63,11 +63,6 @@ def _fix_text(code: str, dataset: str) -> str:
     remedy = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
     if is_web(dataset) and "shardtool verify --repair" in remedy:
         return "Repair it at its origin: rerun the original command with --resume, or run `shardtool verify --repair`."
-    if is_url(dataset) and "shardtool verify --repair --source" in remedy:  # it repairs folders only
-        return (
-            f"Run the original command again with --resume, or copy a valid dataset: "
-            f"`shardtool copy VALID {quote(dataset.rpartition('/')[0])}`."
-        )
     return remedy.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
 
 

@@ -18,7 +18,7 @@ from shardtool.dataset.dataset_file import (
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
 from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name
-from shardtool.pattern import ShardPattern, sidecar_name
+from shardtool.pattern import ShardPattern, replacement_plan_name, sidecar_name
 from shardtool.publish import part_records
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
 from shardtool.publish.publication import Publication
@@ -47,6 +47,7 @@ class Destination:
 
     Attributes:
         existing: The files whose names belong to the pattern.
+        expected: The dataset that the run must recreate; None: any.
         own_names: The names of the part's shards, sidecars and record, once planned.
     """
 
@@ -56,6 +57,7 @@ class Destination:
     existing: Mapping[str, EntryInfo] = field(default_factory=dict)
     append: Append | None = None
     part: RunPart | None = None
+    expected: DatasetFile | None = None
     own_names: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
@@ -113,6 +115,8 @@ class Destination:
         """Return the publication of this dataset; it was inspected under the lock."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
+        if self.expected is not None:
+            old = "exchange"
         return Publication(self.folder, self.pattern.dataset_file, old, self.existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
@@ -122,19 +126,20 @@ class Destination:
 
     def create_spool(self, size: int) -> StagedFile:
         """Return a temporary file for `size` bytes of payloads."""
-        if self.folder.has_staging:
+        if self.folder.temporary == self.folder:
             self.check_space([size])
         return self.folder.temporary.stage(self._spool_name)
 
     @property
     def _spool_name(self) -> str:
-        suffix = (
-            "" if self.folder.has_staging else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
-        )
+        is_inside = self.folder.temporary == self.folder
+        suffix = "" if is_inside else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
         return f"{self.pattern.base}{suffix}{_SPOOL_SUFFIX}"
 
     def discard_staged(self) -> None:
-        """Delete temporary files, under the lock."""
+        """Delete temporary files, under the lock, unless a plan needs them."""
+        if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
+            return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
         self.folder.temporary.discard_staged([self._spool_name])
 

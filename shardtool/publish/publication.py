@@ -15,14 +15,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.errors import CorruptShard, os_error_text
-from shardtool.names import to_local_name
+from shardtool.names import list_names, to_local_name
 from shardtool.pattern import DATASET_SUFFIX, replacement_plan_name, sidecar_name
 from shardtool.publish.listed_files import wrong_size_error
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.copying import OriginalFile, publish_staged
 from shardtool.storage.folders import open_staging_folder
-from shardtool.storage.paths import base_name
+from shardtool.storage.lookup import is_folder
+from shardtool.storage.paths import base_name, folder_of
+from shardtool.storage.remote.address import STORES, is_url, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -154,28 +157,34 @@ class Publication:
             staged = [self.folder.stage_bytes(name, data) for name, data in small.items()]
             if self._old == "exchange":
                 self._exchange(staged, dataset_file)
-                return
-            last = self.folder.stage_bytes(self.dataset_file, dataset_file)
-            if is_changed:
-                self.withdraw()
-            self._publish(
-                [file for waiting, _ in self._waiting for file in waiting],
-                [*(file for _, waiting in self._waiting for file in waiting), *staged],
-            )
+            else:
+                last = self.folder.stage_bytes(self.dataset_file, dataset_file)
+                if is_changed:
+                    self.withdraw()
+                waiting_shards = [file for files, _ in self._waiting for file in files]
+                self._publish(waiting_shards, [*(file for _, files in self._waiting for file in files), *staged])
+                self.folder.remove([*stale])
+                stale_shards[0].remove([*stale_shards[1]])
+                self.folder.publish(last)
             self._waiting = []
-            self.folder.remove([*stale])
-            stale_shards[0].remove([*stale_shards[1]])
-            self.folder.publish(last)
         self.folder.remove([*leftovers()])
+
+    def abandon(self, names: Iterable[str]) -> None:
+        """Delete the staged files with these final names, unless a plan needs them."""
+        if not self.folder.find_entries([self._plan]):
+            self.folder.discard_staged([*names, self.dataset_file, self._plan])
+
+    @property
+    def _plan(self) -> str:
+        return replacement_plan_name(self.dataset_file.removesuffix(DATASET_SUFFIX))
 
     def _exchange(self, small: Sequence[DurableFile], dataset_file: bytes) -> None:
         staged = [*small, *(file for waiting in self._waiting for files in waiting for file in files)]
         names, paths = {file.name for file in staged}, {file.token for file in staged}
         others = [file.token for file in self.folder.staged() if file.name in names and file.token not in paths]
         self.folder.remove([*map(base_name, others)])  # of other attempts at a task
-        base = self.dataset_file.removesuffix(DATASET_SUFFIX)
-        self.folder.publish_bytes(replacement_plan_name(base), dataset_file)
-        finish_replacement(self.folder, base)
+        self.folder.publish_bytes(self._plan, dataset_file)
+        finish_replacement(self.folder, self.dataset_file.removesuffix(DATASET_SUFFIX))
 
     def _publish(self, shards: Sequence[DurableFile], others: Sequence[DurableFile]) -> None:
         if self.shards_folder == self.folder:
@@ -224,17 +233,21 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
         listed[file.skipped_file] = folder.find_entries([base_name(path)])[base_name(path)].size, file.skipped_crc
     folder.remove([base + DATASET_SUFFIX])
     publish_staged(folder, [OriginalFile(staged[name], *listed[name], name) for name in listed if name in staged])
-    if not file.skipped:
-        folder.remove([file.skipped_file])
     folder.publish_bytes(base + DATASET_SUFFIX, data)
     folder.remove([plan])
 
 
-def finish_replacements(folders: Iterable[str], notes: Notes) -> bool:
-    """Finish interrupted exchanges of files in these folders, and return whether there were any.
+def finish_replacements(dataset: object, notes: Notes) -> bool:
+    """Finish interrupted exchanges of files of datasets, and return whether there were any.
 
-    An interrupted run may have left no dataset file, so the folders are searched for plans.
+    An interrupted run may have left no dataset file, so the folders of the datasets are searched for plans.
     """
+    paths = [
+        path
+        for path in list_names("the dataset", dataset, EXPECTED_DATASET)
+        if not is_url(path) or parse_address(path).scheme in STORES
+    ]
+    folders = [path if is_folder(path) else folder_of(path) for path in paths]
     plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
     any_finished = False
     for folder in map(open_staging_folder, dict.fromkeys(folders)):

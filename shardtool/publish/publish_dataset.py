@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset import skipped_list
 from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_errors
-from shardtool.messages import choose_text, flag_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import sidecar_name
 from shardtool.publish import part_records
@@ -40,6 +40,8 @@ def publish_dataset(
     dataset = build_dataset_file(totals, pattern, skipped, run_record)
     if destination.old is not None:
         dataset = join_datasets(destination.old, dataset)
+    if destination.expected is not None:
+        _check_recreated(dataset, destination.expected)
     sizes = {to_local_name(shard.name): shard.size for shard in totals.shards}
     sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in totals.shards}
     remedy = f"Run the same command again with {flag_text('resume')}."
@@ -47,6 +49,15 @@ def publish_dataset(
     new_shards = [pattern.shard(shard) for shard in range(destination.first, last)]
     finish_dataset(publication, destination, new_shards, dataset, skipped)
     return dataset
+
+
+def _check_recreated(dataset: DatasetFile, expected_dataset: DatasetFile) -> None:
+    shards, expected_shards = (
+        [(shard.name, shard.size, shard.crc) for shard in file.shards] for file in (dataset, expected_dataset)
+    )
+    if shards != expected_shards:
+        found = "other content than the dataset was created from"
+        raise InvalidRequest(option_text("source"), found, expected="the same content")
 
 
 def finish_dataset(

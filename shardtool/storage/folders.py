@@ -56,7 +56,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
     """Check by a listing that a store, not a local folder, still has files of these sizes."""
-    if folder.has_staging:
+    if folder.has_staging:  # nothing is visible yet
         return
     listed = folder.find_entries(sizes)
     for name, size in sizes.items():

@@ -24,7 +24,6 @@ from shardtool.request.results import Check, DoctorResult
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_names import is_shard_name
 from shardtool.storage import files, lookup, paths
-from shardtool.storage.backup import BackupLinks
 from shardtool.storage.folders import open_folder
 from shardtool.storage.locks import take_lock
 from shardtool.storage.remote import address, retry
@@ -305,16 +304,13 @@ def _check_folder(path: str, steps: _Steps) -> None:
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
     if not steps.writes:
         return
-    links = BackupLinks(folder.path, folder.full_path(f"{name}.kept"))
 
     def write() -> None:
         staged = steps.need("write", partial(folder.stage_bytes, name, b"1"), lambda _: "allowed")
         steps.need("rename", partial(_run_step, partial(folder.publish, staged)))
-        steps.check("links", partial(_run_step, partial(links.keep, [name])))
         steps.check("locks", partial(_check_locks, folder.full_path(name)))
 
     def remove() -> None:
-        links.discard()
         folder.discard_staged([name])
         folder.remove([file_name for file_name in folder.names() if file_name == name])
 
@@ -338,5 +334,5 @@ _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "wri
 _LOCATION_CHECKS = {  # by kind of location or scheme: the check, and its steps in order
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
-    "folder": (_check_folder, ("folder", "space", "write", "rename", "links", "locks", "delete")),
+    "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),
 }

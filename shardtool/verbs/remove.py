@@ -35,8 +35,8 @@ from shardtool.errors import (
 from shardtool.execute import start_pool
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
 from shardtool.messages import option_text, where_keys
-from shardtool.names import list_names, to_local_name
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacement_plan_name, sidecar_name
+from shardtool.names import to_local_name
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish.publication import Publication, finish_replacements
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.dataset_options import RemoveOptions
@@ -47,9 +47,8 @@ from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped, drop_keys, hash_key
 from shardtool.storage.folders import check_space, open_staging_folder
-from shardtool.storage.lookup import is_folder
-from shardtool.storage.paths import base_name, folder_of
-from shardtool.storage.remote.address import is_url, is_web
+from shardtool.storage.paths import base_name
+from shardtool.storage.remote.address import is_url
 from shardtool.units import pluralize
 from shardtool.write.task import ShardTask, compute_content_fingerprint
 
@@ -97,7 +96,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         from shardtool.dataset.expand import expand_datasets
         from shardtool.dataset.find import find_dataset
 
-        finished = not options.dry_run and finish_replacements(_list_folders(dataset), notes)
+        finished = not options.dry_run and finish_replacements(dataset, notes)
         locations = [_locate_dataset(find_dataset(given)) for given in expand_datasets(dataset)]  # type: ignore[arg-type]
         for folder, base in locations if not options.dry_run else []:
             stack.enter_context(folder.lock(base))
@@ -116,14 +115,6 @@ def _key_hint(dataset: Any) -> str:
         return ""
     problem = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
     return f"{format_list(keys, _MAX_LISTED_KEYS)} {problem}, write {where_keys(keys)}."
-
-
-def _list_folders(dataset: Any) -> list[str]:
-    """Return the folders of datasets, even if an interrupted run has deleted their dataset files."""
-    from shardtool.dataset.find import EXPECTED_DATASET
-
-    paths = list_names("the dataset", dataset, EXPECTED_DATASET)
-    return [path if is_folder(path) else folder_of(path) for path in paths if not is_web(path)]
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
@@ -301,10 +292,10 @@ class Removal:
 
     def _replace(self, plan: Plan, removed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
         folder, dataset_file = self.folder, self.base + DATASET_SUFFIX
-        self._discard_temporary_files()
+        publication = Publication(folder, dataset_file, "exchange", {}, self.stale_indexes)
+        self._abandon(publication)
         check_space(folder, int(plan.sizes.sum()), "written")
         pool.check(output=folder.path)
-        publication = Publication(folder, dataset_file, "exchange", {}, self.stale_indexes)
         try:
             packed = self._pack(plan, publication, pool, notes)
             rows = self._skipped_list()
@@ -312,16 +303,14 @@ class Removal:
             small = {self.file.skipped_file: rows} if rows else {}
             publication.finish(file.encode(), [entry.name for entry in file.shards], before=small)
         except BaseException:
-            if not folder.find_entries([replacement_plan_name(self.base)]):
-                self._discard_temporary_files()
+            self._abandon(publication)
             raise
         return file
 
-    def _discard_temporary_files(self) -> None:
-        """Delete temporary files of interrupted runs of any verb, because they may contain the samples."""
-        others = (self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base))
-        staged_names = self.folder.staged_names()
-        self.folder.discard_staged([name for name in staged_names if self.pattern.owns(name) or name in others])
+    def _abandon(self, publication: Publication) -> None:
+        """Delete temporary files, also of interrupted runs of any verb, because they may contain the samples."""
+        own_names = filter(self.pattern.owns, self.folder.staged_names())
+        publication.abandon([*own_names, self.file.skipped_file, f"{self.pattern.base}.spool"])
 
     def _pack(
         self, plan: Plan, publication: Publication, pool: Pool, notes: Notes

@@ -178,7 +178,7 @@ def test_a_plan_is_read_from_the_web(
 
 
 def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
-    """Nothing recommends `--repair` of the web, nor from a source in a store, where that is refused."""
+    """Nothing recommends `--repair` of the web, where it is refused."""
     at, folder = dataset
     flip(shards(folder)[0], 600)
     far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))
@@ -189,6 +189,6 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     assert "Repair it at its origin" in said
     assert "--repair" in of_folder
     assert "Repair it at" not in of_folder
-    assert "--resume, or copy a valid dataset: `shardtool copy VALID s3://b/p`" in stored
+    assert "`shardtool verify s3://b/p/x.json --repair" in stored
     with pytest.raises(InvalidRequest, match="web servers are read-only"):
         verify(f"{at}/x.json", VerifyOptions(workers=0, repair=True))

@@ -28,6 +28,7 @@ from shardtool.verbs.create.listing import list_source
 from shardtool.verbs.create.output_folder import name_shards
 
 if TYPE_CHECKING:
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
     from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult
@@ -36,13 +37,21 @@ if TYPE_CHECKING:
 
 
 def write_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
+    source: object,
+    names: OutputNames,
+    options: CreateOptions | ReshardOptions,
+    observer: Observer,
+    expected: DatasetFile | None = None,
 ) -> CreateResult:
-    """Write the samples of a source into shards, with sidecars and a dataset file."""
+    """Write the samples of a source into shards, with sidecars and a dataset file.
+
+    `expected` is the dataset that the run must recreate; otherwise it fails, and nothing changes.
+    """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         names = name_shards(names, source, options, notes)
         run = runs.make_run(names, options, pool, notes, started=started, dry=False)
+        run.expected = expected
         opened_source = list_source(run, source)
 
         from shardtool.publish import publish_dataset

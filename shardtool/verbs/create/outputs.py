@@ -18,7 +18,7 @@ from shardtool.publish.destination import Destination, changed_meanwhile_error, 
 from shardtool.publish.part_records import check_part_count
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.files import read_small
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import open_folder, open_staging_folder
 from shardtool.storage.paths import real_path
 from shardtool.verbs.create.run import Run, RunOutput, parse_output_pattern
 
@@ -54,7 +54,8 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
             raise InvalidRequest(run.names[0], found, expected=expected)
     run.outputs = []
     for split, pattern in patterns.items():
-        destination = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
+        folder = open_folder(pattern.folder) if run.expected is None else open_staging_folder(pattern.folder)
+        destination = Destination(folder, pattern, run.options.if_exists, part=run.part, expected=run.expected)
         try:
             destination = (
                 inspect_destination(destination)

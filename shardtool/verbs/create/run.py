@@ -132,6 +132,7 @@ class Run:
     plan_request: PlanRequest | None = None
     plan_listing: Listing = field(init=False)
     split_values: pa.ChunkedArray | None = None
+    expected: DatasetFile | None = None
 
     @property
     def verb(self) -> str:

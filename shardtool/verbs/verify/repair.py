@@ -3,11 +3,11 @@
 - A missing, damaged or stale sidecar is rebuilt from its shard, if the dataset file verifies the shard.
 - A missing or damaged dataset file is rebuilt, if a valid sidecar verifies every shard.
 - With the source, `create` runs again with the repeatable recorded options and with the user's options (`--map`,
-  `--root`). The existing files are kept under other names, and restored unless the result is exactly what the dataset
-  file lists. For splits, `reshard`, a `--join` table, and after an append, a message names the command to run.
+  `--root`). Nothing changes unless the result is exactly what the dataset file lists. For splits, `reshard`, a `--join`
+  table, and after an append, a message names the command to run.
 
-In a folder, all files are staged, then published. In a store, sidecars are replaced one by one, then the dataset file;
-shards are not rebuilt there. Afterwards the dataset is verified again.
+All files are staged, then exchanged, so an interrupted repair has changed nothing, or the next one finishes it.
+Afterwards the dataset is verified again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.messages import flag_text, option_text
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.publish.publication import Publication
 from shardtool.request.create_options import CreateOptions
 from shardtool.request.dataset_options import IndexOptions, VerifyOptions
+from shardtool.request.observer import Observer
 from shardtool.request.output_options import WorkerOptions
 from shardtool.storage.paths import base_name
 
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.stored import StoredDataset
-    from shardtool.storage.backup import BackupLinks
-    from shardtool.storage.staging import DurableFile
     from shardtool.values import DatasetLike, OnError
     from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset
 
@@ -147,9 +147,6 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
     return output
 
 
-_KEPT_SUFFIX = ".before-repair"
-
-
 class Repair:
     """The repair of a dataset, from its findings.
 
@@ -164,9 +161,9 @@ class Repair:
         self.by_file: dict[str, set[str]] = {}
         for _, finding in subject.findings.listed:
             self.by_file.setdefault(finding.file, set()).add(finding.code)
-        from shardtool.storage.folders import open_folder
+        from shardtool.storage.folders import open_staging_folder
 
-        self.folder = open_folder(subject.dataset.folder)
+        self.folder = open_staging_folder(subject.dataset.folder)
         self.done: list[str] = []
         self.unresolved: list[str] = []
 
@@ -174,11 +171,6 @@ class Repair:
         """Repair what can be rebuilt from verified data."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = why_not_repeatable(file) if file is not None and files else ""
-        if files and not self.folder.has_staging:
-            advice = f"rerun the original command with {flag_text('resume')}, or copy valid shards"
-            instead = (
-                instead or f"shards in a store: {advice}. Without {option_text('source')}, only sidecars are rebuilt"
-            )
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._add_unresolved(instead)
@@ -217,23 +209,19 @@ class Repair:
             if read_valid_dataset(path) != file:
                 raise OutputFailed(path, "changed while it was verified", remedy="Run the same command again.")
             entries = {shard.name: shard for shard in file.shards}
-            staged: list[DurableFile] = []
             lost_columns: set[str] = set()
-            names = [*(case.sidecar for case in verified), self._base() + DATASET_SUFFIX]
+            publication = Publication(self.folder, base_name(path), "exchange")
             try:
                 for case in verified:
                     data, columns = self._build_sidecar(case, file)
                     lost_columns |= {*file.schema} - {*columns}
-                    staged.append(self.folder.stage_bytes(case.sidecar, data))
-                    if not self.folder.has_staging:  # a store has no staging: files would wait in memory
-                        self.folder.publish(staged.pop())
+                    publication.replace_sidecars({case.name: data})
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
                 new = replace(file, shards=tuple(entries[shard.name] for shard in file.shards))
-                staged.append(self.folder.stage_bytes(self._base() + DATASET_SUFFIX, new.encode()))
-                self.folder.publish(*staged)
+                publication.finish(new.encode())
             finally:
-                self.folder.discard_staged(names)
+                publication.abandon(case.sidecar for case in verified)
         self.done.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
         if lost_columns:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
@@ -278,28 +266,17 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _recreate_shards(self, file: DatasetFile) -> None:
-        """Rerun `create`, and keep the result only if it is exactly what the dataset file lists."""
-        from shardtool.verbs.create.create import create
+        """Rerun `create`; nothing changes unless the result is exactly what the dataset file lists."""
+        from shardtool.verbs.create.create import write_dataset
 
         damaged = files_to_rebuild(file, self.by_file)
         try:
             options, output = repeat_options(file, self.options), repeat_output(file, self.subject.dataset, self.codes)
             self._check_plan(file, output, options)
-            backup = self._keep_files(file)
+            write_dataset(self.options.source, output, options, Observer(), expected=file)
         except ShardError as error:
             self._add_unresolved(str(error))
             return
-        try:
-            self.folder.remove(damaged)
-            create(self.options.source, output, options)
-            self._check_outcome(file)
-        except BaseException as error:
-            backup.restore_files(last=DATASET_SUFFIX)
-            if not isinstance(error, ShardError):
-                raise
-            self._add_unresolved(f"the previous files were restored: {error}")
-            return
-        backup.discard()
         source = self.options.source
         sources = format_list([*map(str, source)]) if isinstance(source, list | tuple) else source
         self.done.append(f"{format_list(damaged)}: recreated from {sources}")
@@ -320,26 +297,6 @@ class Repair:
                 raise InvalidRequest(
                     option_text("source"), found, expected="the same samples", remedy="Nothing was changed."
                 )
-
-    def _keep_files(self, file: DatasetFile) -> BackupLinks:
-        from shardtool.storage.backup import BackupLinks
-
-        backup = BackupLinks(self.folder.path, self.folder.full_path(f".{self._base()}{_KEPT_SUFFIX}"))
-        names = [name for entry in file.shards for name in (entry.name, entry.sidecar)]
-        names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
-        backup.keep(names)
-        return backup
-
-    def _check_outcome(self, file: DatasetFile) -> None:
-        new = read_valid_dataset(self.subject.dataset.dataset_file or "")
-        before, after = (
-            [(entry.name, entry.size, entry.crc) for entry in dataset_file.shards] if dataset_file else []
-            for dataset_file in (file, new)
-        )
-        if before != after:
-            raise InvalidRequest(
-                option_text("source"), "other content than the dataset was created from", expected="the same content"
-            )
 
 
 def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:

@@ -25,7 +25,7 @@ from shardtool.execute.local_pool import usable_cores
 from shardtool.execute.pool import Pool
 from shardtool.messages import flag_text
 from shardtool.request.dataset_options import VerifyOptions
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.option_values import parse_share
 from shardtool.request.verb_call import accepts_options
 from shardtool.storage.lookup import map_paths, recorded_crc
@@ -65,7 +65,12 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
         >>> report.sound, report.counts
         (False, {'image-bad': 2})
     """
-    datasets, started = expand_datasets(dataset), time.time()
+    started = time.time()
+    if options.repair:
+        from shardtool.publish.publication import finish_replacements
+
+        finish_replacements(dataset, Notes(observer))
+    datasets = expand_datasets(dataset)
     with nullcontext() if options.repair else _open_pool(options, observer) as pool:
         check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
         report = (

@@ -1,0 +1,150 @@
+"""An S3 bucket in memory, served by a thread of this process, which can hold any write."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.servers.web import Head, WebServer, answer, body_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "verySecretKeyOfTheBucketInMemory"  # noqa: S105 - of a server of this file
+_ROW = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>{}</Contents>"
+
+
+class Bucket(WebServer):
+    """A bucket named `b`: objects with conditions, ranges and copies.
+
+    Attributes:
+        objects: Bytes by key.
+        writes: The writes so far: `PUT`, `COPY` or `DELETE`, and the key.
+        held_write: The number of the write, from 0, that is neither done nor answered, nor are those after it.
+        is_held: Set when that write has been requested.
+        copies: Whether the server copies objects.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.held_write: int | None = None
+        self.is_held = threading.Event()
+        self.copies = True
+        self.url = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which shardtool reaches the bucket."""
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "AKIAMEMORY", "AWS_SECRET_ACCESS_KEY": SECRET,
+                "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "SHARDTOOL_ENDPOINT": ""}  # fmt: skip
+
+    def below(self, prefix: str) -> dict[str, bytes]:
+        """Return the objects below a prefix, by name."""
+        start = prefix.rstrip("/") + "/"
+        return {key[len(start) :]: data for key, data in sorted(self.objects.items()) if key.startswith(start)}
+
+    def hold(self, write: int | None) -> None:
+        """Count the writes from 0 again, and hold one of them; None: no write."""
+        self.writes, self.held_write = [], write
+        self.is_held.clear()
+
+    async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer as S3 does."""
+        body = b"".join([piece async for piece in body_of(request, reader)])
+        method, target, _ = request.first
+        parts = urlsplit(target)
+        key, query = unquote(parts.path).strip("/").partition("/")[2], parse_qs(parts.query, keep_blank_values=True)
+        if method in ("GET", "HEAD"):
+            status, headers, data = self._list(query) if "list-type" in query else self._get(request, key)
+            if status >= 300:
+                data = f"<Error><Code>{status}</Code></Error>".encode()
+            writer.write(answer(status, len(data), headers).encoded() + (data if method == "GET" else b""))
+            return True
+        action = "DELETE" if method in ("POST", "DELETE") else "COPY" if request.get("x-amz-copy-source") else "PUT"
+        keys = re.findall("<Key>(.*?)</Key>", body.decode()) if method == "POST" else [key]
+        self.writes += [(action, one) for one in keys]
+        if self.held_write is not None and len(self.writes) > self.held_write:
+            self.is_held.set()
+            await asyncio.sleep(3600)
+        status, headers, data = self._delete(keys) if action == "DELETE" else self._put(request, key, body)
+        return await self.reply(writer, answer(status, len(data), headers), data)
+
+    def _list(self, query: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
+        prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+        rows, folders = [], set()
+        for key, data in sorted(self.objects.items()):
+            rest = key.removeprefix(prefix)
+            if key.startswith(prefix) and delimiter and delimiter in rest:
+                folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
+            elif key.startswith(prefix):
+                rows.append(_ROW.format(key, len(data), f"<ETag>{_tag(data)}</ETag>".replace('"', "&quot;")))
+        rows += [f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
+        listing = f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+        return 200, {}, listing.encode()
+
+    def _get(self, request: Head, key: str) -> tuple[int, dict[str, str], bytes]:
+        if (data := self.objects.get(key)) is None:
+            return 404, {}, b""
+        headers = {"ETag": _tag(data), "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Accept-Ranges": "bytes"}
+        if request.get("if-match") not in ("", _tag(data)):
+            return 412, headers, b""
+        if not (span := re.fullmatch(r"bytes=(\d*)-(\d*)", request.get("range"))):
+            return 200, headers, data
+        start = int(span[1]) if span[1] else max(0, len(data) - int(span[2]))
+        end = min(len(data), int(span[2]) + 1) if span[1] and span[2] else len(data)
+        if start >= len(data):
+            return 416, headers, b""
+        return 206, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}, data[start:end]
+
+    def _put(self, request: Head, key: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        old = _tag(self.objects[key]) if key in self.objects else ""
+        if (request.get("if-none-match") == "*" and old) or request.get("if-match") not in ("", old):
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+        if source := unquote(request.get("x-amz-copy-source")):
+            if not self.copies:
+                return 501, {}, b"<Error><Code>NotImplemented</Code></Error>"
+            body = self.objects[source.strip("/").partition("/")[2]]
+        self.objects[key] = body
+        text = f"<CopyObjectResult><ETag>{_tag(body)}</ETag></CopyObjectResult>".encode() if source else b""
+        return 200, {"ETag": _tag(body)}, text
+
+    def _delete(self, keys: list[str]) -> tuple[int, dict[str, str], bytes]:
+        for key in keys:
+            self.objects.pop(key, None)
+        rows = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        return 200, {}, f"<DeleteResult>{rows}</DeleteResult>".encode()
+
+
+def _tag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+@contextmanager
+def served(bucket: Bucket) -> Iterator[None]:
+    """Serve a bucket in a thread."""
+    loop, started = asyncio.new_event_loop(), threading.Event()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(bucket.serve, "127.0.0.1", 0, limit=2**20)
+        bucket.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        started.set()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
