@@ -59,7 +59,9 @@ class CreateOptions(SelectingOptions):
     """Options of `create`. The command line has the same names unless noted."""
 
     split_by: str | None = inherit_option(
-        OutputOptions, "split_by", text="Column that names each sample's split, or 'folder' for the top folder."
+        OutputOptions,
+        "split_by",
+        text="Split by this column, by 'folder' (top folder) or by 'file' (table).",
     )
     include: Texts = option(
         (), "Include only files that match: '*.jpg', 'train/*'.", section="folders", metavar="GLOB", of="folder",

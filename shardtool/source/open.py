@@ -19,7 +19,7 @@ from shardtool.source.source_checks import (
     check_not_shards,
 )
 from shardtool.storage.remote.address import is_url
-from shardtool.table.detect import PARQUET_ENDING, find_archive, is_table, joining, table_ending
+from shardtool.table.detect import find_archive, is_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,11 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     check_not_shards(sources)
     if not sources:
         raise InvalidRequest("the source", "none given", expected=FOLDER_OR_TABLE)
+    if len(sources) > 1 and all(_is_table_path(path, options) for path in sources):
+        from shardtool.source.manifest.source import ManifestSource
+
+        options.check_for(manifest=True)
+        return ManifestSource([*map(os.fspath, sources)], options)
     for path in sources:
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not _may_be_folder(os.fspath(path)):
@@ -79,7 +84,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
                 remedy = "Rows are packed as a table: pyarrow.Table.from_pylist(rows)."
             elif is_table(path, options.text_form):
                 found = f"one of {len(sources)} sources, but a table"
-                expected = "one table, or several folders whose files share their keys"
+                expected = "only tables, or only folders whose files share their keys"
                 remedy = _one_table(sources, path)
             elif find_archive(path) is not None:
                 remedy = "Use an archive as the only source."
@@ -96,11 +101,11 @@ def _one_table(sources: Sequence[Any], table: Any) -> str:
     if any(isinstance(path, str | os.PathLike) and os.path.isdir(path) for path in sources):
         join_option = choose_text(f"join={name!r}", f"--join {quote(name)}")
         return f"To add the columns of the table to the samples of the folder, use {join_option}."
-    names = [os.fspath(path) for path in sources if isinstance(path, str | os.PathLike)]
-    separately = "Or pack each table separately, and merge the datasets with `reshard`."
-    if len(names) == len(sources) and all(table_ending(path) == PARQUET_ENDING for path in names):
-        return f"A folder of Parquet files, or a quoted glob such as '*.parquet', is one table. {separately}"
-    return f"{joining(names)} {separately}"
+    return "Pack it separately, and merge the datasets with `reshard`."
+
+
+def _is_table_path(path: Any, options: CreateOptions) -> bool:
+    return isinstance(path, str | os.PathLike) and os.fspath(path) != "-" and is_table(path, options.text_form)
 
 
 def _may_be_folder(path: str) -> bool:

@@ -69,6 +69,10 @@ class Table:
         """Return the number of rows."""
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
+    def row_counts(self) -> list[tuple[str, int]]:
+        """Return path and number of rows of each file, if messages name rows by file."""
+        return []
+
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of the columns, with all rows in order."""
         yield from self.read(columns, ()).to_batches()

@@ -9,7 +9,6 @@ import fnmatch
 import os
 import re
 from itertools import islice
-from shlex import quote
 from typing import TYPE_CHECKING, TypeGuard
 
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
@@ -18,7 +17,7 @@ from shardtool.storage import files, lookup, paths
 from shardtool.storage.remote import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import pandas as pd
 
@@ -28,7 +27,6 @@ JSON_LINES_ENDINGS = (".jsonl", ".ndjson")
 JSON_ENDING = ".json"
 ARROW_ENDINGS = (".feather", ".arrow", ".ipc")
 PARQUET_ENDING = ".parquet"
-_MAX_TYPED = 4  # files listed in a suggested command
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # suffix to pyarrow's codec name
 
 
@@ -45,18 +43,6 @@ def table_ending(path: str) -> str:
     ending = os.path.splitext(lower.removesuffix(compression))[1]
     text = (*DELIMITERS, *JSON_LINES_ENDINGS, JSON_ENDING)
     return ending if ending in text or (not compression and ending in (PARQUET_ENDING, *ARROW_ENDINGS)) else ""
-
-
-def joining(files: Sequence[str]) -> str:
-    """Return a command that joins several text files of the same format into one table."""
-    endings = {table_ending(file) for file in files}
-    is_compressed = any(file.lower().endswith(tuple(COMPRESSIONS)) for file in files)
-    words = " ".join(map(quote, files[:_MAX_TYPED])) + (" ..." if len(files) > _MAX_TYPED else "")
-    if not is_compressed and len(endings) == 1 and endings <= {*JSON_LINES_ENDINGS}:
-        return f"Join the files into one: `cat {words} > all{endings.pop()}`."
-    if not is_compressed and len(endings) == 1 and endings <= {*DELIMITERS}:
-        return f"Join the files into one, with one header: `awk 'NR == 1 || FNR > 1' {words} > all{endings.pop()}`."
-    return "Join the files into one."
 
 
 def is_parquet_glob(path: str) -> bool:

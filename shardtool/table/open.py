@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries import arrow
-from shardtool.errors import InvalidRequest, printable
+from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.names import is_utf8
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
@@ -22,12 +22,12 @@ from shardtool.table import detect
 from shardtool.table.base import RECODE_HINT, MemoryTable, Table, reading_table
 from shardtool.table.columnar import ArrowTable, ParquetTable
 from shardtool.table.columns import PATH_NAMES, check_column_names
+from shardtool.table.concatenated import ConcatenatedTable
 from shardtool.table.delimited import DelimitedTable
 from shardtool.table.in_memory import open_in_memory
 from shardtool.table.json_lines import read_json_lines
 from shardtool.table.limits import check_shape
 from shardtool.table.rows import TableRows, format_rows
-from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -67,8 +67,13 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
         InvalidRequest: The source cannot be read as a table, or has too many or too deep columns.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-    table = open_in_memory(source) if path is None else _open_path(path, named, form)
-    if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable):
+    if path is not None and (files := _expand_glob(path)):
+        source, path = files, None
+    if isinstance(source, list) and all(isinstance(file, str | os.PathLike) for file in source):
+        table: Table = ConcatenatedTable([*map(os.fspath, source)], lambda file: open_table(file, named, form))
+    else:
+        table = open_in_memory(source) if path is None else _open_path(path, named, form)
+    if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable | ConcatenatedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
         raise InvalidRequest(table.where, f"used with {given}", expected="CSV or other delimited text")
     with reading_table(table.where):  # names may be invalid UTF-8
@@ -84,7 +89,6 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
     if detect.is_parquet_glob(path) and (files := detect.list_parquet_files(path)):
         return ParquetTable(path, files)
     if not is_remote and not os.path.exists(path):
-        _refuse_glob(path)
         raise InvalidRequest(path, "no such file or folder", expected="a table", remedy=paths.similar_path(path))
     if detect.table_ending(path) if is_remote else not os.path.isdir(path):
         with reading_table(path):
@@ -95,17 +99,15 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
     return ParquetTable(path, files)
 
 
-def _refuse_glob(path: str) -> None:
-    if not any(mark in paths.base_name(path) for mark in "*?["):
-        return
+def _expand_glob(path: str) -> list[str]:
+    """Return the sorted files of a glob of tables; empty for other paths, and for Parquet files (one table)."""
+    if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
+        return []
     folder = paths.folder_of(path)
     names = fnmatch.filter(lookup.list_folder_names(folder), paths.base_name(path))
     if not names:
-        raise InvalidRequest(path, "a glob that matches no file", expected="a table, or a glob of Parquet files")
-    files = [paths.join(folder, name) for name in names]
-    found, remedy = f"a glob of {pluralize(len(files), 'file')}", detect.joining(files)
-    remedy = f"Name the file: {printable(files[0])}." if len(files) == 1 else remedy
-    raise InvalidRequest(path, found, expected="one table, or a glob of Parquet files", remedy=remedy)
+        raise InvalidRequest(path, "a glob that matches no file", expected="a table, or a glob of tables")
+    return [paths.join(folder, name) for name in sorted(names, key=os.fsencode)]
 
 
 def _open_file(path: str, form: DelimitedFormat) -> Table:

@@ -13,7 +13,7 @@ from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -47,17 +47,29 @@ class TableRows(NamedTuple):
         where: Label of the table.
         columns: Columns without bytes.
         numbers: int64, row numbers counted from 0; None: all rows.
+        files: Path and number of rows of each file, if the table has several.
     """
 
     where: str
     columns: Mapping[str, pa.ChunkedArray]
     numbers: NDArray[np.int64] | None
+    files: Sequence[tuple[str, int]] = ()
+
+    def name_row(self, number: int) -> str:
+        """Return `row 3`, or `row 3 of b.csv`, for a row number counted from 0."""
+        for file, count in self.files:
+            if number < count:
+                return f"row {number + 1:,} of {printable(file)}"
+            number -= count
+        return f"row {number + 1:,}"
 
     def format_positions(self, positions: NDArray[np.int64]) -> str:
         """Return `rows 3, 17 and 12 more` for positions among these rows."""
         first = positions[:_MAX_LISTED_ROWS]
-        shown = (first if self.numbers is None else self.numbers[first]) + 1
-        return format_rows(shown.tolist(), total=len(positions))
+        shown = first if self.numbers is None else self.numbers[first]
+        if self.files:
+            return format_list([self.name_row(number) for number in shown.tolist()], total=len(positions))
+        return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
         """Raise for the rows at `positions`, if there are any.

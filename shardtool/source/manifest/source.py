@@ -71,6 +71,7 @@ from shardtool.table import columns as tables
 from shardtool.table import keys, payload_values, render, rows
 from shardtool.table import rows as table_rows
 from shardtool.table.base import reading_table
+from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
 from shardtool.units import pluralize
@@ -138,10 +139,16 @@ class ManifestSource(Source):
             return pa.chunked_array([labels])
         if name not in self._non_binary:
             name = dict(self._roles.values).get(name, name)
+        if name == FILE_COLUMN and name not in self._non_binary and isinstance(self._table, ConcatenatedTable):
+            names = self._table.file_names()
+            return pa.chunked_array([names if self._numbers is None else names.take(arrow.number_array(self._numbers))])
         if name not in self._non_binary:
             raise tables.missing_name_error("column", self._where, name, self._non_binary)
         self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
+
+    def _rows(self) -> table_rows.TableRows:
+        return table_rows.TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
 
     def _numbers_of(self, field: str) -> pa.Array | None:
         """Return a number field as a metadata column, unless a column has its name."""
@@ -171,7 +178,7 @@ class ManifestSource(Source):
         if not self._count:
             found = "no rows" if self._numbers is None else "no remaining row"
             raise InvalidRequest(self._where, found, expected="a row per sample")
-        rows = table_rows.TableRows(self._where, self._columns, self._numbers)
+        rows = self._rows()
         check_column_types(rows, roles, options.classes, self._table.schema)
         tables.check_sidecar_names(
             self._where, self._sidecar_names(), remedy=f"exclude them from {option_text('meta')}"
@@ -462,10 +469,7 @@ class ManifestSource(Source):
         return None if len(bad) or (keys.may_repeat(stems) and keys.find_repeated(stems)) else stems
 
     def _measure_bytes(self) -> None:
-        rows, columns = (
-            table_rows.TableRows(self._where, self._columns, self._numbers),
-            self._roles.columns_of("binary"),
-        )
+        rows, columns = self._rows(), self._roles.columns_of("binary")
         lengths_of_columns: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
         for batch in self._iter_bytes() if columns else ():
             for array, column_lengths in zip(batch, lengths_of_columns, strict=True):
@@ -541,9 +545,10 @@ class ManifestSource(Source):
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_part
         numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
+        rows = self._rows()
         for row, column in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
             code, message = problems[int(problem[row, column]) - 1]
-            path, where = str(self._columns[self._roles.paths()[column]][row]), f"row {int(numbers[row]) + 1:,}"
+            path, where = str(self._columns[self._roles.paths()[column]][row]), rows.name_row(int(numbers[row]))
             skipped.append(Skipped(entries.key(int(owner[row])), path, code, f"{message}, {where}"))
         lost = np.zeros(len(entries), np.bool_)
         lost[owner[bad]] = True
@@ -560,6 +565,9 @@ class ManifestSource(Source):
 
 
 def _resolve_root(options: CreateOptions, folder: str) -> bytes:
+    if options.root is None and not folder:
+        expected = f"tables in one folder, or {option_text('root')} with the folder to which their paths are relative"
+        raise InvalidRequest("the source", "tables in several folders", expected=expected)
     root = os.fspath(options.root or folder)
     if is_url(root):
         parse_address(root)  # checks the address
