@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MODULUS = 2**256
 _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
+PAYLOAD_DIGEST_SIZE = 16  # payloads with equal BLAKE2b digests of this size count as equal
 
 
 def _load_crc32c() -> Callable[..., int]:

@@ -16,7 +16,7 @@ from shardtool.errors import (
     is_out_of_memory,
 )
 from shardtool.execute.local_pool import usable_cores
-from shardtool.fingerprint import crc32c
+from shardtool.fingerprint import PAYLOAD_DIGEST_SIZE, crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.request.observer import Observer
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_DIGEST_SIZE = 16
 _BLOCK_BYTES = 2**16  # a larger buffer per small file would cost more
 
 
@@ -55,7 +54,7 @@ class _Crc32c:
 
 class _Digest:
     def __init__(self) -> None:
-        self._hash = blake2b(digest_size=_DIGEST_SIZE)
+        self._hash = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
         self.update = self._hash.update
 
     def value(self) -> int:
@@ -88,7 +87,7 @@ def source_digests(
     """Return the 16-byte digest of each row's payload, all 0 if unreadable."""
     import numpy as np
 
-    inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
+    inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")
     texts = inline_payloads(entries, rows[inline], as_numbers=False)
     digests[inline] = [_encode_digest(_checksum_blocks([text], _Digest())) for text in texts]
     digests[~inline] = [*map(_encode_digest, _read_checksums(source, entries, rows[~inline], pool, observer, _Digest))]
@@ -96,7 +95,7 @@ def source_digests(
 
 
 def _encode_digest(digest: int) -> bytes:
-    return b"" if digest < 0 else digest.to_bytes(_DIGEST_SIZE, "little")
+    return b"" if digest < 0 else digest.to_bytes(PAYLOAD_DIGEST_SIZE, "little")
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:

@@ -71,7 +71,7 @@ def test_what_is_the_same_is_what_is_the_same_in_memory(
 
 
 def test_equal_checksums_are_no_proof(tmp_path: Path) -> None:
-    """Payloads of one length and one CRC-32C that differ in their bytes are not the same."""
+    """Payloads with the same length and CRC-32C but other bytes are no duplicates, on the page and in splits, too."""
     known: dict[int, bytes] = {}
     drawn = random.Random(1)  # noqa: S311 - no secret
     for _ in range(2**20):
@@ -83,6 +83,16 @@ def test_equal_checksums_are_no_proof(tmp_path: Path) -> None:
     write(tmp_path / "a-{0..}.tar", {"x": {"jpg": data}, "y": {"jpg": other}, "z": {"jpg": other}})
     (group,) = inspect_duplicates(tmp_path / "a.json").groups
     assert [one.key for one in group] == ["y", "z"]
+
+    several = {f"{number:02}": {"txt": b"%d" % number, "cls": b"1"} for number in range(30)}
+    write(tmp_path / "train-{0..}.tar", several | {"x": {"txt": data}, "y": {"txt": other, "cls": b"1"}})
+    write(tmp_path / "val-{0..}.tar", {"x": {"txt": other}, "y": {"txt": other, "cls": b"2"}, "z": {"cls": b"1"}})
+    report = shardtool.verify([tmp_path / "train.json", tmp_path / "val.json"])
+    assert [(finding.code, finding.key) for finding in report.findings] == [("split-leak", "y")]
+    typed("inspect", tmp_path / "train.json", "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "1 sample has the sizes and checksums of an earlier sample" in page
+    assert "duplicate: same content as" not in page
 
 
 def test_splits_and_datasets(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 
 KEY_HASH_BYTES = 16
-_LENGTH_MASK = 2**32 - 1
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
 # A payload is decoded from memory, and a compressed shard can expand it a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
@@ -43,13 +41,13 @@ class ExamineTask(NamedTuple):
 
     Attributes:
         classes: Number of classes by field.
-        contents: Compute a content id for each sample.
+        labels: Fields that are not content; None: compute no content ids.
     """
 
     shard: StoredShard
     decode: bool = False
     classes: Mapping[str, int] = {}
-    contents: bool = False
+    labels: frozenset[str] | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class ShardExamination:
         fields: Number of samples with each field; emptied once added to the totals, because names may be many.
         unrecognised: Number of members that do not belong to a sample.
         hashes: The hash of each key, 16 bytes each.
-        contents: If requested, 8 bytes for each sample: the CRC-32C and length of its largest payload.
+        content_ids: If requested, the id of each sample's content, 8 bytes each (`dataset.duplicates`).
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
         more: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
@@ -71,7 +69,7 @@ class ShardExamination:
     fields: Counter[str] = field(default_factory=Counter)
     unrecognised: int = 0
     hashes: bytes = b""
-    contents: bytes = b""
+    content_ids: bytes = b""
     findings: list[Finding] = field(default_factory=list)
     more: dict[str, int] = field(default_factory=dict)
     undecoded: int = 0
@@ -89,8 +87,8 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     except (CorruptShard, InvalidRequest) as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in scan.keys])
-    contents = _content_ids(scan) if task.contents else b""
-    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes, contents=contents)
+    content_ids = b"" if task.labels is None else _content_ids(scan, task.labels)
+    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes, content_ids=content_ids)
     for code, count in Counter(scan.codes).items():
         examination.fields[index_text(scan.names[code])] += count
     if task.decode:
@@ -98,14 +96,34 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     return examination
 
 
-def _content_ids(scan: ShardScan) -> bytes:
-    """Return 8 bytes for each sample; the last sample of a damaged shard may have lost payloads."""
-    sums, row, payloads = array("Q"), 0, list(zip(scan.lengths, scan.crcs, strict=False))
-    for count in scan.counts:
-        length, crc = max(payloads[row : row + count], default=(0, 0))
-        sums.append((length & _LENGTH_MASK) << 32 | crc)
-        row += count
-    return sums.tobytes()
+def _content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
+    import numpy as np
+
+    from shardtool.dataset.duplicates import index_content
+    from shardtool.dataset.shard_index import scanned_index
+
+    index = scanned_index(scan)
+    content = index_content(index, labels)
+    crcs = np.zeros(len(index.codes), np.uint32)
+    crcs[: len(scan.crcs)] = scan.crcs  # the last payload of a damaged shard may lack one
+    return content.ids(index.lengths[content.rows], crcs[content.rows]).tobytes()
+
+
+class DigestTask(NamedTuple):
+    """Samples of a shard, by their row numbers, and its fields that are not content."""
+
+    shard: StoredShard
+    labels: frozenset[str]
+    samples: list[int]
+
+
+def digest_samples(task: DigestTask) -> list[bytes]:
+    """Return the digest of the content of each sample; empty if it cannot be read completely."""
+    from shardtool.dataset.duplicates import index_content, sample_digests
+    from shardtool.dataset.shard_index import scanned_index
+
+    index = scanned_index(task.shard.scan())
+    return sample_digests(task.shard.path, index, index_content(index, task.labels), task.samples)
 
 
 class _PayloadCheck(NamedTuple):

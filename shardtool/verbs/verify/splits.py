@@ -1,8 +1,8 @@
 """Verify several datasets, then look for samples that two splits of one dataset share.
 
 Datasets are splits of one dataset if their dataset files record the same run, or if their names differ only in a word
-such as `train` or `val`. One run writes each key to one split only, so a shared key is a leak. Separate runs may number
-their samples alike, so a shared key is a leak only if the content is the same too.
+such as `train` or `val`. One run writes each key to one split only, so a shared key is a leak. Separate runs may use
+the same keys for different samples, so a shared key is a leak only if the samples are duplicates, too.
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from shardtool.errors import (
 )
 from shardtool.names import SPLIT_NAMES, to_output_name
 from shardtool.verbs.verify.dataset_checks import sample_at
+from shardtool.verbs.verify.examine import DigestTask, digest_samples
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding, Findings, Report, finding_from_error
 from shardtool.verbs.verify.verified_dataset import VerifiedDataset, build_report, combine_reports, read_dataset_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardtool.dataset.scan import ShardScan
     from shardtool.dataset.stored import StoredDataset
+    from shardtool.execute.pool import Pool
     from shardtool.request.dataset_options import VerifyOptions
 
 
 _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 
 
-def verify_several(datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset]) -> Report:
+def verify_several(
+    datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
+) -> Report:
     """Verify several datasets; report datasets that cannot be opened, and verify the others.
 
     Raises:
@@ -53,7 +60,7 @@ def verify_several(datasets: Sequence[Any], options: VerifyOptions, verify: Call
             reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
         if first in verified and second in verified:
-            _find_leaks(verified[first], verified[second], by_content=not recorded)
+            _find_leaks(verified[first], verified[second], None if recorded else pool)
     reports |= {index: build_report(subject, options) for index, subject in verified.items()}
     return combine_reports([reports[index] for index in range(len(datasets))])
 
@@ -89,8 +96,11 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
     return Report(where, (finding,), {finding.code: 1}, (), ("everything else",), 0, 0, 0, readable=False)
 
 
-def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, *, by_content: bool) -> None:
-    """Add a finding to the second split for each sample that both have; nothing if no shard of one was read."""
+def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
+    """Add a finding to the second split for each sample that both have; nothing if no shard of one was read.
+
+    Workers of `pool` compare the content of samples with the same key; None: the key is enough.
+    """
     import numpy as np
 
     if not (first.read and second.read):
@@ -104,10 +114,12 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, *, by_content: 
     first_hashes, second_hashes = first.hashes(), second.hashes()
     _, rows, other_rows = np.intersect1d(first_hashes["a"], second_hashes["a"], return_indices=True)
     same = first_hashes["b"][rows] == second_hashes["b"][other_rows]
-    if by_content:
-        contents = (b"".join(shard.contents for _, shard in split.read) for split in (first, second))
+    if pool is not None:
+        contents = (b"".join(shard.content_ids for _, shard in split.read) for split in (first, second))
         first_ids, second_ids = (np.frombuffer(data, np.uint64) for data in contents)
-        same &= first_ids[rows] == second_ids[other_rows]
+        same &= (first_ids[rows] == second_ids[other_rows]) & (first_ids[rows] != 0)
+        digests = [_content_digests(*split, pool) for split in ((first, rows[same]), (second, other_rows[same]))]
+        same[same] = [one == other != b"" for one, other in zip(*digests, strict=True)]
     pairs = np.stack((rows, other_rows), axis=1)[same]
     pairs = pairs[np.argsort(pairs[:, 1])]
     read: tuple[dict[int, ShardScan], dict[int, ShardScan]] = ({}, {})
@@ -122,3 +134,23 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, *, by_content: 
     findings.add_first("split-leak", after_all_else, len(pairs), starmap(leak, first_ones))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)
+
+
+def _content_digests(split: VerifiedDataset, indexes: NDArray[np.int64], pool: Pool) -> list[bytes]:
+    """Return the digest of the content of samples, given by their indexes among all samples that were read."""
+    import numpy as np
+
+    ends, labels = np.array([0, *split.ends()]), split.labels()
+    positions = np.searchsorted(ends, indexes, "right") - 1
+    chosen = [np.flatnonzero(positions == position) for position in np.unique(positions)]
+    tasks = [
+        DigestTask(
+            split.cases[split.read[positions[at[0]]][0]].shard, labels, (indexes[at] - ends[positions[at]]).tolist()
+        )
+        for at in chosen
+    ]
+    digests = [b""] * len(indexes)
+    for number, values in pool.map(digest_samples, tasks):
+        for index, digest in zip(chosen[number].tolist(), values, strict=True):
+            digests[index] = digest
+    return digests

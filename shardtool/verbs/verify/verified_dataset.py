@@ -142,6 +142,12 @@ class VerifiedDataset:
         """Whether only some of the existing shards were read."""
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
+    def labels(self) -> frozenset[str]:
+        """Return the fields that are labels or numbers, and so are not content."""
+        from shardtool.dataset.duplicates import recorded_labels
+
+        return recorded_labels(self.file)
+
     def hashes(self) -> NDArray[np.void]:
         """Return the key hashes of all samples that were read, as pairs of uint64."""
         import numpy as np

@@ -74,7 +74,9 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     with nullcontext() if options.repair else _open_pool(options, observer) as pool:
         check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
         report = (
-            verify_several(datasets, options, check) if len(datasets) > 1 else build_report(check(datasets[0]), options)
+            verify_several(datasets, options, check, pool or Pool())
+            if len(datasets) > 1
+            else build_report(check(datasets[0]), options)
         )
     return replace(report, seconds=time.time() - started)
 
@@ -202,7 +204,8 @@ def _examine_shards(
     preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
     preload.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
-    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, contents) for number in numbers)
+    labels = subject.labels() if contents else None
+    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, labels) for number in numbers)
     scans = dict[int, ShardScan]()
     for index, examined in pool.map(examine.examine_shard, tasks):
         preload.join()

@@ -1,7 +1,7 @@
 """Choose the samples of a page or contact sheet: a seeded random selection, and unusual samples.
 
 The selection is spread over labels, so that rare labels are included, or else over shards. Unusual samples are the
-smallest and largest, the widest and tallest image, and duplicates (same length and checksum of the largest field).
+smallest and largest, the widest and tallest image, and duplicates.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.types as pt
 
+from shardtool.dataset.duplicates import index_content, recorded_labels, repeated, sample_digests
 from shardtool.dataset.shard_index import ShardIndex, part_ends
 from shardtool.errors import CorruptShard
 from shardtool.request.dataset_options import InspectOptions
 from shardtool.request.observer import Observer
+from shardtool.table.rows import shorten
 from shardtool.units import format_size
 from shardtool.verbs.inspect.inspect import summarize
 from shardtool.verbs.inspect.overview import (
-    MAX_LABEL_BYTES,
     MAX_READ_SAMPLES,
     DatasetOverview,
     shard_random_numbers,
@@ -44,20 +45,25 @@ if TYPE_CHECKING:
     _Candidate = tuple[str, float, int, int, StoredSample]
 
 
-_MAX_DUPLICATE_GROUPS = 3
+_MAX_DUPLICATE_PAIRS = 3
+_MAX_COMPARED_PAIRS = 10
 
 
 class UnusualSamples:
-    """The unusual samples. `repeated`, set by `find`, counts those whose largest field equals an earlier one."""
+    """The unusual samples. `repeated`, set by `find`, counts samples with the sizes and checksums of an earlier one.
 
-    def __init__(self) -> None:
+    `labels` are fields that are not content.
+    """
+
+    def __init__(self, labels: frozenset[str]) -> None:
         self.repeated = 0
+        self._labels = labels
         self._extremes: dict[str, tuple[float, int, int, str]] = {}
-        self._hash_count = 0
-        self._content_hashes: list[tuple[int, NDArray[np.uint64]]] = []
+        self._id_count = 0
+        self._content_ids: list[tuple[int, NDArray[np.uint64]]] = []
 
-    def add(self, number: int, shard_index: ShardIndex, fields: Mapping[str, FieldPayloads]) -> None:
-        """Add the samples of a shard with the payloads of its fields."""
+    def add(self, number: int, shard_index: ShardIndex) -> None:
+        """Add the samples of a shard."""
         sizes = np.diff(part_ends(shard_index.lengths)[shard_index.firsts])
         for reason, value, sign in (("smallest", sizes, -1.0), ("largest", sizes, 1.0)):
             self._update_extreme(reason, sign * value, number, lambda row: format_size(int(sizes[row])))
@@ -67,14 +73,11 @@ class UnusualSamples:
             self._update_extreme(
                 reason, sign * log_ratios, number, lambda row: f"{widths[row]:,.0f} by {heights[row]:,.0f}"
             )
-        largest, hashes = np.full(len(shard_index), MAX_LABEL_BYTES, np.uint64), np.zeros(len(shard_index), np.uint64)
-        for payloads in fields.values():
-            is_larger = payloads.lengths > largest[payloads.rows]
-            largest[payloads.rows[is_larger]] = payloads.lengths[is_larger]
-            hashes[payloads.rows[is_larger]] = 0 if payloads.crcs is None else payloads.groups()[is_larger]
-        self._hash_count += len(hashes)
-        if self._hash_count <= MAX_READ_SAMPLES:
-            self._content_hashes.append((number, hashes))
+        self._id_count += len(shard_index)
+        if self._id_count <= MAX_READ_SAMPLES and shard_index.crcs is not None:
+            content = index_content(shard_index, self._labels)
+            ids = content.ids(shard_index.lengths[content.rows], shard_index.crcs[content.rows])
+            self._content_ids.append((number, ids))
 
     def _update_extreme(
         self, reason: str, values: NDArray[np.float64], number: int, describe: Callable[[int], str]
@@ -93,31 +96,50 @@ class UnusualSamples:
             if extremes and extremes[0][1] != -extremes[1][1]:
                 locations += [(f"{reason}: {value}", number, row) for reason, _, number, row, value in extremes]
         samples = []
-        for reason, number, row in [*locations, *self._find_duplicates()]:
+        for reason, number, row in locations:
             with suppress(CorruptShard):
                 shard = shards[number]
                 samples += [
                     (reason, sample) for sample in stored_samples(shard, shard.index(metadata=True), np.array([row]))
                 ]
-        return samples
+        pairs: list[tuple[str, StoredSample]] = []
+        for candidates in self._duplicate_candidates():
+            if len(pairs) < 2 * _MAX_DUPLICATE_PAIRS:
+                with suppress(CorruptShard):
+                    pairs += self._compare(shards, candidates)
+        return samples + pairs
 
-    def _find_duplicates(self) -> list[tuple[str, int, int]]:
-        hashes = np.concatenate([shard_hashes for _, shard_hashes in self._content_hashes] or [np.zeros(0, np.uint64)])
-        ends = part_ends([len(shard_hashes) for _, shard_hashes in self._content_hashes])
-        hashed = np.flatnonzero(hashes)
-        order = hashed[np.argsort(hashes[hashed], kind="stable")]
-        starts = np.flatnonzero(np.diff(hashes[order], prepend=np.uint64(0)))
+    def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
+        """Return the first two samples, as shard number and row, of the largest groups with equal ids."""
+        ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
+        ends = part_ends([len(shard_ids) for _, shard_ids in self._content_ids])
+        order = np.flatnonzero(repeated(ids))
+        order = order[np.argsort(ids[order], kind="stable")]
+        starts = np.flatnonzero(np.diff(ids[order], prepend=np.uint64(0)))
         counts = np.diff(np.append(starts, len(order)))
         self.repeated = int((counts - 1).sum())
-        duplicates = []
-        for group in np.lexsort((order[starts], -counts)).tolist()[:_MAX_DUPLICATE_GROUPS]:
-            if counts[group] > 1:
-                for position in order[starts[group] : starts[group] + 2].tolist():
-                    shard = int(np.searchsorted(ends, position, "right")) - 1
-                    duplicates.append(
-                        (f"{counts[group]:,} identical", self._content_hashes[shard][0], position - int(ends[shard]))
-                    )
-        return duplicates
+        candidates = []
+        for start in starts[np.lexsort((order[starts], -counts))][:_MAX_COMPARED_PAIRS].tolist():
+            positions = order[start : start + 2]
+            parts = np.searchsorted(ends, positions, "right") - 1
+            rows = (positions - ends[parts]).tolist()
+            candidates.append([(self._content_ids[part][0], row) for part, row in zip(parts, rows, strict=True)])
+        return candidates
+
+    def _compare(
+        self, shards: Sequence[StoredShard], candidates: list[tuple[int, int]]
+    ) -> list[tuple[str, StoredSample]]:
+        samples, digests = [], []
+        for number, row in candidates:
+            index = shards[number].index(metadata=True)
+            digests += sample_digests(shards[number].path, index, index_content(index, self._labels), [row])
+            samples += stored_samples(shards[number], index, np.array([row]))
+        if digests[0] != digests[1] or not digests[0]:
+            return []
+        return [
+            (f"duplicate: same content as {shorten(other.key)}", sample)
+            for sample, other in zip(samples, samples[::-1], strict=True)
+        ]
 
 
 def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
@@ -162,10 +184,10 @@ def choose_samples(
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
-    unusual = UnusualSamples()
+    unusual = UnusualSamples(recorded_labels(dataset.file))
     for shard, shard_index, fields in overview.read():
         if len(shard_index):
-            unusual.add(shard.number, shard_index, fields)
+            unusual.add(shard.number, shard_index)
             name, codes, strata = _strata_of(shard, shard_index, fields, overview.label_names())
             spread.add(name)
             pool = _first_candidates(

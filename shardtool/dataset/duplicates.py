@@ -1,0 +1,164 @@
+"""The definition of a duplicate: a sample whose content equals that of another, whatever their keys and labels.
+
+The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then JSON.
+Labels and numbers are not content. The digests of the payloads decide: BLAKE2b (RFC 7693) of 16 bytes, in any order.
+Digests are not stored, so sizes and CRC-32C select the samples that are worth reading.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardtool.dataset.payload import content_type, is_label_name
+from shardtool.dataset.shard_file import iter_payload, open_shard
+from shardtool.errors import CorruptShard
+from shardtool.fingerprint import PAYLOAD_DIGEST_SIZE
+from shardtool.values import number_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Container, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.shard_index import ShardIndex
+
+    Rows = NDArray[np.int64]
+
+
+JSON_RANK, _NO_RANK = 3, 4
+_CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
+_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+
+
+class Content(NamedTuple):
+    """The content of samples.
+
+    Attributes:
+        rows: The rows of fields with content, ascending.
+        owners: The sample of each of these rows.
+        ranks: uint8 [samples]; only samples of equal rank can be duplicates.
+    """
+
+    rows: Rows
+    owners: Rows
+    ranks: NDArray[np.uint8]
+
+    def select(self, is_chosen: NDArray[np.bool_]) -> Content:
+        """Return the content of the chosen samples; sample numbers stay."""
+        chosen = is_chosen[self.owners]
+        return Content(self.rows[chosen], self.owners[chosen], self.ranks)
+
+    def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
+        """Return a number for each sample, equal for duplicates; 0: no content.
+
+        `sizes` and `crcs` (None: unknown) are those of `rows`.
+        """
+        mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
+        if crcs is not None:
+            mixed ^= crcs.astype(np.uint64) * _HASH_MULTIPLIERS[1]
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * _HASH_MULTIPLIERS[2]
+        starts = self._starts()
+        sums = np.zeros(len(self.ranks), np.uint64)
+        if len(starts):
+            sums[self.owners[starts]] = np.add.reduceat(mixed, starts) + self.ranks[self.owners[starts]] + np.uint64(1)
+        return sums
+
+    def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
+        """Return groups of duplicates, in any order. `digests` are those of `rows`; empty: unreadable."""
+        starts = self._starts()
+        ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
+        for index in np.flatnonzero(ends - starts > 1).tolist():
+            combined[index] = combine_digests(digests[starts[index] : ends[index]].tolist())
+        samples, combined = samples[combined != b""], combined[combined != b""]
+        order = np.lexsort((combined, self.ranks[samples]))
+        samples, combined = samples[order], combined[order]
+        same = (combined[1:] == combined[:-1]) & (self.ranks[samples[1:]] == self.ranks[samples[:-1]])
+        starts = np.flatnonzero(np.append(True, ~same))[: len(samples)]
+        ends = np.append(starts[1:], len(samples))
+        several = ends - starts > 1
+        return [samples[start:end].tolist() for start, end in zip(starts[several], ends[several], strict=True)]
+
+    def _starts(self) -> Rows:
+        return np.flatnonzero(np.diff(self.owners, prepend=-1))
+
+
+def find_content(
+    fields: Sequence[str], others: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
+) -> Content:
+    """Return the content of samples with `counts` fields each; `others` are fields of labels or numbers.
+
+    The last sample of a damaged shard may have fewer `codes`.
+    """
+    ranks = np.full(len(fields), _NO_RANK, np.uint8)
+    for code, name in enumerate(fields):
+        if not (is_label_name(name) or name in others):
+            ranks[code] = content_rank(name)
+    row_ranks, owners = ranks[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
+    sample_ranks = np.full(len(counts), _NO_RANK, np.uint8)
+    np.minimum.at(sample_ranks, owners, row_ranks)
+    rows = np.flatnonzero((row_ranks < _NO_RANK) & (row_ranks == sample_ranks[owners]))
+    return Content(rows, owners[rows], sample_ranks)
+
+
+def content_rank(field: str) -> int:
+    """Return the rank of a field as content: the fields of the lowest rank are the content of a sample."""
+    return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
+
+
+def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which samples have the id of another sample."""
+    order = np.argsort(ids, kind="stable")
+    same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
+    is_repeated = np.zeros(len(ids), np.bool_)
+    is_repeated[order] = np.append(same, False) | np.append(False, same)
+    return is_repeated
+
+
+def combine_digests(digests: Iterable[bytes]) -> bytes:
+    """Return one digest for the payloads of a sample; empty if one is unreadable."""
+    parts = sorted(digests)
+    if len(parts) == 1 or b"" in parts:
+        return parts[0]
+    return blake2b(
+        b"".join(part.ljust(PAYLOAD_DIGEST_SIZE, b"\0") for part in parts), digest_size=PAYLOAD_DIGEST_SIZE
+    ).digest()
+
+
+def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
+    """Return the fields that a dataset file records as labels, numbers or lists."""
+    if file is None:
+        return frozenset()
+    lists = (name for name, feature in file.features.items() if feature.is_list)
+    return frozenset((*number_fields(file.types), *file.classes, *lists))
+
+
+def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
+    """Return the content of a shard's samples; see `recorded_labels`."""
+    numbers = (name for name, kind in index.kinds.items() if kind != "bytes")
+    return find_content(index.names, {*labels, *numbers}, index.codes, index.counts)
+
+
+def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
+    """Return the digest of the content of some samples of a shard; empty if it cannot be read completely.
+
+    Raises:
+        CorruptShard: The shard cannot be opened.
+    """
+    sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
+    rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
+    digests: dict[int, bytes] = {}
+    with open_shard(path) as shard:  # a compressed shard can only be read in sequence
+        for row in sorted(chain.from_iterable(rows), key=index.offsets.__getitem__):
+            digest = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
+            try:
+                for block in iter_payload(shard, int(index.offsets[row]), int(index.lengths[row]), path):
+                    digest.update(block)
+                digests[row] = digest.digest()
+            except CorruptShard:
+                digests[row] = b""
+    return [combine_digests(map(digests.__getitem__, sample_rows)) for sample_rows in rows]
