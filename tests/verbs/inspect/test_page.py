@@ -583,7 +583,8 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
     found = [(one["key"], one["why"]) for one in page.unusual]
     assert found == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
-        ("101", "tallest: 4 by 800"), ("000", "duplicate: same content as 050"), ("050", "duplicate: same content as 000"),
+        ("101", "tallest: 4 by 800"),
+        ("000", "duplicate: same content as 050"), ("050", "duplicate: same content as 000"),
     ]  # fmt: skip
     assert "3 samples have the sizes and checksums of an earlier sample." in page.text
     assert len(page.samples) == 5
