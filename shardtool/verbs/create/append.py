@@ -23,9 +23,10 @@ from shardtool.publish.join_datasets import join_kinds, join_schemas
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.table.keys import contains_hashes, hash_keys
 from shardtool.units import pluralize
+from shardtool.verbs.create.run import Output, make_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.sample_table import SampleTable
@@ -33,26 +34,30 @@ if TYPE_CHECKING:
     from shardtool.publish.destination import Destination
     from shardtool.request.create_options import CreateOptions, ReshardOptions
     from shardtool.request.run_record import RunRecord
+    from shardtool.source.base import Listing
     from shardtool.values import FeatureType
-    from shardtool.verbs.create.run import Run
+    from shardtool.verbs.create.run import Listed, Planned, Run
 
 
-def read_taken_keys(run: Run) -> PackedStrings:
+def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
     """Return the keys that new samples cannot have, without those of this same append, interrupted at its end."""
     keys = []
-    for output in run.outputs:
+    for output in outputs:
         if (old := output.destination.old) is not None:
-            shards = old.shards[: _find_same_append(output.destination, old, run.record(output))]
+            shards = old.shards[
+                : _find_same_append(output.destination, old, make_record(run, listing, output, outputs))
+            ]
             keys += [read_listed_sidecar(output.destination.folder, shard).keys_with_nul() for shard in shards]
     return PackedStrings.parse(b"".join(keys))
 
 
-def prepare_append(run: Run) -> None:
+def prepare_append(listed: Listed) -> Listed:
     """Check that all keys are new. A resumed append that is the dataset's last append becomes a `FinishedAppend`."""
-    _drop_label_columns(run)
-    new_keys, entries = [], run.entries
-    for output in run.outputs:
-        destination, append, record = output.destination, output.destination.append, run.record(output)
+    listed = _drop_label_columns(listed)
+    new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
+    for output in listed.outputs:
+        outputs.append(output)
+        destination, append, record = output.destination, output.destination.append, listed.record(output)
         if append is None:
             continue
         if append.old.format == "tar" and (old_dots := append.old.made.dots) != record.dots:
@@ -62,27 +67,30 @@ def prepare_append(run: Run) -> None:
             raise InvalidRequest(flag_text("append"), new_dots, expected=expected, remedy=remedy)
         keys = entries.keys if output.sample_numbers is None else entries.keys.take(output.sample_numbers)
         first_shard = _find_same_append(destination, append.old, record)
-        if first_shard is not None and (
-            run.makes_keys or _has_same_samples(keys, destination, append.old, first_shard)
-        ):
-            output.destination = replace(destination, append=FinishedAppend(append.old, append.data, first_shard))
-        elif not run.makes_keys:
+        makes_keys = listed.run.makes_keys
+        if first_shard is not None and (makes_keys or _has_same_samples(keys, destination, append.old, first_shard)):
+            finished_append = FinishedAppend(append.old, append.data, first_shard)
+            outputs[-1] = replace(output, destination=replace(destination, append=finished_append))
+        elif not makes_keys:
             new_keys.append(keys)
-    for output in run.outputs if new_keys else ():
+    for output in outputs if new_keys else ():
         if (old := output.destination.old) is not None:
             taken_keys = read_dataset_keys(output.destination.folder, old.shards)
             for keys in new_keys:
                 check_new_keys(keys, taken_keys, output.destination.dataset_file)
+    return replace(listed, outputs=tuple(outputs))
 
 
-def _drop_label_columns(run: Run) -> None:
+def _drop_label_columns(listed: Listed) -> Listed:
     """Drop unrequested label columns that the dataset lacks: a query on them would silently exclude its samples."""
-    entries, old_datasets = run.entries, [output.destination.old for output in run.outputs if output.destination.old]
-    labels = {*entries.values.numbers, *entries.values.classes}.difference(run.options.columns_from)
+    entries = listed.entries
+    old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
+    labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)
     field_only = {name for name in labels for old in old_datasets if name in old.fields and name not in old.schema}
-    if field_only and entries.metadata is not None:
-        columns = drop_number_columns(entries.metadata, field_only)
-        run.listed = replace(run.listed, entries=replace(entries, metadata=columns))
+    if not field_only or entries.metadata is None:
+        return listed
+    entries = replace(entries, metadata=drop_number_columns(entries.metadata, field_only))
+    return replace(listed, listing=replace(listed.listing, entries=entries))
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
@@ -143,7 +151,22 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
     return ""
 
 
-def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
+def append_notes(planned: Planned) -> Iterator[str]:
+    """Yield what an append adds to the existing datasets, and what becomes outdated."""
+    run, listed = planned.run, planned.listed
+    destinations = planned.destinations
+    for output in planned.outputs:
+        if (old := output.destination.old) is not None:
+            from shardtool.publish.export_indexes import export_notes
+
+            if not isinstance(output.destination.append, FinishedAppend):
+                yield from _field_notes(old, output.plan, changed=listed.transform is not None)
+            yield from export_notes(output.destination.folder, old, run.exports)
+    if not any(isinstance(destination.append, FinishedAppend) for destination in destinations):
+        yield from _class_notes([old for destination in destinations if (old := destination.old)], listed.entries)
+
+
+def _field_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
     """Yield which fields and columns only some samples will have; with `changed`, transforms make fields unknown."""
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
@@ -168,7 +191,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         )
 
 
-def class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> Iterator[str]:
+def _class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> Iterator[str]:
     """Yield the new classes and their numbers."""
     old_classes: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in old_datasets), {})
     for name, names in entries.values.classes.items():

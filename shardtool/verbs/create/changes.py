@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.publish.destination import Destination
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import Listed, Output, Planned, PlannedOutput, Run
 
 
 _MAX_CHECKED_SHARDS = 8
@@ -51,53 +51,59 @@ def count_earlier_shards(output: Destination) -> int | None:
     return None if facts is None else facts.shards
 
 
-def find_changes(run: Run) -> ResumeChanges | None:
+def find_changes(planned: Planned) -> ResumeChanges | None:
     """Return which samples a run would add and remove; None if there is no earlier run.
 
     Damaged sidecars make the number of removed samples a lower bound.
     """
     earlier_shards = [
-        (output.destination, *earlier) for output in run.outputs for earlier in _list_earlier_shards(output.destination)
+        (output.destination, *earlier)
+        for output in planned.outputs
+        for earlier in _list_earlier_shards(output.destination)
     ]
     if not earlier_shards:
         return None
-    keys_of_source, orders = hash_keys(run.entries.keys), [output.plan.order for output in run.outputs]
-    planned = np.sort(np.concatenate([keys_of_source if order is None else keys_of_source[order] for order in orders]))
+    source_keys, orders = hash_keys(planned.listed.entries.keys), [output.plan.order for output in planned.outputs]
+    new_keys = np.sort(np.concatenate([source_keys if order is None else source_keys[order] for order in orders]))
     total = removed = 0
     for destination, name, entry in earlier_shards:
-        samples, keys = _read_packed_keys(run, destination, name, entry)
-        total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, planned)))
-    removed = max(removed, total - len(planned))
-    added = len(planned) - (total - removed)
-    if run.transform is not None:  # samples skipped in a kept shard are not tried again
-        kept_facts = [_read_planned_facts(run, output, shard) for output in run.outputs for shard in output.own_shards]
+        samples, keys = _read_packed_keys(planned.run, destination, name, entry)
+        total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, new_keys)))
+    removed = max(removed, total - len(new_keys))
+    added = len(new_keys) - (total - removed)
+    if planned.listed.transform is not None:  # samples skipped in a kept shard are not tried again
+        kept_facts = [
+            _read_planned_facts(planned.listed, output, shard)
+            for output in planned.outputs
+            for shard in output.own_shards
+        ]
         added -= sum(len(facts.made.left_out) for facts in kept_facts if facts and facts.made)
     return ResumeChanges(samples_added=added, samples_removed=removed, samples_before=total)
 
 
-def add_planned_counts(changes: ResumeChanges, run: Run) -> ResumeChanges:
+def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChanges:
     """Add the numbers of shards that would be kept, written and removed."""
-    planned = []
-    for output in run.outputs:
-        kept = sum(_read_planned_facts(run, output, shard) is not None for shard in output.own_shards)
-        planned.append((output, kept, [*map(output.shard_name, output.own_shards)]))
-    return add_shard_counts(changes, planned)
+    shards = []
+    for output in planned.outputs:
+        kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
+        shards.append((output.destination, kept, [*map(output.shard_name, output.own_shards)]))
+    return add_shard_counts(changes, shards)
 
 
-def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[RunOutput, int, Sequence[str]]]) -> ResumeChanges:
+def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
     """Add shard counts, given the kept shards and all shard names of each dataset."""
     kept = written = removed = 0
-    for output, kept_here, names in shards:
-        existing_shards = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
+    for destination, kept_here, names in shards:
+        existing_shards = {name for name in destination.existing if name.endswith(destination.pattern.format)}
         kept += kept_here
         written += len(names) - kept_here
         removed += len(existing_shards.difference(names))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 
-def other_plan_notes(run: Run) -> Iterator[str]:
+def other_plan_notes(planned: Planned) -> Iterator[str]:
     """Yield the datasets whose unfinished earlier run had another plan."""
-    for output in run.outputs:
+    for output in planned.outputs:
         existing = output.destination.existing
         existing_shards = [
             shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing
@@ -106,33 +112,35 @@ def other_plan_notes(run: Run) -> Iterator[str]:
         if (
             existing_shards
             and not is_finished
-            and not any(_read_planned_facts(run, output, shard) for shard in existing_shards)
+            and not any(_read_planned_facts(planned.listed, output, shard) for shard in existing_shards)
         ):
             cause = "written by an earlier run with other options or another source"
             yield f"{output.shard_name(existing_shards[0])}: {cause}; its shards are written again"
 
 
-def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
+def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
     """Return an error if a run would replace a dataset by a different one.
 
     `max_removed` is the share of samples that may be removed without `--overwrite`.
     """
 
-    def refused(output: RunOutput, found: str, expected: str) -> OutputExists:
+    def refused(output: Output, found: str, expected: str) -> OutputExists:
         overwrite = choose_text(f"choose {flag_text('resume', 'overwrite')}", "add --overwrite")
         remedy = f"Nothing was changed. If the source is complete and you want this, {overwrite}."
-        remedy = f"{flag_text('resume')} {add_planned_counts(changes, run)}. {remedy}"
+        remedy = f"{flag_text('resume')} {add_planned_counts(changes, planned)}. {remedy}"
         return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
 
-    for output in run.outputs:
+    for output in planned.outputs:
         file = _read_dataset_file(output.destination)
-        if file is not None and (differences := _describe_differences(file.made, run.record(output))):
+        if file is not None and (differences := _describe_differences(file.made, planned.listed.record(output))):
             return refused(output, differences, "the options of the first run")
-        if file is not None and (renumbered := _describe_renumbering(file.classes, run.entries.values.classes)):
+        if file is not None and (
+            renumbered := _describe_renumbering(file.classes, planned.listed.entries.values.classes)
+        ):
             numbers = option_text("classes_from", output.destination.dataset_file)
             return refused(output, renumbered, f"the class numbers of the first run: {numbers}")
-    first = run.outputs[0]
-    if lost_splits := find_lost_splits(run):
+    first = planned.outputs[0]
+    if lost_splits := find_lost_splits(planned.outputs):
         found = f"the source has no samples for existing splits: {', '.join(map(printable, lost_splits))}"
         return refused(first, found, "all splits of the first run")
     if changes.samples_removed <= max_removed * changes.samples_before:
@@ -143,10 +151,10 @@ def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> Out
     return refused(first, f"{summary} would be removed, because the source no longer has them", expected)
 
 
-def check_same_options(run: Run) -> None:
+def check_same_options(listed: Listed) -> None:
     """Refuse to update a dataset whose samples were chosen with other options."""
-    for output in run.outputs:
-        old_dataset, new_record = output.destination.old, run.record(output)
+    for output in listed.outputs:
+        old_dataset, new_record = output.destination.old, listed.record(output)
         if old_dataset is not None and (
             differences := _describe_differences(old_dataset.made, new_record, compare_shards=False)
         ):
@@ -156,13 +164,13 @@ def check_same_options(run: Run) -> None:
             raise OutputExists(output.destination.dataset_file, differences, expected=expected, remedy=remedy)
 
 
-def find_lost_splits(run: Run) -> list[str]:
+def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
     """Return the splits of the first run for which this run has no samples."""
-    destination = run.outputs[0].destination
+    destination = outputs[0].destination
     file = _read_dataset_file(destination)
     if file is None:
         return []
-    split_names = {output.split for output in run.outputs}
+    split_names = {output.split for output in outputs}
     records = [dataset.made for dataset in splits_in(destination.folder.path, file.made).values()]
     return [record.split for record in records if record.split not in split_names]
 
@@ -208,12 +216,12 @@ def _read_packed_keys(
     return len(keys), keys
 
 
-def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_schema.ShardFacts | None:
+def _read_planned_facts(listed: Listed, output: PlannedOutput, shard: int) -> sidecar_schema.ShardFacts | None:
     name, destination = output.shard_name(shard), output.destination
     file_info = destination.existing.get(name)
     if file_info is None or (facts := read_shard_facts(destination.folder.full_path(name))) is None:
         return None
-    planned = ShardPlan(run, output.plan, shard, name, build_shard_samples(output.plan, shard))
+    planned = ShardPlan(listed, output.plan, shard, name, build_shard_samples(output.plan, shard))
     return facts if facts.size == file_info.size and facts.plan == planned.fingerprint() else None
 
 

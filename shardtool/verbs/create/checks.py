@@ -14,9 +14,8 @@ from shardtool.fingerprint import format_fingerprint
 from shardtool.messages import option_text
 from shardtool.names import to_output_name, to_text
 from shardtool.plan.shard_task import build_shard_samples
-from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.publish_dataset import check_fingerprint
-from shardtool.request.create_options import CreateOptions
+from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.source.base import check_not_empty
 from shardtool.units import format_size
 from shardtool.verbs.create import append
@@ -24,22 +23,22 @@ from shardtool.verbs.create import append
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import Listed, Packed, Planned, PlannedOutput
 
 
-def check_listed(run: Run) -> None:
+def check_listed(listed: Listed) -> None:
     """Refuse a source without samples."""
-    options = run.options
-    if not len(run.entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
+    options, entries = listed.run.options, listed.entries
+    if not len(entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
         from shardtool.source.source_checks import refuse_globs
 
-        if not run.listed.skipped:
-            folder = to_text(run.entries.root.rstrip(b"/") or run.entries.root)
+        if not listed.listing.skipped:
+            folder = to_text(entries.root.rstrip(b"/") or entries.root)
             refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
-    check_not_empty(run.listed)
+    check_not_empty(listed.listing)
 
 
-def check_shard_sizes(output: RunOutput) -> None:
+def check_shard_sizes(output: PlannedOutput) -> None:
     """Refuse shards that exceed the maximum file size of the output."""
     max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
     if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
@@ -49,23 +48,11 @@ def check_shard_sizes(output: RunOutput) -> None:
         raise InvalidRequest(where, format_size(int(sizes.max())), expected=expected, remedy=remedy)
 
 
-def check_append(run: Run) -> None:
+def check_append(planned: Planned) -> None:
     """Refuse samples that do not fit the existing dataset."""
-    for output in run.outputs:
+    for output in planned.outputs:
         if (old_dataset := output.destination.old) is not None:
-            from shardtool.publish.export_indexes import export_notes
-
-            append.check_append_schema(old_dataset, output.plan, run.options)
-            if not isinstance(output.destination.append, FinishedAppend):
-                run.notes.add(*append.append_notes(old_dataset, output.plan, changed=run.transform is not None))
-            run.notes.add(*export_notes(output.destination.folder, old_dataset, run.exports))
-    destinations = [output.destination for output in (*run.outputs, *run.untouched)]
-    if not any(isinstance(destination.append, FinishedAppend) for destination in destinations):
-        run.notes.add(
-            *append.class_notes(
-                [destination.old for destination in destinations if destination.old is not None], run.entries
-            )
-        )
+            append.check_append_schema(old_dataset, output.plan, planned.run.options)
 
 
 _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "resume"))
@@ -74,9 +61,8 @@ _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "resume"))
 _ONLY_SCATTER = ("memory", "temp_dir")
 
 
-def idle_option_notes(run: Run) -> Iterator[str]:
+def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
     """Yield which options have no effect on this run."""
-    options = run.options
     for name, condition in _ACTS_WITH:
         if options.is_given(name) and not options.first_given(condition):
             required, _, value = condition.partition("=")
@@ -86,13 +72,14 @@ def idle_option_notes(run: Run) -> Iterator[str]:
             yield f"{option_text(name)} has no effect with {option_text('method', 'gather')}"
 
 
-def check_export_targets(run: Run) -> None:
+def check_export_targets(planned: Planned) -> None:
     """Refuse indexes of other tools that cannot be written once the shards exist."""
+    run = planned.run
     if not run.exports or run.dry:
         return
     from shardtool.publish.export_indexes import check_index_files
 
-    splits = [output.split for output in run.outputs]
+    splits = [output.split for output in planned.outputs]
     if any(export.has_readme for export in run.exports.values()):
         from shardtool.interop.huggingface import check_huggingface_splits
 
@@ -101,11 +88,11 @@ def check_export_targets(run: Run) -> None:
         from shardtool.interop.shard_counts import check_timm_splits
 
         check_timm_splits(splits)
-    outputs = [(output.pattern, output.destination.first + output.plan.shards) for output in run.outputs]
+    outputs = [(output.pattern, output.destination.first + output.plan.shards) for output in planned.outputs]
     check_index_files(outputs, run.exports, overwrite=run.options.if_exists != "error")
 
 
-def check_metadata_size(output: RunOutput) -> None:
+def check_metadata_size(output: PlannedOutput) -> None:
     """Refuse metadata too large for a sidecar. Only the sidecar with most metadata per shard byte is encoded."""
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
@@ -127,9 +114,9 @@ def check_metadata_size(output: RunOutput) -> None:
         sidecar_write.encode_sidecar(index, sidecar_schema.ShardFacts(name, size, 0, ""))
 
 
-def check_content_fingerprint(run: Run) -> None:
+def check_content_fingerprint(packed: Packed) -> None:
     """Check that the written content equals that of the source."""
-    expected = run.listed.digest
-    if expected is not None and not any(output.totals.skipped for output in run.outputs):
-        actual = sum(output.totals.digest for output in run.outputs)
-        check_fingerprint(run.listed.name, format_fingerprint(actual), format_fingerprint(expected))
+    listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
+    if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
+        actual = sum(output_totals.digest for output_totals in totals)
+        check_fingerprint(listing.name, format_fingerprint(actual), format_fingerprint(listing.digest))

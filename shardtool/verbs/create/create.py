@@ -22,18 +22,18 @@ from shardtool.request.observer import Notes, Observer
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.units import format_size
-from shardtool.verbs.create import outputs
-from shardtool.verbs.create import run as runs
 from shardtool.verbs.create.listing import list_source
 from shardtool.verbs.create.output_folder import name_shards
+from shardtool.verbs.create.run import FinishedOutput, Planned, make_run
 
 if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
+    from shardtool.publish.destination import Destination
     from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult
-    from shardtool.source.base import Source
     from shardtool.values import Datasets, OutputNames
+    from shardtool.verbs.create.run import Listed, Packed, PlanFile, Run
 
 
 def write_dataset(
@@ -43,129 +43,120 @@ def write_dataset(
     observer: Observer,
     expected: DatasetFile | None = None,
 ) -> CreateResult:
-    """Write the samples of a source into shards, with sidecars and a dataset file.
+    """Write the samples of a source into shards, with sidecars and a dataset file. A dry run ends with the plan.
 
     `expected` is the dataset that the run must recreate; otherwise it fails, and nothing changes.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         names = name_shards(names, source, options, notes)
-        run = runs.make_run(names, options, pool, notes, started=started, dry=False)
-        run.expected = expected
-        opened_source = list_source(run, source)
+        run = make_run(names, options, pool, notes, started=started, expected=expected)
+        listed = list_source(run, source)
 
-        from shardtool.publish import publish_dataset
-        from shardtool.verbs.create import checks, new_samples, packing, parts, planning, result
-        from shardtool.verbs.create.shuffle import arrange_payloads, get_spool_location
+        from shardtool.verbs.create.new_samples import choose_samples
+        from shardtool.verbs.create.planning import plan_shards
+        from shardtool.verbs.create.result import make_dry_run, make_result
 
-        new_samples.choose_samples(run)
-        if not run.outputs:
-            _export_missing_indexes(run)
-            return result.make_result(run)
-        is_binary, temporary = run.is_binary, get_spool_location(run)
-        if is_binary:  # workers read binary columns from a file next to the output
-            outputs.open_publications(run, temporary, stack)
-            _write_binary_spool(run, opened_source, stack)
-        planning.plan_shards(run)
-        if not is_binary:
-            outputs.open_publications(run, temporary, stack)
+        listed = choose_samples(listed)
+        if run.dry:
+            planned = plan_shards(listed)
+            if listed.plan_file is not None:
+                _write_plan_file(listed, listed.plan_file)
+            return make_dry_run(planned)
+
+        from shardtool.verbs.create.outputs import lock_outputs
+        from shardtool.verbs.create.packing import pack_shards
+        from shardtool.verbs.create.parts import merge_finished_parts, start_parts
+        from shardtool.verbs.create.shuffle import arrange_payloads, get_spool
+
+        if not listed.outputs:
+            _export_missing_indexes(listed)
+            return make_result(Planned(listed, ()), ())
+        spool = get_spool(run, listed.outputs)
+        if listed.is_binary:  # workers read binary columns from a file next to the output
+            listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
+            planned = plan_shards(listed)
+        else:
+            planned = lock_outputs(plan_shards(listed), spool, stack)
         if run.part is not None:
-            for output in run.outputs:
-                parts.start_part(run, output, run.part)
-        arrange_payloads(run)
-        for output in run.outputs:
-            packing.Packing(run, output).pack()
-        if run.part is None:
-            checks.check_content_fingerprint(run)
-        for output in run.outputs:
-            output.dataset = (
-                parts.finish_part(run, output, run.part)
-                if run.part
-                else publish_dataset.publish_dataset(
-                    output.totals, output.publication, output.destination, run.record(output)
-                )
-            )
-        outputs.remove_lost_splits(run)
-        for output in run.outputs:
-            notes.add(*output.publication.stale_indexes.removal_notes(output.destination.dataset_file, run.exports))
-        notes.add(*(f"split {printable(name)} removed" for name in run.lost_splits))
-        _export_indexes(run)
-    merged = [parts.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
-    return result.make_result(run, merged=bool(merged) and all(merged))
-
-
-def plan_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
-) -> CreateResult:
-    """Return what `write_dataset` would write."""
-    started, notes = time.time(), Notes(observer)
-    with start_workers(options, notes.observer) as pool:
-        names = name_shards(names, source, options, notes)
-        run = runs.make_run(names, options, pool, notes, started=started, dry=True)
-        opened_source = list_source(run, source)
-
-        from shardtool.verbs.create import new_samples, planning, result
-
-        new_samples.choose_samples(run)
-        planning.plan_shards(run)
-        if run.plan_request is not None:
-            from shardtool.source.plan_file import write_plan
-
-            path, overwrite = run.plan_only, "overwrite" in run.options.if_exists
-            size = write_plan(
-                path,
-                run.plan_listing,
-                run.split_values,
-                run.plan_request,
-                by_key=opened_source.by_key,
-                overwrite=overwrite,
-            )
-            notes.add(f"plan written to {path} ({format_size(size)}); use it with {option_text('plan', path)}")
-    return result.make_dry_run(run)
+            planned = start_parts(planned, run.part)
+        finished = _publish(pack_shards(arrange_payloads(planned, spool)))
+    is_merged = run.part is not None and merge_finished_parts(planned)
+    return make_result(planned, finished, merged=is_merged)
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     """Fork the workers before an import starts threads."""
     import_module("shardtool.write.pack_shard")
-    how = f"with {flag_text('resume')}" if options.if_exists != "update" else "again"
+    how = "again" if options.update else f"with {flag_text('resume')}"
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
-def _write_binary_spool(run: runs.Run, source: Source, stack: ExitStack) -> None:
-    entries = run.entries
+def _write_plan_file(listed: Listed, plan_file: PlanFile) -> None:
+    from shardtool.source.plan_file import write_plan
+
+    path, values, overwrite = plan_file.path, plan_file.split_values, listed.run.options.overwrite
+    by_key = listed.source.by_key
+    size = write_plan(path, plan_file.listing, values, plan_file.request, by_key=by_key, overwrite=overwrite)
+    listed.run.notes.add(f"plan written to {path} ({format_size(size)}); use it with {option_text('plan', path)}")
+
+
+def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
+    entries = listed.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
-    file = run.outputs[0].destination.create_spool(size)
+    file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    source.write_binary(file)  # including samples that were skipped later
+    listed.source.write_binary(file)  # including samples that were skipped later
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
-    run.listed = replace(run.listed, entries=replace(entries, spans=spans))
+    return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 
 
-def _export_indexes(run: runs.Run) -> None:
-    if not (run.exports or run.appends):
-        return
+def _publish(packed: Packed) -> list[FinishedOutput]:
+    """Publish the dataset files, or the record of a part, and update the indexes of other tools."""
+    from shardtool.publish.publish_dataset import publish_dataset
+    from shardtool.verbs.create.outputs import remove_lost_splits
+    from shardtool.verbs.create.parts import finish_part
+
+    planned, run, finished = packed.planned, packed.planned.run, list[FinishedOutput]()
+    for output in packed.outputs:
+        destination, record = output.planned.destination, planned.listed.record(output.planned)
+        if run.part is None:
+            dataset = publish_dataset(output.totals, output.publication, destination, record)
+        else:
+            dataset = finish_part(planned, output, run.part)
+        finished.append(FinishedOutput(output.planned.split, destination, dataset, output.kept, output.dropped))
+    remove_lost_splits(planned)
+    for output in packed.outputs:
+        dataset_file = output.planned.destination.dataset_file
+        run.notes.add(*output.publication.stale_indexes.removal_notes(dataset_file, run.exports))
+    run.notes.add(*(f"split {printable(name)} removed" for name in planned.lost_splits))
+    for output in packed.outputs if run.exports or run.appends else ():
+        _export_indexes(run, output.planned.destination)
+    return finished
+
+
+def _export_indexes(run: Run, destination: Destination) -> None:
     from shardtool.publish.export_indexes import Exporter, renew_exports
 
-    for output in run.outputs:
-        folder, name = output.destination.folder, output.pattern.dataset_file
-        if run.exports:
-            exporter = Exporter(folder, name, run.exports, run.notes)
-            exporter.write(folder, run.pool, overwrite=run.options.if_exists != "error")
-        renew_exports(folder, name, output.destination.old, run.exports, run.notes)
+    folder, name = destination.folder, destination.pattern.dataset_file
+    if run.exports:
+        overwrite = run.options.if_exists != "error"
+        Exporter(folder, name, run.exports, run.notes).write(folder, run.pool, overwrite=overwrite)
+    renew_exports(folder, name, destination.old, run.exports, run.notes)
 
 
-def _export_missing_indexes(run: runs.Run) -> None:
+def _export_missing_indexes(listed: Listed) -> None:
+    run = listed.run
     if not run.exports:
         return
     from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
-    for output in run.untouched:
-        folder, base = output.destination.folder, output.pattern.base
-        existing_exports = find_existing_exports(folder, output.destination.old)
+    for destination in [output.destination for output in listed.finished]:
+        folder, pattern = destination.folder, destination.pattern
+        existing_exports = find_existing_exports(folder, destination.old)
         if missing := {name: export for name, export in run.exports.items() if name not in existing_exports}:
-            with folder.lock(base):
-                exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes)
-                exporter.write(folder, run.pool, overwrite=True)
+            with folder.lock(pattern.base):
+                Exporter(folder, pattern.dataset_file, missing, run.notes).write(folder, run.pool, overwrite=True)
 
 
 @accepts_options(CreateOptions)
@@ -197,9 +188,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
         print(result.samples, result.dataset_file)
         ```
     """
-    if options.dry_run or options.plan_only is not None:
-        return plan_dataset(source, output, options, observer)
-    if not options.stat:
+    if not (options.stat or options.dry_run or options.plan_only is not None):
         raise InvalidRequest(option_text("stat"), "a run that writes", expected=flag_text("dry_run"))
     return write_dataset(source, output, options, observer)
 
@@ -230,5 +219,4 @@ def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, obs
         shardtool.reshard("out.json", "shuffled-{000000..}.tar", shuffle=True, seed=1)
         ```
     """
-    run = plan_dataset if options.dry_run else write_dataset
-    return run(dataset, output, options, observer)
+    return write_dataset(dataset, output, options, observer)

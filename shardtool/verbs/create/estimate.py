@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.transform.transform import Transform
-    from shardtool.verbs.create.run import Run
+    from shardtool.verbs.create.run import Listed
 
 
 _MAX_TRIED_SAMPLES = 64
@@ -49,19 +49,19 @@ _MIN_FITTED_SAMPLES = 8
 _SAMPLE_OVERHEAD_BYTES = 512  # minimum size of a record in most formats
 
 
-def estimate_sizes(run: Run, transform: Transform) -> NDArray[np.int64]:
+def estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
     """Return int64[samples]: the estimated record bytes of each transformed sample."""
-    entries = run.entries
+    run, entries = listed.run, listed.entries
     transform.check_fields(entries.fields)
     if lists := [*entries.values.lists]:
         option = option_text(next(name for name in TRANSFORM_OPTIONS if getattr(run.options, name)))
         remedy = f"Drop these fields with {option_text('drop_fields', tuple(lists))}."
         raise InvalidRequest(option, f"lists of values: {format_list(lists)}", expected="single values", remedy=remedy)
     source_sizes: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
-    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):
+    if listed.is_binary or run.fetches or listed.listing.compressed or not len(entries):
         return source_sizes
     sample_numbers = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])
-    pattern = replace(run.outputs[0].pattern, count=None, names=None)
+    pattern = replace(listed.outputs[0].pattern, count=None, names=None)
     plan = make_plan(
         entries,
         pattern,

@@ -25,6 +25,7 @@ from shardtool.table.keys import find_positions
 from shardtool.units import pluralize
 from shardtool.verbs.create import append, changes
 from shardtool.verbs.create.outputs import check_source_kept
+from shardtool.verbs.create.run import FinishedOutput, Listed, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
     from shardtool.skipped import Skipped
-    from shardtool.verbs.create.run import Run, RunOutput
 
 
 _MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run, plus a minute of clock difference
@@ -51,12 +51,12 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
     return f"{pluralize(len(numbers), 'sample')} ({format_list(keys, _MAX_LISTED_KEYS, total=len(numbers))})"
 
 
-def find_new_samples(run: Run) -> NDArray[np.bool_]:
+def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
     """Return a mask of the samples that no dataset appended to contains or lists as skipped; note the others.
 
     Samples whose files have changed since they were packed stay as they are.
     """
-    entries, destinations = run.entries, [output.destination for output in run.outputs]
+    entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
     inline_fields = [numbers[name] for name in entries.values.inline]
     keys, hashes, shard_times = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
@@ -70,54 +70,54 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
             shard_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))
     positions = find_positions(PackedStrings.parse(b"".join(keys)), entries.keys)
     found_positions = np.flatnonzero(positions >= 0)
-    in_dataset, listed, changed, listed_failed = np.zeros((4, len(entries)), np.bool_)
+    in_dataset, is_listed, changed, has_failed = np.zeros((4, len(entries)), np.bool_)
     source_numbers = positions[found_positions]
     in_dataset[source_numbers] = True
     if len(source_numbers):
         source_times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
         newest = np.maximum.reduceat(source_times, entries.first[:-1])
         changed[source_numbers[newest[source_numbers] > np.concatenate(shard_times)[found_positions]]] = True
-        if run.transform is None:
+        if listed.transform is None:
             source_hashes = _hash_samples(entries.rows.code, entries.rows.size, entries.first, inline_fields)
             changed[source_numbers[source_hashes[source_numbers] != np.concatenate(hashes)[found_positions]]] = True
-    rows = [row for output in run.outputs for row in _list_known_skipped(run, output)]
+    rows = [row for output in listed.outputs for row in _list_known_skipped(listed, output)]
     skipped_keys, failed_keys = {row.key for row in rows}, {row.key for row in failed_rows(rows)}
     for number in np.flatnonzero(~in_dataset).tolist() if skipped_keys else ():
         key = printable(to_text(entries.keys[number]))
-        listed[number], listed_failed[number] = key in skipped_keys, key in failed_keys
+        is_listed[number], has_failed[number] = key in skipped_keys, key in failed_keys
     _note_other_samples(
-        run, (in_dataset, listed, changed, listed_failed), missing=len(positions) - len(found_positions)
+        listed, (in_dataset, is_listed, changed, has_failed), missing=len(positions) - len(found_positions)
     )
-    new: NDArray[np.bool_] = ~(in_dataset | listed)
+    new: NDArray[np.bool_] = ~(in_dataset | is_listed)
     return new
 
 
-def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
+def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
     if (old_dataset := output.destination.old) is None:
         return []
-    new_record, old_records = run.record(output), (old_dataset.made, *old_dataset.made.appended)
-    same_query = run.updates or any(
+    new_record, old_records = listed.record(output), (old_dataset.made, *old_dataset.made.appended)
+    same_query = listed.run.updates or any(
         (record.source, record.choosing) == (new_record.source, new_record.choosing) for record in old_records
     )
     return [row for row in output.destination.load_skipped() if same_query or row.code != "not-chosen"]
 
 
-def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
+def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
     """Note samples that are not new.
 
     `masks`: in a dataset, listed as skipped, changed since they were packed, listed as failed. `missing`: samples that
     the source no longer has.
     """
-    entries, (in_dataset, listed, changed, listed_failed) = run.entries, masks
+    run, entries, (in_dataset, is_listed, changed, has_failed) = listed.run, listed.entries, masks
     if run.updates:
         if missing:
             run.notes.add(f"{pluralize(missing, 'sample')} no longer in the source; {_DATASET_STAYS}")
-    elif not (in_dataset | listed).all() and (count := int(in_dataset.sum())):
+    elif not (in_dataset | is_listed).all() and (count := int(in_dataset.sum())):
         run.notes.add(f"{pluralize(count, 'sample')} skipped: the dataset already has their keys")
-    if listed_failed.any():
+    if has_failed.any():
         advice = f"once fixed, add them with {flag_text('append')}"
         run.notes.add(
-            f"{_describe_samples(listed_failed, entries)} skipped again, as the dataset lists them as failed; {advice}"
+            f"{_describe_samples(has_failed, entries)} skipped again, as the dataset lists them as failed; {advice}"
         )
     if changed.any():
         run.notes.add(f"{_describe_samples(changed, entries)} changed since they were packed; {_DATASET_STAYS}")
@@ -136,48 +136,51 @@ def _hash_samples(
 
 
 @reporting_memory_errors("planning the shards")
-def choose_samples(run: Run) -> None:
+def choose_samples(listed: Listed) -> Listed:
     """Choose the samples to pack, and check that the output replaces no source file."""
-    check_source_kept(run)
-    _skip_removed(run)
-    if not any(output.destination.appends for output in run.outputs):
-        return
-    if run.updates:
-        changes.check_same_options(run)
-    if run.takes_only_new:
-        is_new = find_new_samples(run)
-        run.listed = run.listed if is_new.all() else replace(run.listed, digest=None)
-        for output in run.outputs:
-            numbers = get_sample_numbers(run, output)
-            output.sample_numbers = numbers[is_new[numbers]]
-        for output in run.outputs:
-            if (old := output.destination.old) is not None and not len(get_sample_numbers(run, output)):
-                output.dataset = old
-                run.untouched.append(output)
-        run.outputs = [output for output in run.outputs if len(get_sample_numbers(run, output))]
-    append.prepare_append(run)
+    check_source_kept(listed)
+    listed = _skip_removed(listed)
+    if not listed.appends:
+        return listed
+    if listed.run.updates:
+        changes.check_same_options(listed)
+    if listed.run.takes_only_new:
+        listed = _skip_existing(listed)
+    return append.prepare_append(listed)
 
 
-def get_sample_numbers(run: Run, output: RunOutput) -> NDArray[np.int64]:
-    """Return the numbers of an output's samples."""
-    return np.arange(len(run.entries)) if output.sample_numbers is None else output.sample_numbers
+def _skip_existing(listed: Listed) -> Listed:
+    is_new, outputs, finished = find_new_samples(listed), list[Output](), list[FinishedOutput]()
+    for output in listed.outputs:
+        numbers = output.numbers(listed.entries)
+        numbers, old = numbers[is_new[numbers]], output.destination.old
+        if len(numbers):
+            outputs.append(replace(output, sample_numbers=numbers))
+        elif old is not None:
+            finished.append(FinishedOutput(output.split, output.destination, old))
+    listing = listed.listing if is_new.all() else replace(listed.listing, digest=None)
+    return replace(listed, listing=listing, outputs=tuple(outputs), finished=tuple(finished))
 
 
-def _skip_removed(run: Run) -> None:
-    keys = run.entries.keys
-    for output in run.outputs:
-        removed_hashes = output.destination.load_removed()
-        numbers = get_sample_numbers(run, output) if removed_hashes else np.zeros(0, np.int64)
+def _skip_removed(listed: Listed) -> Listed:
+    """Skip samples that `shardtool remove` removed from a dataset, unless the dataset is replaced."""
+    keys, notes, listing, outputs = listed.entries.keys, listed.run.notes, listed.listing, list[Output]()
+    for output in listed.outputs:
+        outputs.append(output)
+        if not (removed_hashes := output.destination.load_removed()):
+            continue
+        numbers = output.numbers(listed.entries)
         was_removed = np.array([hash_key(keys[number]) in removed_hashes for number in numbers.tolist()], np.bool_)
-        count, is_replaced = pluralize(int(was_removed.sum()), "sample"), "overwrite" in output.destination.if_exists
-        if is_replaced and was_removed.any():
-            run.notes.add(f"{count} that `remove` removed earlier will be packed again")
-        elif was_removed.any():
-            output.sample_numbers, run.listed = numbers[~was_removed], replace(run.listed, digest=None)
-            run.notes.add(f"{count} skipped, because `remove` removed them from the dataset")
-        if removed_hashes and not is_replaced:
-            hidden_keys = {printable(keys[number]) for number in numbers[was_removed].tolist()}
-            hidden_keys |= {
-                printable(row.key) for row in run.listed.skipped if hash_key(to_bytes(row.key)) in removed_hashes
-            }
-            run.listed = replace(run.listed, skipped=tuple(drop_keys(run.listed.skipped, hidden_keys)))
+        count = pluralize(int(was_removed.sum()), "sample")
+        if listed.run.options.overwrite:
+            if was_removed.any():
+                notes.add(f"{count} that `remove` removed earlier will be packed again")
+            continue
+        if was_removed.any():
+            outputs[-1] = replace(output, sample_numbers=numbers[~was_removed])
+            listing = replace(listing, digest=None)
+            notes.add(f"{count} skipped, because `remove` removed them from the dataset")
+        hidden_keys = {printable(keys[number]) for number in numbers[was_removed].tolist()}
+        hidden_keys |= {printable(row.key) for row in listing.skipped if hash_key(to_bytes(row.key)) in removed_hashes}
+        listing = replace(listing, skipped=tuple(drop_keys(listing.skipped, hidden_keys)))
+    return replace(listed, listing=listing, outputs=tuple(outputs))

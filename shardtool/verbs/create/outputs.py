@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.dataset.dataset_file import DatasetFile, parse_dataset, parse_shard_names
 from shardtool.dataset.expand import datasets_by_split
@@ -20,13 +20,23 @@ from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.files import read_small
 from shardtool.storage.folders import open_folder, open_staging_folder
 from shardtool.storage.paths import real_path
-from shardtool.verbs.create.run import Run, RunOutput, parse_output_pattern
+from shardtool.verbs.create.run import Listed, Output, Planned, Run, parse_output_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.request.create_options import CreateOptions, ReshardOptions
     from shardtool.storage.staging import Folder
+
+
+StageT = TypeVar("StageT", Listed, Planned)
+
+
+class Spool(NamedTuple):
+    """The folder and the name of a temporary file for payloads."""
+
+    folder: Folder
+    name: str
 
 
 OUTPUT_IS_SOURCE = "a shard of the source, which the output would replace or delete"
@@ -38,11 +48,21 @@ OTHER_OUTPUT = "an output in another folder, or with other names"
 NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the complete dataset."
 
 
-def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
-    """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
+class FoundOutputs(NamedTuple):
+    """The datasets that a run writes: none while split names are unknown.
+
+    Attributes:
+        refusal: An error for existing output, which is raised later: errors in the source come first.
+    """
+
+    outputs: tuple[Output, ...]
+    refusal: OutputExists | None = None
+
+
+def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
+    """Return the datasets that a run writes, after checking their existing files.
 
     A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
-    Unless the run appends or updates, `run.refusal` keeps the error for existing files: source errors come first.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
@@ -52,29 +72,27 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
             found = f"{shared} matches the patterns of splits {split_a} and {split_b}"
             expected = "different names, such as out-{split}-{000000..}.tar"
             raise InvalidRequest(run.names[0], found, expected=expected)
-    run.outputs = []
+    outputs, refusal = list[Output](), None
     for split, pattern in patterns.items():
         folder = open_folder(pattern.folder) if run.expected is None else open_staging_folder(pattern.folder)
         destination = Destination(folder, pattern, run.options.if_exists, part=run.part, expected=run.expected)
         try:
-            destination = (
-                inspect_destination(destination)
-                if not run.dry or destination.appends or destination.resumes
-                else destination
-            )
+            if not run.dry or destination.appends or destination.resumes:
+                destination = inspect_destination(destination)
         except OutputExists as error:
             if destination.appends or run.updates:
                 raise
-            run.refusal = run.refusal or error
-        run.outputs.append(RunOutput(split, destination))
+            refusal = refusal or error
+        outputs.append(Output(split, destination))
+    return FoundOutputs(tuple(outputs), refusal)
 
 
 def find_existing_splits(run: Run) -> list[str]:
     """Return the splits that earlier runs wrote with this pattern."""
-    return [file.made.split for file in _read_existing_datasets(run, _list_dataset_files(run))]
+    return [file.made.split for file in _read_existing_datasets(run, ())]
 
 
-def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
+def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
     """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
     Naming the dataset's own dataset file as `classes_from` means the same.
@@ -82,36 +100,36 @@ def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
         return options
-    files = _list_dataset_files(run)
+    files = _list_dataset_files(run, outputs)
     is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in map(
         real_path, files
     )
     if not is_own_file and (classes_from is not None or not run.appends):
         return options
-    datasets = _read_existing_datasets(run, files)
+    datasets = _read_existing_datasets(run, outputs)
     names: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in datasets), {})
     if datasets or (is_own_file and run.updates):
         return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
     return options
 
 
-def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]:
+def _read_existing_datasets(run: Run, outputs: Sequence[Output]) -> list[DatasetFile]:
     datasets = []
-    for path in files:
+    for path in _list_dataset_files(run, outputs):
         with suppress(FileNotFoundError):
             data = read_small(path)
-            if not run.outputs and parse_shard_names(data) is None:
+            if not outputs and parse_shard_names(data) is None:
                 continue  # a JSON file of another program
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
-            if run.outputs or os.path.basename(path) == expected_name:
+            if outputs or os.path.basename(path) == expected_name:
                 datasets.append(file)
     return datasets
 
 
-def _list_dataset_files(run: Run) -> list[str]:
-    if run.outputs:
-        return [output.destination.dataset_file for output in run.outputs]
+def _list_dataset_files(run: Run, outputs: Sequence[Output]) -> list[str]:
+    if outputs:
+        return [output.destination.dataset_file for output in outputs]
     try:
         by_split = datasets_by_split(run.dataset_file).values()
         return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
@@ -119,12 +137,12 @@ def _list_dataset_files(run: Run) -> list[str]:
         return []
 
 
-def check_source_kept(run: Run) -> None:
+def check_source_kept(listed: Listed) -> None:
     """Refuse an output that would replace or delete a source file."""
-    paths = {file.path for file in (() if run.entries.spans is None else run.entries.spans.files)}
+    paths = {file.path for file in (() if listed.entries.spans is None else listed.entries.spans.files)}
     paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
     folders = {os.path.dirname(path) for path in paths}
-    for output in run.outputs:
+    for output in listed.outputs:
         output_folder, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
         same_folders = {folder for folder in folders if os.path.realpath(folder or b".") == output_folder}
         kept_names = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
@@ -134,12 +152,14 @@ def check_source_kept(run: Run) -> None:
                 raise InvalidRequest(os.fsdecode(path), OUTPUT_IS_SOURCE, expected=OTHER_OUTPUT, remedy=NOTHING_CHANGED)
 
 
-def open_publications(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
+def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT:
     """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
 
-    `stack` deletes staged files and releases the locks. `temporary` is the folder and the name of the spool.
+    `stack` deletes staged files and releases the locks.
     """
-    for output in run.outputs:
+    run: Run = stage.run
+    outputs: Sequence[Output] = stage.outputs
+    for output in outputs:
         folder, base = output.destination.folder, output.pattern.base
         folder.create()
         is_part = run.part is not None
@@ -147,31 +167,30 @@ def open_publications(run: Run, temporary: tuple[Folder, str] | None, stack: Exi
         if run.part is not None:
             stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
             check_part_count(folder, output.pattern, run.part)
-    folders = [*(output.destination.folder for output in run.outputs), *([] if temporary is None else [temporary[0]])]
+    folders = [*(output.destination.folder for output in outputs), *([] if spool is None else [spool.folder])]
     for path in {folder.path: None for folder in folders}:
         run.pool.check(output=path)
-    stack.callback(_discard_staged, run, temporary)
-    for output in run.outputs:
-        old_destination, output.destination = output.destination, inspect_destination(output.destination)
-        if output.destination.appends != old_destination.appends:  # a concurrent update created or removed it
-            raise changed_meanwhile_error(old_destination)
-        output.publication = output.destination.open_publication()
+    stack.callback(_discard_staged, outputs, spool)
+    locked = [replace(output, destination=inspect_destination(output.destination)) for output in outputs]
+    for old, output in zip(outputs, locked, strict=True):
+        if output.destination.appends != old.destination.appends:  # a concurrent update created or removed it
+            raise changed_meanwhile_error(old.destination)
     stack.callback(run.pool.close)  # runs first: then no worker stages files
-    _discard_staged(run, temporary)
+    _discard_staged(locked, spool)
+    return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
 
 
-def _discard_staged(run: Run, temporary: tuple[Folder, str] | None) -> None:
-    for output in run.outputs:
+def _discard_staged(outputs: Sequence[Output], spool: Spool | None) -> None:
+    for output in outputs:
         output.destination.discard_staged()
-    if temporary is not None:
-        folder, name = temporary
-        folder.discard_staged([name])
+    if spool is not None:
+        spool.folder.discard_staged([spool.name])
 
 
-def remove_lost_splits(run: Run) -> None:
+def remove_lost_splits(planned: Planned) -> None:
     """Remove the datasets of splits without samples."""
-    for name in run.lost_splits:
-        pattern = parse_output_pattern(run.names, name)
+    for name in planned.lost_splits:
+        pattern = parse_output_pattern(planned.run.names, name)
         folder = open_folder(pattern.folder)
         with folder.lock(pattern.base):
             stale_indexes = StaleIndexes(folder, pattern, folder.names(), appends=False)

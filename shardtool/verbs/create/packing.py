@@ -40,6 +40,8 @@ from shardtool.source.base import no_match_error
 from shardtool.source.read_tasks import choose_parallel_reads
 from shardtool.units import pluralize
 from shardtool.verbs.create import resume
+from shardtool.verbs.create.checks import check_content_fingerprint
+from shardtool.verbs.create.run import Packed, PackedOutput
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import ShardResult, ShardTask, TransformWork
 
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
     from shardtool.plan.plan import Plan
     from shardtool.transform.transform import Transform
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import Planned, PlannedOutput
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
@@ -62,21 +64,33 @@ def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWor
     return work._replace(known=bytes(ipc_stream(metadata.select(names)))) if names else work
 
 
+def pack_shards(planned: Planned) -> Packed:
+    """Write and publish all shards."""
+    made_keys: set[bytes] = set()  # hashes of the keys that the user's function has returned
+    packed = Packed(planned, tuple(Packing(planned, output, made_keys).pack() for output in planned.outputs))
+    if planned.run.part is None:
+        check_content_fingerprint(packed)
+    return packed
+
+
 _MIN_SAMPLES_FOR_SHARE = 100  # a share of fewer samples is not significant
 
 
 class Packing:
     """The execution of a plan, under the lock. Samples that did not fit after transforms go into additional shards."""
 
-    def __init__(self, run: Run, output: RunOutput) -> None:
-        self.run, self.output, self.plan, self.publication = run, output, output.plan, output.publication
-        self.destination, self.observer = output.destination, run.notes.observer
-        self.mtime_ns = resume.get_run_mtime_ns(run)
+    def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
+        self.planned, self.listed, self.run = planned, planned.listed, planned.run
+        self.output, self.plan, self.destination = output, output.plan, output.destination
+        self.publication, self.observer = output.destination.open_publication(), self.run.notes.observer
+        self.mtime_ns = resume.get_run_mtime_ns(self.listed)
+        self.kept = self.dropped = 0
+        self._made_keys = made_keys
         part = self.destination.part  # only the first part lists the samples that the plan skips
         values = self.plan.entries.values
-        if run.options.map:  # the function may change text and JSON; numbers must stay numbers
+        if self.run.options.map:  # the function may change text and JSON; numbers must stay numbers
             values = values._replace(types=values.numbers)
-        self.totals = output.totals = DatasetTotals(values)
+        self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
         self._plan, self._first_number = self.plan, self.destination.first  # of this round
@@ -91,12 +105,12 @@ class Packing:
         self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes and failed samples by shard
 
     @reporting_memory_errors("packing the shards")
-    def pack(self) -> None:
+    def pack(self) -> PackedOutput:
         """Write all shards, and publish each one when it is complete."""
         plan, shards, pool, totals = self.plan, self._round_shards, self.run.pool, self.totals
         samples = sum(map(plan.count, shards))
         if not self.run.fetches:  # the sizes of URLs are unknown
-            self.destination.check_space(resume.list_unwritten_sizes(self.run, self.output))
+            self.destination.check_space(resume.list_unwritten_sizes(self.listed, self.output))
         size = 0 if self.run.fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self._note_missing_dataset_file()
         self.observer.start(samples, size, len(shards))
@@ -120,12 +134,12 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shard_counts()
-        has_earlier_data = any(output.destination.old for output in (*self.run.outputs, *self.run.untouched))
-        may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.output.dropped
+        has_earlier_data = any(destination.old for destination in self.planned.destinations)
+        may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.dropped
         if self.destination.part is None and not totals.samples and not may_be_empty:
             self._remove_shards()
             raise self._none_packed_error()
-        if (self.run.fetches or self.run.listed.later) and totals.skipped:
+        if (self.run.fetches or self.listed.listing.later) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {pluralize(samples, 'sample')}"
             self.run.notes.add(f"{failed} skipped: {count_reasons(totals.skipped)}")
         if empty_shards := [shard.name for shard in totals.shards if not shard.samples]:
@@ -134,6 +148,7 @@ class Packing:
             code for code, readers in READERS_BY_PROBLEM.items() if not {*readers}.isdisjoint(self.run.options.readers)
         }
         self.run.notes.add(*(str(problem) for problem in self._key_problems.values() if problem.code in relevant_codes))
+        return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _remove_shards(self) -> None:
         if not isinstance(self.destination.append, FinishedAppend):
@@ -150,12 +165,12 @@ class Packing:
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         plan, run, work, reads = self._plan, self.run, None, self._choose_parallel_reads()
-        if run.transform is not None:
-            transform, limits = self._make_task_transform(run.transform), plan.limits
-            work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, run.dots)
+        if self.listed.transform is not None:
+            transform, limits = self._make_task_transform(self.listed.transform), plan.limits
+            work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
         for shard in shards:
             name, folder = self.output.pattern.shard(self._first_number + shard), self.destination.folder
-            planned = resume.ShardPlan(run, plan, shard, name, build_shard_samples(plan, shard))
+            planned = resume.ShardPlan(self.listed, plan, shard, name, build_shard_samples(plan, shard))
             action, kept_index = ("write", None) if write else resume.choose_action(planned, self.destination)
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
@@ -204,13 +219,13 @@ class Packing:
 
     def _check_failed_share(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
         """Stop if so many URLs fail that the network is the likely cause."""
-        if self.run.transform is None or self.run.transform.fetch is None:
+        if self.listed.transform is None or self.listed.transform.fetch is None:
             return
         failed = len(left_out)
         self._fetch_counts += np.array([failed, samples])
         if samples < _MIN_SAMPLES_FOR_SHARE:
             failed, samples = self._fetch_counts.tolist()
-        max_failed = self.run.transform.fetch.max_failed
+        max_failed = self.listed.transform.fetch.max_failed
         if failed > max_failed * samples:
             ((code, message), count), *_ = Counter((row.code, row.message) for row in left_out).most_common(1)
             found = f"{failed:,} of {pluralize(samples, 'sample')} failed, {count:,} of this shard with: {message}"
@@ -223,9 +238,9 @@ class Packing:
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
     def _none_packed_error(self) -> ShardError:
-        if not failed_rows(self.totals.skipped) and not self.output.dropped:
+        if not failed_rows(self.totals.skipped) and not self.dropped:
             return no_match_error(self.run.options.where, self.output.split, self._empty_split_fix())
-        reasons = count_reasons(self.totals.skipped, self.output.dropped)
+        reasons = count_reasons(self.totals.skipped, self.dropped)
         problem = f"none of {len(self.plan):,} samples could be packed: {reasons}"
         remedy = "This run left no files. Fix the cause and run it again."
         if any(row.code == "refused-address" for row in self.totals.skipped):
@@ -242,7 +257,7 @@ class Packing:
         return f"Relax the query, or {fix}. Add {self._rerun_option} if shards of other splits exist."
 
     def _check_shard_counts(self) -> None:
-        if self.run.transform is None:
+        if self.listed.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
         remedy = f"Run without that option, with {self._rerun_option}, and even out the shards with `reshard`."
@@ -283,8 +298,8 @@ class Packing:
         tally, made = index.tally(), fact.made
         self._consumed[shard] = self._plan.count(shard) if made is None else made.consumed
         self._finished_samples += self._consumed[shard]
-        self.output.dropped += made.dropped if made else 0
-        self.output.kept += is_kept or isinstance(append, FinishedAppend)
+        self.dropped += made.dropped if made else 0
+        self.kept += is_kept or isinstance(append, FinishedAppend)
         self.totals.digest += made.content if made else result.digest
         self.totals.skipped += left_out
         if self.run.makes_keys:
@@ -325,8 +340,8 @@ class Packing:
             columns = None if columns is None else columns.take(number_array(sources))
             if columns is not None and self.run.makes_keys:  # the function may have changed labels
                 columns = drop_number_columns(columns, plan.entries.fields)
-            if self.run.transform is not None:
-                columns = with_measured_columns(columns, self.run.transform.found, made.found)
+            if self.listed.transform is not None:
+                columns = with_measured_columns(columns, self.listed.transform.found, made.found)
             left_out = tuple(row for _, row in result.skipped)
             failed = failed_rows(left_out)
             self._check_failed_share(planned.name, failed, consumed)
@@ -378,12 +393,12 @@ class Packing:
             key_hash, conflict = blake2b(key, digest_size=16).digest(), ""
             if key_hash in self._taken_key_hashes:
                 conflict = "the existing dataset contains"
-            elif key_hash in self.run.made_keys:
+            elif key_hash in self._made_keys:
                 conflict = "two samples have"
             if conflict:
                 found = f"a key from the function of {option_text('map')} that {conflict}"
                 raise SampleFailed(to_text(key), found, remedy="Return a unique key for each sample.")
-            self.run.made_keys.add(key_hash)
+            self._made_keys.add(key_hash)
 
     @cached_property
     def _taken_key_hashes(self) -> frozenset[bytes]:

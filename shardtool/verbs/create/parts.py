@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardtool.request.run_record import RunRecord
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import PackedOutput, Planned, PlannedOutput
 
 
 _SHOWN_DIGITS = 8
@@ -97,40 +97,48 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
         yield memoryview(ipc_stream(rows[chunk]))
 
 
-def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
-    """Delete the record of a part, because it is no longer finished."""
+def start_parts(planned: Planned, own_part: RunPart) -> Planned:
+    """Delete the records of a part, because it is no longer finished; return the plans with their fingerprints."""
+    outputs = [replace(output, plan_fingerprint=_start_part(planned, output, own_part)) for output in planned.outputs]
+    return replace(planned, outputs=tuple(outputs))
+
+
+def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> str:
     destination, pattern, plans = output.destination, output.pattern, []
     for part in [
         part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
     ][:_MAX_COMPARED_PARTS]:
         with suppress(CorruptShard):  # a merge reports the damaged record
             plans.append(_get_part_plan(part_records.read_part_record(destination.folder, pattern, part)))
-    record = run.record(output)
-    output.plan_fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
-    found, expected = _find_other_plan([*plans, (own_part, output.plan_fingerprint, record)])
+    record = planned.listed.record(output)
+    fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
+    found, expected = _find_other_plan([*plans, (own_part, fingerprint, record)])
     if found and not destination.resumes:
         remedy = "Run all parts on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
-        run.notes.add(f"{found}; expected {expected}. Only parts of one plan can be merged: run the others again, too")
+        problem = f"{found}; expected {expected}"
+        planned.run.notes.add(f"{problem}. Only parts of one plan can be merged: run the others again, too")
     if (name := part_records.part_record_name(pattern, own_part)) in destination.existing:
         destination.folder.remove([name])
+    return fingerprint
 
 
-def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
+def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
     """Write the record of a part; return a dataset file for its shards.
 
     A dataset file that already contains the part is kept.
     """
-    destination, planned_shards, run_record = output.destination, output.plan.shards, run.record(output)
-    skipped, shards = sort_rows(output.totals.skipped), part.shards(planned_shards)
-    dataset = build_dataset_file(output.totals, destination.pattern, skipped, run_record)
+    planned, totals, listed = output.planned, output.totals, run_plan.listed
+    destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)
+    skipped, shards = sort_rows(totals.skipped), part.shards(planned_shards)
+    dataset = build_dataset_file(totals, destination.pattern, skipped, run_record)
     if shards:
-        dataset = replace(dataset, pattern=to_output_name(remaining_names(output.pattern, shards.start).text))
-    content = run.listed.digest if len(run.outputs) == 1 else None
+        dataset = replace(dataset, pattern=to_output_name(remaining_names(destination.pattern, shards.start).text))
+    content = listed.listing.digest if len(run_plan.outputs) == 1 else None
     record = PartRecord(
         part=part,
-        plan=output.plan_fingerprint,
+        plan=planned.plan_fingerprint,
         planned=planned_shards,
         resumed=destination.resumes,
         content="" if content is None else format_fingerprint(content),
@@ -139,7 +147,8 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
     is_contained = old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
-    staged = destination.folder.stage_bytes(part_records.part_record_name(output.pattern, part), record.encode())
+    name = part_records.part_record_name(destination.pattern, part)
+    staged = destination.folder.stage_bytes(name, record.encode())
     if not is_contained:
         output.publication.withdraw()
     destination.folder.publish(staged)
@@ -154,6 +163,12 @@ def _contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
         and len(dataset.shards) == record.planned
         and dataset.shards[own_range.start : own_range.stop] == part_shards
     )
+
+
+def merge_finished_parts(planned: Planned) -> bool:
+    """Publish the dataset files of which all parts have records; return whether all dataset files exist."""
+    merged = [merge_if_last(output.destination, planned.run.notes) for output in planned.outputs]
+    return all(merged)
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:

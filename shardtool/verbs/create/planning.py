@@ -22,6 +22,7 @@ from shardtool.shard_samples import INLINE, URL
 from shardtool.source.base import skipped_notes
 from shardtool.units import format_size, parse_size, pluralize
 from shardtool.verbs.create import changes
+from shardtool.verbs.create.append import append_notes
 from shardtool.verbs.create.checks import (
     check_append,
     check_export_targets,
@@ -31,59 +32,60 @@ from shardtool.verbs.create.checks import (
     idle_option_notes,
 )
 from shardtool.verbs.create.estimate import estimate_sizes
-from shardtool.verbs.create.new_samples import get_sample_numbers
+from shardtool.verbs.create.run import Listed, Output, Planned, PlannedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.entries.sample_table import SampleTable
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.request.create_options import CreateOptions, ReshardOptions
 
 
 @reporting_memory_errors("planning the shards")
-def plan_shards(run: Run) -> None:
+def plan_shards(listed: Listed) -> Planned:
     """Assign samples to shards."""
-    options, entries = run.options, run.entries
-    check_listed(run)
-    if not run.outputs:
-        return
-    estimate = None if run.transform is None else estimate_sizes(run, run.transform)
+    run, entries = listed.run, listed.entries
+    check_listed(listed)
+    if not listed.outputs:
+        return Planned(listed, ())
+    estimate = None if listed.transform is None else estimate_sizes(listed, listed.transform)
     if estimate is not None and run.dry:
         url_count = f"{pluralize(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not fetched"
         fetched = f"{url_count}: their sizes are unknown until they are fetched"
         run.notes.add(fetched if run.fetches else "sizes are estimates, because samples are transformed")
-        if run.listed.later is not None:
-            run.notes.add(
-                f"{run.listed.later.query} is evaluated when samples are read, so the counts are upper bounds"
-            )
-    seed = options.seed if options.shuffle else None
-    for output in run.outputs:
-        pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(run, output)
-        output.plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
-    for output in run.outputs:
-        output.destination = output.destination.with_shard_count(output.plan.shards)
-        check_shard_sizes(output)
-    check_append(run)
-    _note_changes(run)
-    _add_plan_notes(run)
-    check_export_targets(run)
-    if run.transform is None and not run.is_binary:
-        for output in run.outputs:
-            check_metadata_size(output)
-    # Samples that the source skipped belong to no split; the first split lists them.
-    first = run.outputs[0]
-    first.plan = replace(first.plan, skipped=(*run.listed.skipped, *first.plan.skipped))
+        if (later := listed.listing.later) is not None:
+            run.notes.add(f"{later.query} is evaluated when samples are read, so the counts are upper bounds")
+    seed = run.options.seed if run.options.shuffle else None
+    outputs = list[PlannedOutput]()
+    for output in listed.outputs:
+        pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
+        plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
+        if not outputs:  # samples that the source skipped belong to no split; the first split lists them
+            plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
+        destination = output.destination.with_shard_count(plan.shards)
+        outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
+        check_shard_sizes(outputs[-1])
+    planned = Planned(listed, tuple(outputs))
+    check_append(planned)
+    run.notes.add(*append_notes(planned))
+    planned = _with_changes(planned)
+    _add_plan_notes(planned)
+    check_export_targets(planned)
+    if listed.transform is None and not listed.is_binary:
+        for planned_output in planned.outputs:
+            check_metadata_size(planned_output)
+    return planned
 
 
 _MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because sizes are unknown
 
 
-def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
-    options, by_hash = run.options, run.options.place == "hash"
+def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
+    run, options = listed.run, listed.run.options
     has_bound = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
-    shards = options.shards
+    shards, by_hash = options.shards, options.place == "hash"
     if shards is not None and run.updates and output.destination.appends:
-        shards = min(shards, len(get_sample_numbers(run, output)))  # an update may have fewer samples than shards
+        shards = min(shards, len(output.numbers(listed.entries)))  # an update may have fewer samples than shards
     return ShardBounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
         max_count=options.max_count or (_MAX_URL_SAMPLES if run.fetches and not has_bound else None),
@@ -96,65 +98,52 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
     )
 
 
-def _note_changes(run: Run) -> None:
+def _with_changes(planned: Planned) -> Planned:
+    """Compare the plan with an existing dataset, and refuse to replace it by a different one."""
+    run, options = planned.run, planned.run.options
     if run.updates:
-        run.notes.add(*changes.other_plan_notes(run))
-    if run.options.if_exists not in ("resume", "resume-overwrite"):
-        return
-    resume_changes = changes.find_changes(run)
-    run.notes.add(*changes.other_plan_notes(run))
+        run.notes.add(*changes.other_plan_notes(planned))
+    if run.appends or not options.resume:
+        return planned
+    resume_changes = changes.find_changes(planned)
+    run.notes.add(*changes.other_plan_notes(planned))
     if resume_changes is None:
-        return
-    max_removed = parse_share("max_removed", run.options.max_removed)
-    if (
-        run.options.if_exists == "resume"
-        and (refused := changes.find_refusal(run, resume_changes, max_removed)) is not None
-    ):
-        if not run.dry:
-            raise refused
-        run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
-    if run.part is None:  # a part does not know the changes of the whole run
-        run.lost_splits = tuple(changes.find_lost_splits(run)) if run.options.if_exists == "resume-overwrite" else ()
-        run.changes = changes.add_planned_counts(resume_changes, run) if run.dry else resume_changes
+        return planned
+    if not options.overwrite:
+        max_removed = parse_share("max_removed", options.max_removed)
+        if (refused := changes.find_refusal(planned, resume_changes, max_removed)) is not None:
+            if not run.dry:
+                raise refused
+            run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
+    if run.part is not None:  # a part does not know the changes of the whole run
+        return planned
+    lost_splits = tuple(changes.find_lost_splits(planned.outputs)) if options.overwrite else ()
+    counted = changes.add_planned_counts(resume_changes, planned) if run.dry else resume_changes
+    return replace(planned, changes=counted, lost_splits=lost_splits)
 
 
-def _add_plan_notes(run: Run) -> None:
-    entries, notes = run.entries, run.notes
-    for output in run.outputs:
+def _add_plan_notes(planned: Planned) -> None:
+    run, entries, notes = planned.run, planned.listed.entries, planned.run.notes
+    for output in planned.outputs:
         notes.add(*output.plan.notes)
-    notes.add(*skipped_notes(run.listed.skipped))
+    notes.add(*skipped_notes(planned.listed.listing.skipped))
     if run.options.is_given("seed") and "seed" not in run.options.recorded():
         notes.add(f"{option_text('seed')} has no effect without {flag_text('shuffle')} or {option_text('split')}")
-    notes.add(*idle_option_notes(run), *_small_shard_notes(run))
-    if (
-        run.verb == "create"
-        and not run.options.shuffle
-        and not any(output.destination.appends for output in run.outputs)
-    ):
+    notes.add(*idle_option_notes(run.options), *_small_shard_notes(planned))
+    if run.verb == "create" and not run.options.shuffle and not planned.listed.appends:
         from shardtool.entries.classes import sorted_labels_note
 
-        label_notes = {note: None for output in run.outputs if (note := sorted_labels_note(entries, output.plan.order))}
-        notes.add(*label_notes)
+        label_notes = [sorted_labels_note(entries, output.plan.order) for output in planned.outputs]
+        notes.add(*dict.fromkeys(filter(None, label_notes)))
     if run.takes_only_new:
-        entries = entries.take(np.sort(np.concatenate([get_sample_numbers(run, output) for output in run.outputs])))
+        entries = entries.take(np.sort(np.concatenate([output.numbers(entries) for output in planned.outputs])))
     if run.verb == "create":
-        notes.add(*_empty_file_notes(entries), *_label_notes(run))
+        notes.add(*_empty_file_notes(entries), *_label_notes(planned.listed))
     if run.format == "tar":
-        problems = [
-            problem
-            for problem in find_reader_problems(entries)
-            if not {*READERS_BY_PROBLEM[problem.code]}.isdisjoint(run.options.readers)
-        ]
-        fix = "" if run.options.portable else f" ({flag_text('portable')} renames them)"
-        notes.add(
-            *(
-                str(replace(problem, readers=problem.readers + fix) if problem.fixable else problem)
-                for problem in problems
-            )
-        )
-    outputs = [(output.destination, output.plan.shards) for output in run.outputs]
+        notes.add(*_reader_notes(entries, run.options))
+    outputs = [(output.destination, output.plan.shards) for output in planned.outputs]
     if run.options.shards is None:
-        notes.add(*loader_notes(outputs, [int(output.plan.sizes.sum()) for output in run.outputs]))
+        notes.add(*loader_notes(outputs, [int(output.plan.sizes.sum()) for output in planned.outputs]))
     notes.add(*name_notes(outputs, run.options.readers))
     if "huggingface" in run.options.readers:
         notes.add(*folder_notes(outputs, run.exports))
@@ -164,6 +153,13 @@ _OPTIONAL_TEXT_FIELDS = ("txt", "text")
 
 
 _MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
+
+
+def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions) -> Iterator[str]:
+    fix = "" if options.portable else f" ({flag_text('portable')} renames them)"
+    for problem in find_reader_problems(entries):
+        if not {*READERS_BY_PROBLEM[problem.code]}.isdisjoint(options.readers):
+            yield str(replace(problem, readers=problem.readers + fix) if problem.fixable else problem)
 
 
 def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
@@ -176,17 +172,18 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
         yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), as interrupted copies leave"
 
 
-def _label_notes(run: Run) -> Iterator[str]:
-    for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
+def _label_notes(listed: Listed) -> Iterator[str]:
+    has_labels = getattr(listed.run.options, "label_from_folder", False)
+    for name, names in listed.entries.values.classes.items() if has_labels else ():
         if len(names) == 1:
             found = f"all samples have the same {name}, {printable(names[0])!r}"
             yield f"{found}: {flag_text('label_from_folder')} numbers the top folders of the source"
 
 
-def _small_shard_notes(run: Run) -> Iterator[str]:
+def _small_shard_notes(planned: Planned) -> Iterator[str]:
     """Yield which datasets have so many tiny shards that opening them dominates reading."""
-    bounds = [name for name in ("max_count", "max_size", "shards") if run.options.is_given(name)]
-    for output in run.outputs:
+    bounds = [name for name in ("max_count", "max_size", "shards") if planned.run.options.is_given(name)]
+    for output in planned.outputs:
         plan = output.plan
         shards, samples, size = plan.shards, len(plan), int(plan.sizes.sum())
         if bounds and shards >= _MANY_SHARDS and samples < shards * _FEW_SAMPLES and size < shards * _SMALL_SHARD_BYTES:

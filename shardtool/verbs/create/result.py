@@ -16,19 +16,20 @@ from shardtool.verbs.create.changes import add_shard_counts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import FinishedOutput, Planned
 
 
 _SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")
 
 
-def make_result(run: Run, *, merged: bool = False) -> CreateResult:
+def make_result(planned: Planned, finished: Sequence[FinishedOutput], *, merged: bool = False) -> CreateResult:
     """Return the result of a run."""
-    outputs = [*run.untouched, *run.outputs]
+    run, outputs = planned.run, [*planned.listed.finished, *finished]
     splits = {output.split: _make_split_result(output) for output in outputs}
     totals = {name: sum(getattr(split, name) for split in splits.values()) for name in _SUMMED_FIELDS}
     shards = [
-        (output, output.kept, [to_local_name(shard.name) for shard in output.dataset.shards]) for output in outputs
+        (output.destination, output.kept, [to_local_name(shard.name) for shard in output.dataset.shards])
+        for output in outputs
     ]
     return CreateResult(
         **totals,
@@ -41,14 +42,14 @@ def make_result(run: Run, *, merged: bool = False) -> CreateResult:
         splits={} if run.split_options is None else splits,
         appended=_make_appended_part(outputs),
         exported=tuple(run.exports),
-        changes=None if run.changes is None else add_shard_counts(run.changes, shards),
+        changes=None if planned.changes is None else add_shard_counts(planned.changes, shards),
         part="" if run.part is None else str(run.part),
         merged=merged,
     )
 
 
-def _make_split_result(output: RunOutput) -> SplitResult:
-    shards, pattern = output.dataset.shards, output.pattern
+def _make_split_result(output: FinishedOutput) -> SplitResult:
+    shards, pattern = output.dataset.shards, output.destination.pattern
     urls = pattern.closed(len(shards)) if pattern.format == "tar" and output.destination.part is None else ""
     shard = os.path.join(pattern.folder, pattern.shard(0))
     is_unreadable = "{" in shard or "webdataset" in unopenable_by(to_output_name(shard))
@@ -65,7 +66,7 @@ def _make_split_result(output: RunOutput) -> SplitResult:
     )
 
 
-def _make_appended_part(outputs: Sequence[RunOutput]) -> AppendedPart | None:
+def _make_appended_part(outputs: Sequence[FinishedOutput]) -> AppendedPart | None:
     if not any(output.destination.appends for output in outputs):
         return None
     new_shards = [shard for output in outputs for shard in output.dataset.shards[output.destination.first :]]
@@ -74,11 +75,12 @@ def _make_appended_part(outputs: Sequence[RunOutput]) -> AppendedPart | None:
     )
 
 
-def make_dry_run(run: Run) -> CreateResult:
+def make_dry_run(planned: Planned) -> CreateResult:
     """Return what a run would write."""
-    folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in run.outputs}
+    run = planned.run
+    folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in planned.outputs}
     common_folder, skipped, shards = os.path.commonpath([*folders.values()] or ["/"]), 0, []
-    for output in run.outputs:
+    for output in planned.outputs:
         plan, subfolder = output.plan, os.path.relpath(folders[output.split], common_folder)
         skipped += len(plan.skipped) if run.part is None or run.part.number == 1 else 0
         for shard in output.own_shards:
@@ -96,7 +98,7 @@ def make_dry_run(run: Run) -> CreateResult:
         seconds=time.time() - run.started,
         fingerprint="",
         notes=tuple(run.notes.said),
-        changes=run.changes,
+        changes=planned.changes,
         dry_run=True,
         planned=tuple(shards),
     )

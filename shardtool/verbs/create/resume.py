@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.verbs.create.run import Run, RunOutput
+    from shardtool.verbs.create.run import Listed, PlannedOutput
 
 
 _CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output
@@ -39,9 +39,9 @@ _SECOND_NS = 10**9
 
 
 class ShardPlan(NamedTuple):
-    """A planned shard: its run, plan, number, file name and samples."""
+    """A planned shard: its plan, number, file name and samples."""
 
-    run: Run
+    listed: Listed
     plan: Plan
     shard: int
     name: str
@@ -49,20 +49,21 @@ class ShardPlan(NamedTuple):
 
     def fingerprint(self) -> str:
         """Return a hash over the samples and their transform."""
-        work, plan = self.run.identity, self.plan
+        listed, plan = self.listed, self.plan
+        work = listed.identity
         if work:
-            work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
-            work += " last" if self.run.dots == "last" else ""
-            if self.run.shuffle is not None:  # offsets in source shards do not identify content
+            work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
+            work += " last" if listed.dots == "last" else ""
+            if listed.run.shuffle is not None:  # offsets in source shards do not identify content
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
         return hash_shard_plan(plan.format, self.samples, work)
 
 
-def get_run_mtime_ns(run: Run) -> int:
+def get_run_mtime_ns(listed: Listed) -> int:
     """Return the modification time of a run's shards."""
-    return (int(run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
+    return (int(listed.run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(listed.entries)
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
@@ -81,13 +82,14 @@ def is_source_unchanged(planned: ShardPlan, mtime_ns: int) -> bool:
 
 def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction, shard_index.ShardIndex | None]:
     """Return the action for a shard, and the index of a kept shard of transformed samples."""
-    file_info, run, samples = output.existing.get(planned.name), planned.run, planned.samples
+    file_info, samples = output.existing.get(planned.name), planned.samples
+    options, transform = planned.listed.run.options, planned.listed.transform
     if not output.resumes or file_info is None:
         return "write", None
-    transform, trusts_sizes = run.transform, run.options.trust == "size"
+    trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
         # The shard has another plan, or it skipped samples and would skip them again.
-        may_lack_samples = run.options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
+        may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     index = (
         _read_matching_index(planned, output)
@@ -117,7 +119,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     For transformed samples, it must be unmodified and list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
-    is_transformed = planned.run.transform is not None
+    is_transformed = planned.listed.transform is not None
     try:
         data = output.folder.read(name)
         index = sidecar_read.parse_sidecar(data, name, size, metadata=is_transformed)
@@ -135,10 +137,10 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     return None
 
 
-def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
+def list_unwritten_sizes(listed: Listed, output: PlannedOutput) -> list[int]:
     """Return the planned sizes of the shards still to be written."""
     existing = output.destination.existing if output.destination.resumes else {}
-    may_differ = run.options.on_error == "skip" or run.transform is not None
+    may_differ = listed.run.options.on_error == "skip" or listed.transform is not None
     sizes = []
     for shard in output.own_shards:
         size, file_info = int(output.plan.sizes[shard]), existing.get(output.shard_name(shard))

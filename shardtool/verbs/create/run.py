@@ -1,24 +1,23 @@
-"""The state of one run of `create` or `reshard`: its options, its samples, and the datasets that it writes.
+"""One run of `create` or `reshard`: its request, and the values that its steps return.
 
-The steps of `write_dataset` fill in the attributes.
+Each step uses the value of the step before it: `Listed`, `Planned`, `Packed`, then a `FinishedOutput` for each dataset.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import ExportFormat, select_exports
 from shardtool.messages import flag_text, option_text
-from shardtool.names import list_names
-from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_writable, parse_pattern
+from shardtool.pattern import ShardPattern, check_writable, parse_pattern
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
-from shardtool.values import Dots, OutputNames, __version__
+from shardtool.values import Dots, __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
     from shardtool.request.results import ResumeChanges
     from shardtool.request.split_options import SplitOptions
-    from shardtool.source.base import Listing
+    from shardtool.source.base import Listing, Source
     from shardtool.source.plan_request import PlanRequest
     from shardtool.transform.transform import Transform
 
@@ -48,64 +47,16 @@ _SPLIT_FIELD = "{split}"
 _SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class RunOutput:
-    """One dataset that a run writes, or one of its splits.
-
-    Attributes:
-        split: Empty without splits.
-        sample_numbers: Its samples; None means all.
-        plan: Set once the shards are planned.
-        publication: Set once the output is locked.
-        plan_fingerprint: For a part: of the plan that all parts share.
-        totals: Set once the shards are packed.
-    """
-
-    split: str
-    destination: Destination
-    sample_numbers: NDArray[np.int64] | None = None
-    plan: Plan = field(init=False)
-    publication: Publication = field(init=False)
-    plan_fingerprint: str = ""
-    totals: DatasetTotals = field(init=False)
-    kept: int = 0
-    dropped: int = 0
-    dataset: DatasetFile = field(init=False)
-
-    @property
-    def pattern(self) -> ShardPattern:
-        """The shard pattern."""
-        return self.destination.pattern
-
-    @property
-    def own_shards(self) -> range:
-        """The numbers of the planned shards that this run writes."""
-        part = self.destination.part
-        return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
-
-    def shard_name(self, shard: int) -> str:
-        """Return the name of a planned shard."""
-        return self.pattern.shard(self.destination.first + shard)
-
-
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Run:
-    """One run of `create` or `reshard`.
+    """The request of one run, and the services that all steps use.
 
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
         started: Seconds since 1970, before the source was listed.
-        identity: Identifies the transform; empty for none.
+        dry: Whether the run ends with the plan.
         shuffle: The options of a `reshard`; None for a `create`.
-        outputs: Empty while the split names are unknown.
-        refusal: An error for existing output. Errors in the source and the query are reported first.
-        untouched: Outputs of an append without new samples.
-        dots: The dot at which keys end in tar member names.
-        lost_splits: Existing splits without samples in the source, which the run removes.
-        made_keys: Hashes of the keys that the user's function has returned.
-        plan_request: The request that the plan file records; None without a plan file.
-        plan_listing: For the plan file: the listing before splitting and renaming.
-        split_values: For the plan file: the column that determines the split.
+        expected: The dataset that the run must recreate; None: any.
     """
 
     names: tuple[str, ...]
@@ -116,38 +67,15 @@ class Run:
     dry: bool
     split_options: SplitOptions | None
     transform: Transform | None
-    identity: str
     shuffle: ReshardOptions | None
     exports: Mapping[str, ExportFormat]
     part: RunPart | None
-    outputs: list[RunOutput] = field(default_factory=list)
-    refusal: OutputExists | None = None
-    untouched: list[RunOutput] = field(default_factory=list)
-    listed: Listing = field(init=False)
-    dots: Dots = "first"
-    changes: ResumeChanges | None = None
-    lost_splits: tuple[str, ...] = ()
-    made_keys: set[bytes] = field(default_factory=set)
-    plan_only: str = ""
-    plan_request: PlanRequest | None = None
-    plan_listing: Listing = field(init=False)
-    split_values: pa.ChunkedArray | None = None
-    expected: DatasetFile | None = None
+    expected: DatasetFile | None
 
     @property
     def verb(self) -> str:
         """`create` or `reshard`."""
         return "create" if self.shuffle is None else "reshard"
-
-    @property
-    def entries(self) -> SampleTable:
-        """The samples."""
-        return self.listed.entries
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether payloads are in a table in memory, which workers cannot read."""
-        return self.entries.spans is not None and not self.entries.spans.files
 
     @property
     def fetches(self) -> bool:
@@ -162,12 +90,12 @@ class Run:
     @property
     def appends(self) -> bool:
         """Whether samples are added to an existing dataset."""
-        return self.options.if_exists in ("append", "append-resume", "update")
+        return self.options.append or self.options.update
 
     @property
     def updates(self) -> bool:
         """Whether the run adds new samples, or creates missing datasets."""
-        return self.options.if_exists == "update"
+        return self.options.update
 
     @property
     def continue_option(self) -> str:
@@ -192,32 +120,195 @@ class Run:
         pattern = parse_output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
 
-    @property
-    def splits(self) -> list[str]:
-        """The split names, in recorded order."""
-        return sorted(output.split for output in (*self.outputs, *self.untouched))
 
-    def record(self, output: RunOutput) -> RunRecord:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Output:
+    """One dataset that a run writes, or one of its splits.
+
+    Attributes:
+        split: Empty without splits.
+        sample_numbers: Its samples; None means all.
+    """
+
+    split: str
+    destination: Destination
+    sample_numbers: NDArray[np.int64] | None = None
+
+    @property
+    def pattern(self) -> ShardPattern:
+        """The shard pattern."""
+        return self.destination.pattern
+
+    def numbers(self, entries: SampleTable) -> NDArray[np.int64]:
+        """Return the numbers of its samples."""
+        from numpy import arange
+
+        return arange(len(entries)) if self.sample_numbers is None else self.sample_numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class PlannedOutput(Output):
+    """A dataset whose shards are planned.
+
+    Attributes:
+        plan_fingerprint: For a part: of the plan that all parts share.
+    """
+
+    plan: Plan
+    plan_fingerprint: str = ""
+
+    @property
+    def own_shards(self) -> range:
+        """The numbers of the planned shards that this run writes."""
+        part = self.destination.part
+        return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a planned shard."""
+        return self.pattern.shard(self.destination.first + shard)
+
+
+class PackedOutput(NamedTuple):
+    """A dataset whose shards are published, without its dataset file.
+
+    Attributes:
+        kept: The number of shards that existed.
+        dropped: The number of samples that the user's function dropped.
+    """
+
+    planned: PlannedOutput
+    publication: Publication
+    totals: DatasetTotals
+    kept: int
+    dropped: int
+
+
+class FinishedOutput(NamedTuple):
+    """A dataset that a run wrote, or found complete."""
+
+    split: str
+    destination: Destination
+    dataset: DatasetFile
+    kept: int = 0
+    dropped: int = 0
+
+
+class PlanFile(NamedTuple):
+    """The content of a plan file.
+
+    Attributes:
+        listing: The listing before splitting and renaming.
+        split_values: The column that determines the split.
+    """
+
+    path: str
+    request: PlanRequest
+    listing: Listing
+    split_values: pa.ChunkedArray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Listed:
+    """The samples of a source, and the datasets that get them.
+
+    Attributes:
+        transform: The transform of the run, with the part of `where` that workers evaluate.
+        dots: The dot at which keys end in tar member names.
+        plan_file: None without a plan file.
+        identity: Identifies the transform; empty for none.
+        finished: Datasets of an append that get no samples.
+    """
+
+    run: Run
+    source: Source
+    listing: Listing
+    outputs: tuple[Output, ...]
+    transform: Transform | None
+    dots: Dots = "first"
+    plan_file: PlanFile | None = None
+    identity: str = ""
+    finished: tuple[FinishedOutput, ...] = ()
+
+    @property
+    def entries(self) -> SampleTable:
+        """The samples."""
+        return self.listing.entries
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether payloads are in a table in memory, which workers cannot read."""
+        return self.entries.spans is not None and not self.entries.spans.files
+
+    @property
+    def appends(self) -> bool:
+        """Whether an existing dataset gets samples."""
+        return any(output.destination.appends for output in self.outputs)
+
+    def record(self, output: Output) -> RunRecord:
         """Return the run record for a dataset file."""
-        options = {**self.options.recorded(), **self.listed.recorded}
-        if self.updates and output.destination.appends:
-            options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies it
-        return RunRecord(
-            {
-                "verb": self.verb,
-                "source": self.listed.name,
-                **({"split": output.split, "splits": self.splits} if output.split else {}),
-                "options": json.loads(json.dumps(options)),
-                "tool": f"shardtool {__version__}",
-            }
-        )
+        return make_record(self.run, self.listing, output, [*self.outputs, *self.finished])
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Planned:
+    """The planned shards of all datasets.
+
+    Attributes:
+        changes: How the run changes an existing dataset; None if there is none.
+        lost_splits: Existing splits without samples in the source, which the run removes.
+    """
+
+    listed: Listed
+    outputs: tuple[PlannedOutput, ...]
+    changes: ResumeChanges | None = None
+    lost_splits: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.listed.run
+
+    @property
+    def destinations(self) -> list[Destination]:
+        """The destinations of all datasets, including finished ones."""
+        finished = [output.destination for output in self.listed.finished]
+        return [*(output.destination for output in self.outputs), *finished]
+
+
+class Packed(NamedTuple):
+    """The published shards of all datasets."""
+
+    planned: Planned
+    outputs: tuple[PackedOutput, ...]
+
+
+def make_record(run: Run, listing: Listing, output: Output, outputs: Sequence[Output | FinishedOutput]) -> RunRecord:
+    """Return the run record for one of the datasets of a run."""
+    options = {**run.options.recorded(), **listing.recorded}
+    if run.updates and output.destination.appends:
+        options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies it
+    splits = {"split": output.split, "splits": sorted(other.split for other in outputs)} if output.split else {}
+    return RunRecord(
+        {
+            "verb": run.verb,
+            "source": listing.name,
+            **splits,
+            "options": json.loads(json.dumps(options)),
+            "tool": f"shardtool {__version__}",
+        }
+    )
 
 
 def make_run(
-    output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, started: float, dry: bool
+    names: tuple[str, ...],
+    options: CreateOptions | ReshardOptions,
+    pool: Pool,
+    notes: Notes,
+    *,
+    started: float,
+    expected: DatasetFile | None = None,
 ) -> Run:
     """Return a run, after checking that its options and output fit together."""
-    names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
@@ -229,8 +320,8 @@ def make_run(
     if any(has_split_field) and split_options is None:
         alternatives = f", {option_text('split_by', 'COLUMN')} or {option_text('split_by', 'folder')}"
         alternatives = alternatives if shuffle is None else f" or {option_text('split_by', 'COLUMN')}"
-        expected = f"{option_text('split', 'train=0.8,val=0.2')}{alternatives}"
-        raise InvalidRequest(names[0], "{split} without splits", expected=expected)
+        options_for_splits = f"{option_text('split', 'train=0.8,val=0.2')}{alternatives}"
+        raise InvalidRequest(names[0], "{split} without splits", expected=options_for_splits)
     if split_options is not None and not all(has_split_field):
         raise InvalidRequest(
             names[0], "a pattern without {split}", expected="a pattern such as out-{split}-{000000..}.tar"
@@ -241,13 +332,13 @@ def make_run(
         pool=pool,
         notes=notes,
         started=started,
-        dry=dry,
+        dry=options.dry_run or getattr(options, "plan_only", None) is not None,
         split_options=split_options,
         transform=transform,
-        identity=transform.identity() if transform else "",
         shuffle=shuffle,
         exports=select_exports(options.export, parse_output_pattern(names).format),
         part=None if options.part is None else parse_part(options.part),
+        expected=expected,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -16,8 +17,9 @@ import numpy as np
 
 from shardtool.errors import reporting_memory_errors
 from shardtool.storage.paths import is_address
-from shardtool.storage.staging import Folder, local_folder
+from shardtool.storage.staging import local_folder
 from shardtool.units import format_size, format_time, parse_size
+from shardtool.verbs.create.outputs import Spool
 from shardtool.verbs.create.read_cost import MAX_PROBES, REMOTE_BYTE_S, REMOTE_REQUEST_S, ReadCost, measure_read_cost
 from shardtool.verbs.create.resume import list_unwritten_sizes
 from shardtool.verbs.create.scatter_pass import SpanPositions, SpoolLimits, planned_samples, scatter_payloads
@@ -31,44 +33,44 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.shard_samples import SpanFile
     from shardtool.values import ReadMethod
-    from shardtool.verbs.create.run import Run
+    from shardtool.verbs.create.run import Output, Planned, Run
 
 
-def get_spool_location(run: Run) -> tuple[Folder, str] | None:
-    """Return the folder and the name of the spool. A part has none, because it would hold the samples of all parts."""
+def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
+    """Return the temporary file of a `reshard`. A part has none, because it would hold the samples of all parts."""
     if run.shuffle is None or run.part is not None:
         return None
-    temp, pattern, output_folder = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
+    temp, pattern, output_folder = run.shuffle.temp_dir, outputs[0].pattern, outputs[0].destination.folder
     folder = output_folder.temporary if temp is None else local_folder(temp)
     dataset_path = (
         os.path.realpath(os.path.join(pattern.folder, pattern.base))
         if output_folder.has_staging
         else output_folder.full_path(pattern.base)
     )
-    return folder, f"{pattern.base}-{blake2b(os.fsencode(dataset_path), digest_size=6).hexdigest()}.spool"
+    return Spool(folder, f"{pattern.base}-{blake2b(os.fsencode(dataset_path), digest_size=6).hexdigest()}.spool")
 
 
 @reporting_memory_errors("arranging the payloads")
-def arrange_payloads(run: Run) -> None:
+def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
     """Copy source payloads into shard order before packing, if that is cheaper."""
-    temporary, compressed = get_spool_location(run), run.listed.compressed
-    if run.shuffle is None or temporary is None or run.entries.known_spans.row_file is not None:
-        return
-    to_write = sum(sum(list_unwritten_sizes(run, output)) for output in run.outputs)
+    run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
+    if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
+        return planned
+    to_write = sum(sum(list_unwritten_sizes(planned.listed, output)) for output in outputs)
     if not to_write and not compressed:
-        return
-    plans = [output.plan for output in run.outputs]
+        return planned
+    plans = [output.plan for output in outputs]
     memory, workers = parse_size(run.shuffle.memory), run.pool.max_per_machine
     method = choose_read_strategy(plans, workers=workers, is_compressed=compressed, requested=run.shuffle.method)
     if method.note:
         run.notes.observer.log(method.note)
-    if method.name == "scatter":
-        folder, name = temporary
-        other_bytes = to_write if folder.shares_space(run.outputs[0].destination.folder.path) else 0
-        limits = SpoolLimits(folder, name, memory, workers, other_bytes)
-        plans = scatter_payloads(plans, limits, run.pool, run.notes.observer, on_error=run.options.on_error)
-        for output, plan in zip(run.outputs, plans, strict=True):
-            output.plan = plan
+    if method.name != "scatter":
+        return planned
+    other_bytes = to_write if spool.folder.shares_space(outputs[0].destination.folder.path) else 0
+    limits = SpoolLimits(spool.folder, spool.name, memory, workers, other_bytes)
+    plans = scatter_payloads(plans, limits, run.pool, run.notes.observer, on_error=run.options.on_error)
+    arranged = [replace(output, plan=plan) for output, plan in zip(outputs, plans, strict=True)]
+    return replace(planned, outputs=tuple(arranged))
 
 
 class ReadStrategy(NamedTuple):

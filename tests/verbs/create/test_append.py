@@ -49,7 +49,7 @@ from shardtool.publish.export_indexes import export_notes, find_existing_exports
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.verbs.create.append import prepare_append
-from shardtool.verbs.create.run import RunOutput
+from shardtool.verbs.create.run import Listed, Output
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, existing, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
@@ -833,14 +833,19 @@ def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> li
     for pattern, which in zip(patterns, ([*range(len(keys) - 1)], [len(keys) - 1]), strict=True):
         parsed = parse_pattern(pattern)
         there = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append-resume"))
-        outputs.append(RunOutput("", there, np.array(which)))
+        outputs.append(Output("", there, np.array(which)))
+
+    class Recorded(Listed):
+        def record(self, _output: Output) -> RunRecord:
+            return made
+
     entries = SimpleNamespace(keys=PackedStrings.of(keys), values=FieldValues(), metadata=None)
-    options = CreateOptions()
-    run: Any = SimpleNamespace(
-        outputs=outputs, entries=entries, options=options, makes_keys=False, record=lambda _: made
-    )
-    prepare_append(run)
-    return [output.destination for output in outputs]
+    run: Any = SimpleNamespace(options=CreateOptions(), makes_keys=False)
+    listing: Any = SimpleNamespace(entries=entries)
+    source: Any = None
+    return [
+        output.destination for output in prepare_append(Recorded(run, source, listing, tuple(outputs), None)).outputs
+    ]
 
 
 def test_an_append_interrupted_between_splits_is_resumed(new: Path, tmp_path: Path) -> None:
