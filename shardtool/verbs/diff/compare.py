@@ -28,12 +28,7 @@ from shardtool.request.results import (
 from shardtool.shard_samples import SPAN, URL
 from shardtool.skipped import is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
-from shardtool.source.recorded_run import (
-    has_appended_sources,
-    recorded_run,
-    table_folders,
-    verify_options_in_errors,
-)
+from shardtool.source.recorded_run import has_appended_sources, recorded_run, table_folders, verify_options_in_errors
 from shardtool.source.recorded_source import RecordedSource
 from shardtool.source.shard_listing import list_datasets
 from shardtool.table.keys import find_positions

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset import expand, find, unfinished
 from shardtool.dataset.scan import ShardScan, index_text
-from shardtool.errors import (
-    AccessRefused,
-    format_list,
-    printable,
-)
+from shardtool.errors import AccessRefused, format_list, printable
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.messages import call_text
 from shardtool.names import to_bytes, to_output_name

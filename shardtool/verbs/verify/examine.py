@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    StoreFailed,
-    printable,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, StoreFailed, printable
 from shardtool.names import IMAGE_ENDINGS
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding
 

@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_valid_dataset
 from shardtool.dataset.find import find_dataset
-from shardtool.errors import (
-    InvalidRequest,
-    OutputFailed,
-    ShardError,
-    format_list,
-    printable,
-)
+from shardtool.errors import InvalidRequest, OutputFailed, ShardError, format_list, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.messages import flag_text, option_text

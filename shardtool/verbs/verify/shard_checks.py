@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.scan import ShardScan, UnrecognisedMember, index_text
 from shardtool.dataset.shard_file import describe_missing
-from shardtool.errors import (
-    CorruptShard,
-    os_error_text,
-    printable,
-)
+from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar_write import TAR_BLOCK_BYTES
 from shardtool.names import RESERVED_NAMES, is_utf8

@@ -23,12 +23,7 @@ from shardtool.shard_samples import INLINE, URL
 from shardtool.skipped import has_same_content, is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
 from shardtool.source.folder import FolderSource
-from shardtool.source.recorded_run import (
-    has_appended_sources,
-    recorded_run,
-    table_folders,
-    verify_options_in_errors,
-)
+from shardtool.source.recorded_run import has_appended_sources, recorded_run, table_folders, verify_options_in_errors
 from shardtool.source.recorded_source import RecordedSource
 from shardtool.storage.paths import join
 from shardtool.table.keys import find_positions

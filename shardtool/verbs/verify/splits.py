@@ -12,10 +12,7 @@ import re
 from itertools import combinations, starmap
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import (
-    CorruptShard,
-    redact_secrets,
-)
+from shardtool.errors import CorruptShard, redact_secrets
 from shardtool.names import SPLIT_NAMES, to_output_name
 from shardtool.verbs.verify.dataset_checks import sample_at
 from shardtool.verbs.verify.examine import DigestTask, digest_samples

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset import find, stored
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset, parse_shard_names
-from shardtool.errors import (
-    CorruptShard,
-    format_list,
-    os_error_text,
-    redact_secrets,
-)
+from shardtool.errors import CorruptShard, format_list, os_error_text, redact_secrets
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_output_name
 from shardtool.pattern import sidecar_name

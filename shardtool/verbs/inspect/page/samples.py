@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.payload import (
-    MAX_INSPECTED_IMAGE_BYTES,
-    MAX_TEXT_BYTES,
-    duration_s,
-    feature_numbers,
-    label_name,
-)
+from shardtool.dataset.payload import MAX_INSPECTED_IMAGE_BYTES, MAX_TEXT_BYTES, duration_s, feature_numbers, label_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
