@@ -22,7 +22,7 @@ from shardtool.storage.lookup import list_folder_names
 from shardtool.storage.paths import join
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.units import pluralize
-from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding
+from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding, Findings
 from shardtool.verbs.verify.verified_dataset import AS_LISTED, VerifiedDataset, printable_name
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ _MAX_GAPS = 1000
 _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
-def check_numbering(subject: VerifiedDataset) -> None:
+def check_numbering(subject: VerifiedDataset) -> Findings:
     """Find gaps, unlisted shards, and sidecars without a shard."""
-    findings, file = subject.findings, subject.file
+    findings, file = Findings(), subject.file
     if file is None and subject.dataset.own:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
     findings.add(-1, *_find_gaps(subject))
@@ -53,7 +53,7 @@ def check_numbering(subject: VerifiedDataset) -> None:
             _neighbouring_datasets(subject, names).items() if subject.dataset.dataset_file is None else ()
         ):
             findings.unchecked.append(f"the dataset file {to_output_name(name)} of {pluralize(len(shards), 'shard')}")
-        return
+        return findings
     listed = {entry.name for entry in file.shards}
     extra = [*_find_extra_files(file, names, listed)] if subject.is_all else []
     findings.add(-1, *extra)
@@ -63,15 +63,16 @@ def check_numbering(subject: VerifiedDataset) -> None:
             findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
     if subject.is_all:
         findings.add(-1, *_check_skipped_list(subject.folder, file))
-        return
+        return findings
     names_unknown = not names or is_web(subject.folder)
     missing = [] if names_unknown else sorted(listed.difference(map(to_output_name, names), given_names))
     missing_text = f"; missing in the folder: {format_list(missing)}" if missing else ""
     counts = f"{len(subject.cases):,} of its {pluralize(len(file.shards), 'shard')} were given{missing_text}"
     findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {counts}")
+    return findings
 
 
-def check_complete(subject: VerifiedDataset) -> None:
+def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
     """If there is no valid dataset file, check that all shards exist that the sidecars' run planned."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.own):
@@ -80,11 +81,9 @@ def check_complete(subject: VerifiedDataset) -> None:
     facts = [case.fact if case.fact and case.fact.name == case.name else None for case in existing]
     problems = [*unfinished.describe_unfinished(facts, unfinished.sibling_facts(subject.dataset))]
     folder = printable_name(subject.folder or ".")
-    subject.findings.add(
-        -1, *(Finding("dataset-incomplete", folder, problem, unfinished.ALL_SHARDS) for problem in problems)
-    )
+    yield from (Finding("dataset-incomplete", folder, problem, unfinished.ALL_SHARDS) for problem in problems)
     if missing is not None and not problems:
-        subject.findings.add(-1, missing)
+        yield missing
 
 
 def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[str]:
@@ -192,12 +191,12 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
         yield Finding("skipped-differs", name, pluralize(rows, "row"), f"{file.skipped:,}{AS_LISTED}")
 
 
-def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> None:
+def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
     """Check duplicate keys, totals and the fingerprint; `scans`: scans that were kept, by shard number."""
-    _check_duplicate_keys(subject, scans)
-    file, unchecked = subject.file, subject.findings.unchecked
+    findings = _find_duplicate_keys(subject, scans)
+    file, unchecked = subject.file, findings.unchecked
     if file is None:
-        return
+        return findings
     if subject.is_partial:
         unchecked.append("totals and the fingerprint: not all shards were read")
     elif any(case.scan is None or case.scan.error is not None for case in subject.cases):
@@ -209,33 +208,35 @@ def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> No
             if file.fields.get(name) != fields.get(name):
                 what = f"the field {printable(name)} {file.fields.get(name, 0):,} times"
                 expected = f"{fields.get(name, 0):,}, as in the shards"
-                subject.findings.add(-1, Finding("totals-differ", subject.name, what, expected))
+                findings.add(-1, Finding("totals-differ", subject.name, what, expected))
         if not file.fingerprint:
             unchecked.append(f"the fingerprint: not recorded; {call_text('index', checksum=True)} adds it")
         elif None in digests:
             unchecked.append("the fingerprint: TFRecord shards do not store the original text of floats")
         elif (total := format_fingerprint(sum(digest or 0 for digest in digests))) != file.fingerprint:
             found, expected = printable(file.fingerprint), f"{total}, computed from the shards"
-            subject.findings.add(-1, Finding("fingerprint-differs", subject.name, found, expected))
+            findings.add(-1, Finding("fingerprint-differs", subject.name, found, expected))
+    return findings
 
 
-def _check_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> None:
+def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
     import numpy as np
 
-    pairs = subject.hashes()
+    findings, pairs = Findings(), subject.hashes()
     firsts = np.sort(pairs["a"])
     if not np.any(firsts[1:] == firsts[:-1]):
-        return
+        return findings
     order = np.lexsort((pairs["b"], pairs["a"]))
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    subject.findings.counts["key-duplicate"] += max(0, len(same) - MAX_LISTED_PER_FILE)
+    findings.counts["key-duplicate"] += max(0, len(same) - MAX_LISTED_PER_FILE)
     read = dict(scans)
     for row in same[:MAX_LISTED_PER_FILE].tolist():
         indexes = sorted((int(order[row]), int(order[row + 1])))
         (first, key), (second, _) = (sample_at(subject, read, index) for index in indexes)
         found = f"also in {'the same shard' if first == second else subject.cases[first].name}"
-        subject.findings.add(second, Finding("key-duplicate", subject.cases[second].name, found, key=key))
+        findings.add(second, Finding("key-duplicate", subject.cases[second].name, found, key=key))
+    return findings
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from shardtool.storage.files import read_head
 from shardtool.storage.lookup import list_folder_names, list_folders
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.storage.remote.address import is_url
-from shardtool.verbs.verify.findings import Finding
+from shardtool.verbs.verify.findings import Finding, Findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 EXPORT_STALE = "export-stale"
 
 
-def check_exports(subject: VerifiedDataset, pool: Pool) -> None:
+def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     """Find index files that do not match their shards, for the shards that were read."""
-    findings, names = subject.findings, set(list_folder_names(subject.folder))
+    findings, names = Findings(), set(list_folder_names(subject.folder))
     other_names = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[ShardScanTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
@@ -48,8 +48,9 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> None:
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
     if subject.file is not None and subject.is_all:  # indexes of whole folders need all shards
         for export in exports.FOLDER_EXPORTS:
-            _check_counts(subject, subject.file, export)
+            findings.take(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, *_check_readme(subject, subject.file, names))
+    return findings
 
 
 def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
@@ -92,16 +93,16 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
     return findings, unknown
 
 
-def _check_counts(subject: VerifiedDataset, file: DatasetFile, export: ExportFormat) -> None:
+def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findings:
     """Compare a reader's index of a folder with this dataset's shards and their numbers of samples."""
-    findings, folder = subject.findings, subject.folder
+    findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
-        return  # do not follow a link to a folder
+        return findings  # do not follow a link to a folder
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
-        return
+        return findings
     for first in file.appends:
         later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
@@ -114,7 +115,8 @@ def _check_counts(subject: VerifiedDataset, file: DatasetFile, export: ExportFor
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
             findings.add(-1, Finding(EXPORT_STALE, export.folder_file, found, f"{samples:,} samples"))
-            return
+            break
+    return findings
 
 
 def _check_readme(subject: VerifiedDataset, file: DatasetFile, names: set[str]) -> Iterator[Finding]:

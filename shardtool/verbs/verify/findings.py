@@ -213,6 +213,7 @@ class Findings:
         self.counts.update(other.counts)
         self.checked += other.checked
         self.unchecked += other.unchecked
+        self.uncompared += other.uncompared
 
     def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
         for number, finding in findings:

@@ -15,7 +15,7 @@ from shardtool.names import to_output_name
 from shardtool.storage.lookup import is_file, list_folder_names
 from shardtool.storage.paths import folder_of, join
 from shardtool.units import pluralize
-from shardtool.verbs.verify.findings import Finding
+from shardtool.verbs.verify.findings import Finding, Findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,9 +35,9 @@ _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # cannot read compressed shard
 _INSPECTED_SAMPLES = 5  # samples from which `load_dataset` infers the fields
 
 
-def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> None:
-    """Add findings about the target readers."""
-    findings, last = subject.findings, len(subject.cases)
+def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Findings:
+    """Return findings about the target readers."""
+    findings, last = Findings(), len(subject.cases)
     findings.checked += [f"names for {target}" for target in targets]
     if any(target.format != "tar" for target in shards):
         tar_only = [target for target in targets if target != "dali"]
@@ -45,7 +45,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
             findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
         if "dali" in targets:
             findings.unchecked.append("names for dali: for TFRecord shards, the features are set in the pipeline")
-        return
+        return findings
     packed = [case.name for case in subject.cases if case.size is not None and case.shard.packed]
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
@@ -56,7 +56,8 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     findings.add(last, *_check_names(subject, shards, targets), *_check_shard_names(subject, targets))
     if "huggingface" in targets:
         findings.add(last, *_find_missing_fields(shards))
-        _check_huggingface_folder(subject)
+        findings.take(_check_huggingface_folder(subject.folder, last))
+    return findings
 
 
 def _check_names(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Iterator[Finding]:
@@ -112,16 +113,17 @@ def _field_names(fields: frozenset[bytes]) -> str:
     return f"the field {format_list(sorted(printable(index_text(name)) for name in fields), 3)}"
 
 
-def _check_huggingface_folder(subject: VerifiedDataset) -> None:
+def _check_huggingface_folder(folder: str, last: int) -> Findings:
     """Check that `load_dataset(folder)` would load the shards and not other files."""
-    names, folder = list_folder_names(subject.folder), subject.folder
+    findings, names = Findings(), list_folder_names(folder)
     if huggingface.README_FILE in names:
         data = exports.read_index_list(join(folder, huggingface.README_FILE))
         if huggingface.is_own_readme(data):
-            return
+            return findings
         if b"data_files" in data:
-            subject.findings.unchecked.append(f"{huggingface.README_FILE}: whether its data_files are the shards")
-            return
+            findings.unchecked.append(f"{huggingface.README_FILE}: whether its data_files are the shards")
+            return findings
     if wrong := huggingface.describe_misreading(map(to_output_name, names)):
         found = f"load_dataset(folder) {wrong}"
-        subject.findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
+        findings.add(last, Finding("target-folder", "huggingface", found, "the shards"))
+    return findings

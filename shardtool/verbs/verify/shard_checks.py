@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.scan import ShardScan, UnrecognisedMember, index_text
 from shardtool.dataset.shard_file import describe_missing
@@ -19,6 +19,8 @@ from shardtool.verbs.verify.verified_dataset import AS_LISTED, ShardCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shardtool.dataset.sidecar_schema import ShardFacts
 
 
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
@@ -153,32 +155,44 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
         yield Finding("field-duplicate", name, "a field twice", offset=scan.offsets[row], key=key, field=field)
 
 
-def check_sidecar(case: ShardCheck) -> Iterator[Finding]:
+class SidecarFile(NamedTuple):
+    """A sidecar as a file.
+
+    Attributes:
+        data: Its bytes; empty if it does not exist, cannot be read, or belongs to another tool.
+        fact: Its description of the shard; None if it is damaged.
+    """
+
+    data: bytes = b""
+    fact: ShardFacts | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def read_sidecar(case: ShardCheck) -> SidecarFile:
     """Read the sidecar, and check it as a file: existence, size, checksum and format."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
-    entry = case.entry
+    entry, name = case.entry, case.sidecar
     try:
-        case.data = load_sidecar(case.shard.sidecar)
+        data = load_sidecar(case.shard.sidecar)
     except FileNotFoundError:
-        if case.sidecar_required:
-            yield Finding("sidecar-missing", case.sidecar, "no such file")
-        return
+        missing = Finding("sidecar-missing", name, "no such file")
+        return SidecarFile(findings=(missing,) if case.sidecar_required else ())
     except OSError as error:
-        yield Finding("sidecar-damaged", case.sidecar, os_error_text(error))
-        return
-    if not case.sidecar_required and _PARQUET_MAGIC not in (case.data[:4], case.data[-4:]):
-        case.data = None  # a file of another tool with the same name
-        return
-    if entry is not None and len(case.data) != entry.sidecar_size:
-        yield Finding("sidecar-size", case.sidecar, f"{len(case.data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}")
-    elif entry is not None and (crc := crc32c(case.data)) != entry.sidecar_crc:
-        checksum = f"the checksum {crc:08x}"
-        yield Finding("sidecar-checksum", case.sidecar, checksum, f"{entry.sidecar_crc:08x}{AS_LISTED}")
+        return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
+    if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
+        return SidecarFile()  # a file of another tool with the same name
+    findings, fact = list[Finding](), None
+    if entry is not None and len(data) != entry.sidecar_size:
+        findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))
+    elif entry is not None and (crc := crc32c(data)) != entry.sidecar_crc:
+        expected = f"{entry.sidecar_crc:08x}{AS_LISTED}"
+        findings.append(Finding("sidecar-checksum", name, f"the checksum {crc:08x}", expected))
     try:
-        case.fact = parse_facts(case.data, case.sidecar)
+        fact = parse_facts(data, name)
     except CorruptShard as error:
-        yield finding_from_error("sidecar-damaged", case.sidecar, error)
+        findings.append(finding_from_error("sidecar-damaged", name, error))
+    return SidecarFile(data, fact, tuple(findings))
 
 
 def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
@@ -194,17 +208,17 @@ def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
         yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
 
 
-def check_index(case: ShardCheck) -> Iterator[Finding]:
-    """Compare the sidecar's columns with the shard, if the shard was read."""
+def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
+    """Compare the columns in the sidecar's bytes with the shard, if the shard was read."""
     from shardtool.dataset.index_differences import compare_indexes
     from shardtool.dataset.shard_index import scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     scan = case.scan
-    if case.data is None or case.fact is None or case.examined is None:
+    if case.fact is None or case.examined is None:
         return
     try:
-        index = parse_sidecar(case.data, case.sidecar, case.size)
+        index = parse_sidecar(sidecar, case.sidecar, case.size)
     except CorruptShard as error:
         yield finding_from_error("sidecar-damaged", case.sidecar, error)
         return
@@ -243,4 +257,10 @@ def check_entry(case: ShardCheck) -> Iterator[Finding]:
             yield Finding("totals-differ", case.name, problem, f"{printable(recorded)}{AS_LISTED}")
 
 
-SHARD_CHECKS = (check_sidecar, check_shard, check_sidecar_matches_shard, check_content, check_index, check_entry)
+def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
+    """Yield the findings of all checks of one shard; `sidecar`: the bytes of its sidecar."""
+    yield from check_shard(case)
+    yield from check_sidecar_matches_shard(case)
+    yield from check_content(case)
+    yield from check_index(case, sidecar)
+    yield from check_entry(case)

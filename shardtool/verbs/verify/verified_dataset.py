@@ -43,7 +43,6 @@ class ShardCheck:
 
     Attributes:
         size: The shard's bytes; None if the file does not exist.
-        data: The sidecar's bytes; None if it does not exist or cannot be read.
         fact: The sidecar's description of its shard; None if it is damaged.
         examined: The result of a worker; None if the shard was not read.
     """
@@ -51,7 +50,6 @@ class ShardCheck:
     shard: StoredShard
     sidecar_required: bool
     size: int | None = None
-    data: bytes | None = None
     fact: ShardFacts | None = None
     examined: ShardExamination | None = None
 

@@ -125,17 +125,17 @@ def _check_dataset(
 def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None:
     findings, cases = subject.findings, {case.shard.sidecar: number for number, case in enumerate(subject.cases)}
     _start_progress(subject, observer, range(len(subject.cases)))
-    dataset_checks.check_numbering(subject)
+    findings.take(dataset_checks.check_numbering(subject))
 
     def check(sidecar_path: str) -> Findings:
         shard_findings, number = Findings(), cases[sidecar_path]
         _run_shard_checks(shard_findings, number, subject.cases[number])
-        _check_store_checksum(shard_findings, number, subject.cases[number])
+        shard_findings.take(_check_store_checksum(number, subject.cases[number]))
         return shard_findings
 
     for shard_findings in map_paths(check, cases):
         findings.take(shard_findings)
-    dataset_checks.check_complete(subject)
+    findings.add(-1, *dataset_checks.check_complete(subject))
     if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
         findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
@@ -145,23 +145,23 @@ def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None
     )
 
 
-def _check_store_checksum(findings: Findings, number: int, case: ShardCheck) -> None:
-    if case.size is None or not case.crcs:
-        return
-    with suppress(FileNotFoundError):
-        crc = recorded_crc(case.shard.path)
-        if crc is None:
-            return
+def _check_store_checksum(number: int, case: ShardCheck) -> Findings:
+    findings, crc = Findings(), None
+    if case.size is not None and case.crcs:
+        with suppress(FileNotFoundError):
+            crc = recorded_crc(case.shard.path)
+    if crc is not None:
         findings.checked.append(_STORE_CHECKSUMS)
         if crc != case.crcs[0]:
             problem = f"the checksum {crc:08x} in the store"
             findings.add(number, Finding("shard-checksum", case.name, problem, f"{case.crcs[0]:08x}"))
+    return findings
 
 
 def _check_with_reading(
     subject: VerifiedDataset, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool
 ) -> None:
-    comparison = None
+    findings, comparison = subject.findings, None
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
 
@@ -170,19 +170,19 @@ def _check_with_reading(
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
     pool.check([subject.cases[number].shard.path for number in numbers])
-    dataset_checks.check_numbering(subject)
+    findings.take(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
-    dataset_checks.check_totals(subject, scans)
+    findings.take(dataset_checks.check_totals(subject, scans))
     from shardtool.verbs.verify.export_checks import check_exports
 
-    check_exports(subject, pool)
-    dataset_checks.check_complete(subject)
+    findings.take(check_exports(subject, pool))
+    findings.add(-1, *dataset_checks.check_complete(subject))
     if comparison is not None:
         comparison.run(scans, pool)
     if options.target:
         from shardtool.verbs.verify.reader_checks import check_readers
 
-        check_readers(subject, [scans[number] for number in sorted(scans)], options.target)
+        findings.take(check_readers(subject, [scans[number] for number in sorted(scans)], options.target))
 
 
 def _start_progress(subject: VerifiedDataset, observer: Observer, numbers: Sequence[int]) -> None:
@@ -230,9 +230,9 @@ def _examine_shards(
 
 
 def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None:
-    for check in shard_checks.SHARD_CHECKS:
-        findings.add(number, *check(case))
-    case.data = None
+    sidecar = shard_checks.read_sidecar(case)
+    case.fact = sidecar.fact
+    findings.add(number, *sidecar.findings, *shard_checks.check_all(case, sidecar.data))
     if case.examined is not None:
         findings.counts.update(case.examined.more)
 
