@@ -13,12 +13,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tests.helpers import REPO
+from tests.package_source import nodes, package_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_PACKAGE = REPO / "shardtool"
 _ENTRY = re.compile(r"^ {4}(\w[\w., ]*): ", re.MULTILINE)
 _NAME = re.compile(r"`([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)(?:\(\))?`")
 # Names of other libraries and tools, and parts of example names, that the package's code does not contain.
@@ -29,13 +29,8 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-@cache
-def _modules() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(_PACKAGE.rglob("*.py"))}
-
-
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _docstrings(path: Path) -> Iterator[str]:
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
@@ -50,15 +45,15 @@ def _comments(path: Path) -> Iterator[str]:
 def _known_names() -> frozenset[str]:
     """Return every identifier of the package's code, and every word of its texts that are not docstrings."""
     names = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *_FOREIGN}
-    for path, tree in _modules().items():
+    for path in package_files():
         names.update(path.relative_to(REPO).with_suffix("").parts)
         docstrings = {
             id(node.body[0].value)
-            for node in ast.walk(tree)
+            for node in nodes(path)
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and node.body and isinstance(node.body[0], ast.Expr)
         }  # fmt: skip
-        for node in ast.walk(tree):
+        for node in nodes(path):
             for field in ("id", "attr", "arg", "name", "asname", "module"):
                 if isinstance(value := getattr(node, field, None), str):
                     names.update(value.split("."))
@@ -69,10 +64,10 @@ def _known_names() -> frozenset[str]:
 
 def test_exceptions_under_raises_exist() -> None:
     """Every exception named under `Raises:` is a builtin or a class of the package."""
-    classes = {node.name for tree in _modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name for path in package_files() for node in nodes(path) if isinstance(node, ast.ClassDef)}
     unknown = []
-    for path, tree in _modules().items():
-        for text in _docstrings(tree):
+    for path in package_files():
+        for text in _docstrings(path):
             section = text.partition("Raises:\n")[2].split("\n\n")[0]
             for names in _ENTRY.findall(section):
                 unknown += [
@@ -86,8 +81,8 @@ def test_exceptions_under_raises_exist() -> None:
 def test_names_in_backticks_exist() -> None:
     """Every Python name in backticks, in a docstring or comment, is a name of the code."""
     unknown = []
-    for path, tree in _modules().items():
-        for text in (*_docstrings(tree), *_comments(path)):
+    for path in package_files():
+        for text in (*_docstrings(path), *_comments(path)):
             for match in _NAME.finditer(text):
                 unknown += [f"{path.relative_to(REPO)}: {match[0]}"] * (not {*match[1].split(".")} <= _known_names())
     assert unknown == []

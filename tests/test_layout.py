@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.helpers import REPO
+from tests.package_source import module_tree, nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def module_names() -> frozenset[str]:
 
 @cache
 def _imports() -> list[Import]:
-    return [one for module, path in _modules().items() for one in _imports_in(module, ast.parse(path.read_text()))]
+    return [one for module, path in _modules().items() for one in _imports_in(module, module_tree(path))]
 
 
 def _imports_in(module: str, node: ast.AST, *, typed: bool = False, inside: bool = False) -> list[Import]:
@@ -94,7 +95,7 @@ def test_modules_named_in_texts_lie_below() -> None:
     named = [
         (module, one.value)
         for module, path in _modules().items()
-        for one in ast.walk(ast.parse(path.read_text()))
+        for one in nodes(path)
         if isinstance(one, ast.Constant)
         and one.value in _modules()
         and min(module.count("."), one.value.count(".")) > 1

@@ -8,24 +8,23 @@ import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import shardtool
 from shardtool import CreateOptions, SampleFailed, create
 from shardtool.errors import OutOfMemory, is_out_of_memory, reporting_memory_errors
 from shardtool.execute.local_pool import LocalPool
 from shardtool.write.source_errors import read_error
 from tests.helpers import write_tree
+from tests.package_source import PACKAGE, nodes, package_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-_PACKAGE = Path(shardtool.__file__).parent
 _SWALLOWS = {"Exception", "BaseException", "MemoryError", "ArrowException"}  # ArrowMemoryError is an ArrowException
 
 _KNOWN = {
@@ -51,17 +50,16 @@ def _names(node: ast.expr | None) -> set[str]:
 
 
 def _raises(handler: ast.ExceptHandler) -> bool:
-    """Tell whether a handler raises what it got, or asks whether it is a lack of memory."""
-    again = any(isinstance(one, ast.Raise) and one.exc is None for one in ast.walk(handler))
-    asked = any(
-        isinstance(one, ast.Name) and one.id in ("is_out_of_memory", "as_reportable") for one in ast.walk(handler)
-    )
-    return again or asked
+    """Return whether a handler raises the exception again, or checks for a lack of memory."""
+    nodes_inside = [*ast.walk(handler)]
+    raises_again = any(isinstance(node, ast.Raise) and node.exc is None for node in nodes_inside)
+    names = {node.id for node in nodes_inside if isinstance(node, ast.Name)}
+    return raises_again or not names.isdisjoint({"is_out_of_memory", "as_reportable"})
 
 
 def _swallowing(path: Path) -> Iterator[int]:
-    """Yield the lines of a module where a lack of memory would be taken for something else."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Yield the lines of a module that would handle a lack of memory as another error."""
+    for node in nodes(path):
         if isinstance(node, ast.Try):
             spared = False
             for handler in node.handlers:
@@ -69,29 +67,20 @@ def _swallowing(path: Path) -> Iterator[int]:
                 if not spared and names & _SWALLOWS and not _raises(handler):
                     yield handler.lineno
                 spared = spared or ("MemoryError" in names and _raises(handler))
-        elif (
-            isinstance(node, ast.Call)
-            and "suppress"
-            in {
-                getattr(node.func, "id", ""),
-                getattr(node.func, "attr", ""),
-            }
-            and any(_names(one) & _SWALLOWS for one in node.args)
-        ):
-            yield node.lineno
+        elif isinstance(node, ast.Call) and _names(node.func) == {"suppress"}:
+            yield from (node.lineno for kind in node.args if _names(kind) & _SWALLOWS)
 
 
-@pytest.mark.slow
 def test_nothing_swallows_a_lack_of_memory() -> None:
-    """No `except` or `suppress` of the package takes a MemoryError, pyarrow's too, for damage or a bad request."""
+    """No `except` or `suppress` of the package treats a MemoryError as damage or as a bad request."""
     edge = {"cli/__init__.py", "execute/local_pool.py"}  # turn it into an exit code; end a forked child
-    found = {}
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        name = path.relative_to(_PACKAGE).as_posix()
+    unexpected = {}
+    for path in package_files():
+        name = path.relative_to(PACKAGE).as_posix()
         lines = [] if name in edge else [*_swallowing(path)]
         if len(lines) != _KNOWN.get(name, 0):
-            found[name] = lines
-    assert not found
+            unexpected[name] = lines
+    assert not unexpected
 
 
 @pytest.mark.parametrize(

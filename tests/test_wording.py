@@ -40,13 +40,14 @@ from shardtool.messages import (
 from shardtool.request.dataset_options import InspectOptions
 from shardtool.verbs.cache.cache_space import CacheSpace
 from shardtool.verbs.cache.cache_writer import CacheWriterOptions
-from tests.helpers import REPO, typed, write_tree
+from tests.helpers import typed, write_tree
+from tests.package_source import PACKAGE, module_tree, nodes, package_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
-_PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
     "export": ExportOptions, "diff": DiffOptions, "copy": CopyOptions, "extract": ExtractOptions,
@@ -55,6 +56,7 @@ _VERBS: dict[str, type[Any]] = {
     "Cache": CacheSpace, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip
 _NAMES = {"option_text", "flag_text"}  # the functions that name an option
+_OTHER_TEXTS = {"call_text", "choose_text", "export_text", "export_call_text", "recreate_hint", "resume_hint"}
 
 
 class Named(NamedTuple):
@@ -67,18 +69,21 @@ class Named(NamedTuple):
 
 
 def _modules() -> dict[str, Path]:
-    found = {".".join(path.relative_to(_PACKAGE).with_suffix("").parts): path for path in _PACKAGE.rglob("*.py")}
-    return {name: path for name, path in found.items() if not name.startswith("cli.") and name != "messages"}
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in package_files()}
+    return {name: path for name, path in modules.items() if not name.startswith("cli.") and name != "messages"}
 
 
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def _calls(nodes: Iterable[ast.AST], names: set[str]) -> list[ast.Call]:
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
 
 
-def _calls(node: ast.AST, names: set[str]) -> list[ast.Call]:
-    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
-    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id in names]
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that are evaluated when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from _outside_functions(child)
 
 
 @cache
@@ -86,11 +91,11 @@ def _named() -> list[Named]:
     """Return every option that a message of the library names by a literal name."""
     found = []
     for module, path in _modules().items():
-        for one in _calls(_tree(path), _NAMES):
+        for one in _calls(nodes(path), _NAMES):
             named = one.args if isinstance(one.func, ast.Name) and one.func.id == "flag_text" else one.args[:1]
             texts = [part.value for arg in named for part in ast.walk(arg) if isinstance(part, ast.Constant)]
             found += [Named(module, one.lineno, "", text) for text in texts if isinstance(text, str)]
-        for one in _calls(_tree(path), {"call_text"}):
+        for one in _calls(nodes(path), {"call_text"}):
             if isinstance(one.args[0], ast.Constant):
                 found += [Named(module, one.lineno, str(one.args[0].value), str(word.arg)) for word in one.keywords]
     return found
@@ -122,20 +127,16 @@ def test_messages_use_the_naming_functions() -> None:
     for module, path in _modules().items():
         if module == "skipped":  # its texts are those of docs/errors.md
             continue
-        tree = _tree(path)
-        alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
-        alone |= {id(part) for one in _calls(tree, {"choose_text"}) for part in ast.walk(one.args[1])}
-        texts = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        allowed = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+        allowed |= {id(part) for call in _calls(nodes(path), {"choose_text"}) for part in ast.walk(call.args[1])}
+        texts = [node for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         wrong += [
-            f"{module}:{one.lineno}" for one in texts if id(one) not in alone and re.search(r"--[a-z]", str(one.value))
+            f"{module}:{node.lineno}"
+            for node in texts
+            if re.search(r"--[a-z]", str(node.value)) and id(node) not in allowed
         ]
-        functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.Lambda)]
-        inside = {id(part) for one in functions for part in ast.walk(one)}
-        made = _calls(
-            tree,
-            {*_NAMES, "call_text", "choose_text", "export_text", "export_call_text", "recreate_hint", "resume_hint"},
-        )
-        wrong += [f"{module}:{one.lineno}" for one in made if id(one) not in inside]
+        at_import = _calls(_outside_functions(module_tree(path)), {*_NAMES, *_OTHER_TEXTS})
+        wrong += [f"{module}:{call.lineno}" for call in at_import]
     assert wrong == []
 
 

@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import shardtool
+from tests.package_source import PACKAGE, nodes, package_files
 
-_PACKAGE = Path(shardtool.__file__).parent
 _OS_FUNCTIONS = {
     "access", "chmod", "chown", "fwalk", "link", "listdir", "lstat", "makedirs", "mkdir", "mkfifo", "open", "readlink",
     "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink",
@@ -37,7 +36,7 @@ _ALLOWED = {
 
 def _file_calls(path: Path) -> Iterator[str]:
     """Yield the file functions that a module calls."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         match node:
             case ast.Call(func=ast.Name(id="open")):
                 yield "open"
@@ -51,14 +50,13 @@ def test_only_storage_touches_files() -> None:
     """Outside of `storage/`, exactly the listed modules call file functions, each for a stated reason."""
     found = {
         name: calls
-        for path in sorted(_PACKAGE.rglob("*.py"))
-        if not (name := path.relative_to(_PACKAGE).as_posix()).startswith("storage/")
-        and (calls := {*_file_calls(path)})
+        for path in package_files()
+        if not (name := path.relative_to(PACKAGE).as_posix()).startswith("storage/") and (calls := {*_file_calls(path)})
     }
     assert found == _ALLOWED
 
 
 def test_the_search_finds_calls_in_storage() -> None:
     """The same search finds the calls in `storage/`, so it cannot pass by finding nothing."""
-    calls = {call for path in (_PACKAGE / "storage").rglob("*.py") for call in _file_calls(path)}
+    calls = {call for path in (PACKAGE / "storage").rglob("*.py") for call in _file_calls(path)}
     assert {"open", "os.open", "os.rename", "os.unlink", "os.listdir", "os.scandir", "shutil.rmtree"} <= calls

@@ -11,6 +11,8 @@ import struct
 import zipfile
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.errors import is_out_of_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,7 +45,9 @@ def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
         if ending == "safetensors":
             return _describe_tensors(data)
         video = _READERS[ending](memoryview(data)) if ending in _READERS else None
-    except Exception:  # noqa: BLE001 - NumPy and zipfile raise errors of many kinds for damaged headers
+    except Exception as error:  # NumPy and zipfile raise errors of many kinds for damaged headers
+        if is_out_of_memory(error):
+            raise
         return ()
     return () if video is None or not video.width else (_describe_video(video),)
 

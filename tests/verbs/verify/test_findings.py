@@ -3,13 +3,13 @@ from __future__ import annotations
 import ast
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 
 from shardtool.errors import CorruptShard
 from shardtool.verbs.verify.findings import FINDING_KINDS, Finding, finding_from_error
 from tests.helpers import REPO
+from tests.package_source import nodes, package_files
 
 
 def _rows() -> list[str]:
@@ -25,14 +25,9 @@ def test_every_code_is_documented_once() -> None:
 
 def test_every_code_is_used() -> None:
     """Each code is used by a check."""
-    texts = set()
-    for path in [*Path(REPO / "shardtool").rglob("*.py")]:
-        if path.name == "findings.py":
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    given = {text.partition(":")[0] for text in texts}
-    assert set(FINDING_KINDS) <= given
+    paths = [path for path in package_files() if path.name != "findings.py"]
+    texts = {str(node.value) for path in paths for node in nodes(path) if isinstance(node, ast.Constant)}
+    assert {*FINDING_KINDS} <= {text.partition(":")[0] for text in texts}
 
 
 @pytest.mark.parametrize(
