@@ -64,7 +64,7 @@ _UNSAFE = [
 ]
 
 
-# Workers take whole files, in this order: the longest first, so that none is left with one at the end.
+# Workers run whole files in this order. The longest files come first, to finish together.
 _LONG = (
     "test_training_examples.py",
     "test_remote_create.py",
@@ -76,7 +76,7 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files begin."""
+    """Run the longest files first."""
     items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
 
 
@@ -103,7 +103,7 @@ def one_shard(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Folders, spaces, quotes, letters from everywhere, empty files; beside the shards lies `out.skipped`."""
+    """Write a dataset with folders, spaces, quotes, non-ASCII letters and empty files, and an `out.skipped`."""
     source, shards = _folder(tmp_path_factory, "names")
     write_samples(source, _NAMES)
     os.mkfifo(source / "pipe.bin")

@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 @cache
 def _reader() -> subprocess.Popen[str]:
-    """Return the process, which ends with its standard input, or with this one."""
+    """Return the process, which exits with its standard input or with this process."""
     command = tied(sys.executable, "-c", _CODE)
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)

@@ -23,7 +23,7 @@ def _first(flag: Path) -> bool:
 
 
 def act(sample: Sample) -> Sample:
-    """Do what `do` says: an action and the folder of its flags."""
+    """Perform the action that the field `do` names, with its folder of flags."""
     action, _, place = sample.pop("do", b"").decode().partition(" ")
     flags = Path(place)
     if not _is_packing():
@@ -45,18 +45,18 @@ def act(sample: Sample) -> Sample:
 
 
 def _go_on(flags: Path) -> None:
-    """Die, of the first attempt, as Ray sees it, and go on writing beside the next one."""
+    """In the first attempt, appear dead to Ray, and continue to write next to the second attempt."""
     if not _first(flags / "killed"):
         (flags / "again").touch()
         time.sleep(0.5)
         return
     if os.fork():
         os.kill(os.getpid(), signal.SIGKILL)
-    for fd in range(3, 1024):  # by which Ray knows this process
+    for fd in range(3, 1024):  # the connection by which Ray detects this process
         if os.path.lexists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode):
             os.close(fd)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(10)  # at the latest: there is nobody to give the result to
+    signal.alarm(10)  # at the latest: no process waits for the result
     _wait_for(flags / "again")
 
 
@@ -67,7 +67,7 @@ def _is_packing() -> bool:
 
 
 def _may_lose(flags: Path) -> bool:
-    """Return whether this node is one that a test may lose: their raylets are listed, and not the driver's."""
+    """Return whether a test may kill this node: only raylets that are not the driver's are listed."""
     return str(os.getppid()) in (flags / "raylets").read_text().split()
 
 

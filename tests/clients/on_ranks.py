@@ -69,7 +69,7 @@ def of_trainer(dataset: Any, folder: str) -> Found:
 
     class Streamed(Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> DataLoader[Any]:
-            """Return a stream as it is: it divides an epoch among the ranks by itself."""
+            """Return the stream unchanged: it divides an epoch among the ranks itself."""
             return DataLoader(self.train_dataset, SIZE, collate_fn=self.data_collator)
 
     samples = dataset.decode().map(lambda sample: {"cls": torch.tensor(float(sample["cls"]))})

@@ -1,4 +1,4 @@
-"""A dataset that `shardtool create` wrote, and beside it what its source holds, found out without shardtool."""
+"""A dataset written by `shardtool create`, and the samples of its source, read without shardtool."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:
 
 
 def write_samples(source: Path, stems: list[str], fields: tuple[str, ...] = ("bin", "seg.bin", "txt")) -> None:
-    """Write files whose payloads tell which file they are of, and whose sizes lie about a tar block's."""
+    """Write files with different payloads and sizes around the size of a tar block."""
     for number, stem in enumerate(stems):
         for field in fields:
             path = source / f"{stem}.{field}"

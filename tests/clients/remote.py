@@ -1,4 +1,4 @@
-"""The command line, run against servers as a user runs it, and what lies in them then."""
+"""Run the command line against servers as a user does, and list the objects that it stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE_S = 120
 
 
 def start(*words: str | Path, **environment: str) -> Started:
-    """Start `shardtool`, in a session of its own; the environment leads to the server that is in use."""
+    """Start `shardtool` in its own session; the environment contains the address of the server."""
     env = {**os.environ, "PYTHONPATH": str(REPO), **environment}
     if warm.POSSIBLE:
         return warm.Warm([*map(str, words)], cwd=Path.cwd(), env=env)
@@ -32,7 +32,7 @@ def start(*words: str | Path, **environment: str) -> Started:
 
 
 def said(run: Started, server: Server | None = None) -> tuple[int, str]:
-    """Wait for a run to end; return its exit code, and what it said: no traceback, and no secret."""
+    """Wait for a run; return its exit code and output, which must contain no traceback and no secret."""
     with run:
         both = b"".join(run.communicate(timeout=_PATIENCE_S)).decode()
     assert "Traceback" not in both, both
@@ -52,7 +52,7 @@ def check_no_secret(text: str, server: Server | None) -> None:
 
 
 def stored(folder: str) -> dict[str, bytes]:
-    """Return what lies below an address of a store, by name."""
+    """Return the objects below an address of a store, by name."""
     key = address.parse_address(folder).key
     names = [one.key.removeprefix(key).lstrip("/") for one in buckets.list_objects(folder, below=True)]
     blobs = {name: RemoteObject(address.join_address(folder, name)) for name in names}

@@ -111,7 +111,7 @@ def test_compressed_fields_and_meta(tmp_path: Path) -> None:
 
 
 def test_size(tmp_path: Path) -> None:
-    """`maxsize` is a bound that no shard goes over; theirs is gone over by headers and by the last sample."""
+    """No shard exceeds `maxsize`; webdataset's shards exceed it by headers and the last sample."""
     samples = [{"__key__": f"{n:03}", "bin": bytes(3000)} for n in range(40)]
     for which in _WRITERS:
         _run(which, tmp_path / which, samples, maxsize=20_000)

@@ -1,4 +1,4 @@
-"""Laws of `copy` between folders, stores and the web: the same as between folders, whatever the network does."""
+"""Laws of `copy` between folders, stores and the web: the same result as between folders, despite network faults."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_a_damaged_source_takes_nothing_away(server: Server, packed: Path) -> No
     data = bytearray(folder.read(name))
     data[700] ^= 1
     folder.publish(folder.stage_bytes(name, bytes(data)))
-    with suppress(CorruptShard):  # none where no store says an MD5 by which the two differ
+    with suppress(CorruptShard):  # none if no store reports an MD5 that differs
         copy(source, copied)
     assert verify(copied, VerifyOptions(workers=1)).sound
 
 
-def test_what_may_be_listed_and_not_read(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where we may list and not read, that is said, and not that there is no dataset file."""
+def test_a_bucket_without_read_permission(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If objects can be listed but not read, the error says this, and not that the dataset file is missing."""
     _use(moto, monkeypatch)
     copy(packed, at := moto.new_prefix())
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
@@ -107,7 +107,7 @@ def _stored(prefix: str) -> dict[str, bytes]:
 
 
 def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
-    """Into a store, within it and back: the same bytes each time; what is right is not copied again."""
+    """Copies into a store, within it and back have the same bytes; valid copies are not copied again."""
     first, second = server.new_prefix(), server.new_prefix()
     assert copy(packed, first).datasets[0].copied == 4
     assert _stored(first) == read_tree(packed)
@@ -122,7 +122,7 @@ def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
 def test_a_trusted_size_reads_no_shard(
     slow: tuple[Server, FaultyProxy], packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `trust="size"` nothing new reads no shard, here or there; but two stores are asked for the MD5 of each."""
+    """With `trust="size"`, no shard is read; two stores are asked for MD5 checksums."""
     moto, proxy = slow
     _use(proxy.server, monkeypatch)
     first, second, asked = moto.new_prefix(), moto.new_prefix(), CopyOptions(trust="size")
@@ -203,11 +203,11 @@ def test_another_dataset_is_replaced_when_asked_for(server: Server, packed: Path
 
 
 @pytest.mark.parametrize("name", ["moto", "gcs", "azurite", "rclone"])
-def test_a_store_copies_what_lies_in_it(
+def test_a_store_copies_its_own_objects(
     name: str, request: pytest.FixtureRequest, proxies: Callable[[Server], FaultyProxy], packed: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No shard comes through this machine; in a store that says no checksum the copies are read, and nothing is put."""
+    """No shard passes through this machine; if the store has no checksums, copies are read but not rewritten."""
     server: Server = request.getfixturevalue(name)
     proxy = proxies(server)
     _use(proxy.server, monkeypatch)
@@ -223,8 +223,8 @@ def test_a_store_copies_what_lies_in_it(
     assert _stored(second) == read_tree(packed)
 
 
-def test_a_source_that_changes_on_the_way(server: Server, packed: Path) -> None:
-    """A shard that is replaced after its dataset was looked at is refused; what a store made of it does not stay."""
+def test_a_source_that_changes_during_a_copy(server: Server, packed: Path) -> None:
+    """A shard that is replaced during the copy is refused, and its copy is deleted."""
     first, second = server.new_prefix(), server.new_prefix()
     copy(packed, first)
     folder, name = open_folder(first), "out-002.tar"
@@ -259,10 +259,10 @@ def test_what_a_store_only_says_to_have_copied(
 
 
 @pytest.mark.parametrize("do", ["status", "refuse", "lost", "cut"])
-def test_what_passes_is_copied_by_the_store(
+def test_the_store_retries_a_copy(
     do: str, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that is busy, or whose connection is lost, is asked again to copy; nothing goes through this machine."""
+    """A copy within a store is retried if the store is busy or disconnects; no data passes through this machine."""
     moto, proxy = slow
     _use(proxy.server, monkeypatch)
     first, second = moto.new_prefix(), moto.new_prefix()
@@ -274,10 +274,10 @@ def test_what_passes_is_copied_by_the_store(
 
 
 @pytest.mark.parametrize("status", [403, 501])
-def test_a_store_that_makes_no_copies(
+def test_a_store_that_refuses_copies(
     status: int, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a store refuses to copy, it is asked once, a note says so, and the bytes come through this machine."""
+    """If a store refuses to copy, it is asked once, a note says so, and the bytes pass through this machine."""
     moto, proxy = slow
     _use(proxy.server, monkeypatch)
     first, second = moto.new_prefix(), moto.new_prefix()
@@ -292,8 +292,8 @@ def test_a_store_that_makes_no_copies(
     assert _stored(second) == read_tree(packed)
 
 
-def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that fails to copy, as azurite does what large blobs are asked for by, is given up after a while."""
+def test_a_server_without_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that cannot copy large objects, such as azurite, is given up after a while."""
     _use(azurite, monkeypatch)
     monkeypatch.setattr("shardtool.storage.remote.store_copy._MAX_SYNC_COPY_BYTES", 1)
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "0.3")
@@ -311,7 +311,7 @@ def test_killed_in_the_middle(
     puts: int, moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """After SIGKILL each object is whole, the dataset file is not there, and the next run ends with the same bytes."""
+    """After SIGKILL, each object is complete and no dataset file exists; the next run produces the same bytes."""
     source = _dataset(tmp_path / "source", {f"{at:02}.bin": os.urandom(MANY) for at in range(12)})
     proxy = proxies(moto)
     proxy.set(bytes_per_s=2_000_000)
@@ -382,11 +382,11 @@ def test_what_passes_is_survived(
         assert read_tree(tmp_path / "back") == read_tree(packed)
 
 
-def test_a_refusal_ends_it(
+def test_a_refusal_ends_the_copy(
     moto: Server, proxies: Callable[[Server], FaultyProxy], packed: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A 403 in the middle ends the copy by an error without secrets; no dataset file is there."""
+    """A 403 ends the copy with an error without secrets; no dataset file exists."""
     _use(moto, monkeypatch)
     prefix, proxy = moto.new_prefix(), proxies(moto)
     copy(packed, prefix)
@@ -401,7 +401,7 @@ def test_a_refusal_ends_it(
 def test_verify_quick_reads_no_shard(
     slow: tuple[Server, FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--quick` asks a store for no shard: a listing shows what is missing, strange or of another size."""
+    """`--quick` requests no shard: the listing shows missing and unexpected objects and other sizes."""
     moto, proxy = slow
     _use(proxy.server, monkeypatch)
     prefix, quick = moto.new_prefix(), VerifyOptions(quick=True)
@@ -421,8 +421,10 @@ def test_verify_quick_reads_no_shard(
     assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
 
 
-def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Google's store says a CRC-32C: `--quick` finds by it a shard of the right size and other bytes, and says so."""
+def test_verify_quick_compares_checksums_of_the_store(
+    gcs: Server, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the CRC-32C of Google's store, `--quick` finds a shard of the same size with other bytes."""
     _use(gcs, monkeypatch)
     prefix, quick = gcs.new_prefix(), VerifyOptions(quick=True)
     copy(packed, prefix)
@@ -436,7 +438,7 @@ def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monk
 
 @pytest.mark.parametrize("way", ["plain", "norange"])
 def test_from_nginx(way: str, nginx_ways: dict[str, Server], packed: Path, tmp_path: Path) -> None:
-    """A dataset on a web server is copied, also from one that gives whole files only; what is there is not again."""
+    """A dataset of a web server is copied, also from a server without ranges; existing copies are kept."""
     nginx = nginx_ways[way]
     prefix = nginx.new_prefix()
     write_tree(nginx.local(prefix), read_tree(packed))
@@ -455,9 +457,9 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 def test_from_one_server_to_another(
     how: str, moto: Server, rclone: Server, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dataset of one server goes to another of the same kind, though both have a bucket and keys of one name.
+    """A dataset is copied between servers of one kind that have the same bucket name and other keys.
 
-    One that checks signatures is read with the source's keys, and lets nobody in with the destination's.
+    Each server that checks signatures refuses the keys of the other.
     """
     _use(rclone, monkeypatch)
     place = rclone.new_prefix()
@@ -487,7 +489,7 @@ def test_from_one_server_to_another(
     assert (one.source, one.dataset_file, one.copied) == (f"{place}/out.json", f"{where}/out.json", 4)
     assert copy(place, where, source_endpoint=server).datasets[0].copied == 0
     with pytest.raises(InvalidRequest, match="no such object"):
-        copy(f"{where}/out.json", f"{where}/again", source_endpoint=server)  # which lies at the destination's server
+        copy(f"{where}/out.json", f"{where}/again", source_endpoint=server)  # on the destination's server
     for name in [name for name in os.environ if name.startswith("SHARDTOOL_SOURCE_")]:
         monkeypatch.delenv(name)
     copy(f"{where}/out.json", tmp_path / "back")
@@ -495,7 +497,7 @@ def test_from_one_server_to_another(
 
 
 def test_a_public_source(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that needs no keys is asked for without, and the destination with its own."""
+    """A public source is read without keys, and the destination is written with its keys."""
     _use(moto, monkeypatch)
     place, where = moto.new_prefix(), moto.new_prefix()
     copy(f"{packed}/out.json", place)

@@ -1,4 +1,4 @@
-"""What `deploy/` starts does what it says, as far as that can be seen without a cluster."""
+"""The files of `deploy/` work, as far as a test without a cluster can check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`doctor` with stores that others have made: what they allow is said, and nothing of it stays there."""
+"""`doctor` reports what stores allow, and deletes its test objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> Se
 
 
 def test_all_is_well(store: Server) -> None:
-    """Of a store that allows all, each line says so, with the kind of credentials and none of them."""
+    """For a store that allows everything, each line says so, and the kind of credentials is named without secrets."""
     at = store.new_prefix()
     found = shardtool.doctor(at)
     assert {one.name: one.found for one in found.checks if one.state != "ok"} == {}
@@ -46,7 +46,7 @@ def test_no_such_bucket(store: Server) -> None:
 
 
 def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:
-    """A store that ignores conditions is one in which two runs could write at once."""
+    """A store that ignores conditional writes is reported: two runs could write at the same time."""
     at = use(rclone).new_prefix()
     found = {one.name: one for one in shardtool.doctor(at).checks}
     assert [name for name, one in found.items() if one.state == "wrong"] == ["conditions"]
@@ -55,7 +55,7 @@ def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:
 
 
 def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that the store does not know, or of another secret, are what is wrong, and not the permissions."""
+    """Unknown keys and wrong secrets are reported as such, and not as missing permissions."""
     use(rclone)
     for name, value in (("AWS_ACCESS_KEY_ID", "AKIAWRONG"), ("AWS_SECRET_ACCESS_KEY", "another")):
         with monkeypatch.context() as patched:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.clients
 
 
 def _need(module: str) -> None:
-    """Skip where a tool is not installed; importing the tfrecord package would stand in TensorFlow's way."""
+    """Skip if a tool is not installed. Importing the tfrecord package would conflict with TensorFlow."""
     if not find_spec(module):
         pytest.skip(f"{module} is not installed")
 
@@ -30,7 +30,7 @@ def _dali() -> Any:
 
 
 def _exported(name: str, export: str, request: pytest.FixtureRequest, folder: Path) -> tuple[Packed, list[str]]:
-    """Return a dataset, and the indexes that another tool wants of it, in a folder of their own."""
+    """Return a dataset, and another tool's indexes for it in a separate folder."""
     packed: Packed = request.getfixturevalue(name)
     folder.mkdir(exist_ok=True)
     shardtool("index", str(packed.folder / "out.json"), "--export", export, "--output", str(folder), cwd=folder)
@@ -44,7 +44,7 @@ def _run(read: Any, shards: list[str], indexes: list[str], names: list[str]) -> 
         found = read(shards, indexes)
         return tuple(found[name] for name in names)
 
-    # One at a time: DALI makes no batch of samples of which some lack a field.
+    # Batches of one: DALI refuses batches in which some samples lack a field.
     running = _dali().pipeline_def(batch_size=1, num_threads=1, device_id=None)(graph)()
     running.build()
     (meta,) = running.reader_meta().values()
@@ -65,7 +65,7 @@ def test_the_tools_make_the_same(
     made: str, export: str, maker: list[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Each index is, to the byte, what the tool's own program makes of the shard."""
-    _need("tfrecord" if export == "tfrecord" else "wds2idx")  # a module of DALI's, that stands alone
+    _need("tfrecord" if export == "tfrecord" else "wds2idx")  # a standalone module of DALI
     (tmp_path / "ours").mkdir()
     packed, indexes = _exported(made, export, request, tmp_path / "ours")
     theirs = tmp_path / "theirs"
@@ -75,9 +75,9 @@ def test_the_tools_make_the_same(
 
 @pytest.mark.parametrize("made", ["photo_records", "odd_records"])
 def test_dali_reads_tfrecord(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """DALI's TFRecord reader, on the CPU, with exported indexes, gives every key, byte and label, in order.
+    """DALI's TFRecord reader, on the CPU, returns every key, byte and label in order with exported indexes.
 
-    What it gives for a field that a sample lacks is whatever its memory held.
+    For a missing field, it returns uninitialized memory.
     """
     dali = _dali()
     tfrec = pytest.importorskip("nvidia.dali.tfrecord")
@@ -99,7 +99,7 @@ def test_dali_reads_tfrecord(made: str, request: pytest.FixtureRequest, tmp_path
 
 @pytest.mark.parametrize("made", ["photos", "names", "long_names"])
 def test_dali_reads_webdataset(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """DALI's webdataset reader, on the CPU, with exported indexes, gives every byte, in order, whatever the names."""
+    """DALI's webdataset reader, on the CPU, returns every byte in order with exported indexes, for any names."""
     dali = _dali()
     packed, indexes = _exported(made, "dali-webdataset", request, tmp_path)
     names = list(next(iter(packed.samples.values())))
@@ -131,7 +131,7 @@ def test_the_tfrecord_package_reads_it(made: str, request: pytest.FixtureRequest
     _need("tfrecord")
     packed, indexes = _exported(made, "tfrecord", request, tmp_path)
     both = json.dumps([(str(shard), index) for shard, index in zip(packed.shards, indexes, strict=True)])
-    # A process of its own: the package declares TensorFlow's protobuf types once more, which TensorFlow refuses.
+    # In a separate process: the package declares TensorFlow's protobuf types again, which TensorFlow refuses.
     done = subprocess.run([sys.executable, "-c", _TFRECORD_PACKAGE, both], capture_output=True, text=True, check=True)
     samples = []
     for line in done.stdout.splitlines():
@@ -144,7 +144,7 @@ def test_the_tfrecord_package_reads_it(made: str, request: pytest.FixtureRequest
 
 @pytest.mark.parametrize("made", ["photos", "names", "long_names", "portable"])
 def test_energon_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Energon opens the folder as it is, and gives every key and byte, in order."""
+    """Energon opens the folder unchanged, and returns every key and byte in order."""
     pytest.importorskip("megatron.energon")
     packed: Packed = request.getfixturevalue(made)
     folder = Path(shutil.copytree(packed.folder, tmp_path / "copy"))
@@ -157,7 +157,7 @@ def test_energon_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: P
 
 
 def test_energon_reads_splits(tmp_path: Path) -> None:
-    """Energon finds in one folder the splits that `create --export` made, and nothing is lost between them."""
+    """Energon finds the splits of `create --export` in one folder, and no sample is lost."""
     pytest.importorskip("megatron.energon")
     packed = pack(
         PHOTOS, tmp_path, "--export", "energon", "--split", "train=0.6,val=0.4", "--max-count", "20", name="{split}"

@@ -1,4 +1,4 @@
-"""`hf://` against a stand-in of Hugging Face's Hub, in processes that have its `HF_ENDPOINT` before any import."""
+"""`hf://` with a local server that acts like the Hugging Face Hub, in processes that start with its `HF_ENDPOINT`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.skipif(find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed"),
 ]
-TOKEN = "hf_sesame"  # noqa: S105 - of the stand-in
+TOKEN = "hf_sesame"  # noqa: S105 - of the local server
 BLANK = "a folder/b#c %41é"
 _OPENED = """
 import sys, shardtool
@@ -81,7 +81,7 @@ def well(done: Any) -> str:
 
 
 def folder_of(server: Server, name: str) -> Path:
-    """Return where the files of a revision lie."""
+    """Return the folder with the files of a revision."""
     assert server.folder is not None
     return server.folder / "o" / name
 
@@ -102,7 +102,7 @@ def test_a_dataset(server: Server, tmp_path: Path) -> None:
 
 
 def test_doctor(server: Server) -> None:
-    """What may be listed and read is said of a repository; of one that is private, how one may read it."""
+    """`doctor` says what may be listed and read in a repository, and how to get access to a private one."""
     found = json.loads(well(run(server, "doctor", "hf://datasets/o/open", "--json")))
     assert [(one["name"], one["state"]) for one in found["checks"]] == [("list", "ok"), ("read", "ok")]
     ran = run(server, "doctor", "hf://datasets/o/closed")
@@ -112,7 +112,7 @@ def test_doctor(server: Server) -> None:
 
 
 def test_sources(server: Server, tmp_path: Path) -> None:
-    """A folder of a repository is a source, whatever its names; so is Parquet, by its name, a glob or a folder."""
+    """A folder of a repository is a source; so are Parquet files by name, glob or folder."""
     pq = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
 
@@ -134,8 +134,8 @@ def test_sources(server: Server, tmp_path: Path) -> None:
         assert shards[name][-1]["jpg"] == bytes([1, 8]) * 5000
 
 
-def test_who_may_read(server: Server, tmp_path: Path) -> None:
-    """What is private or gated is read with its token, which no other host gets, and refused with the cure without."""
+def test_private_repositories(server: Server, tmp_path: Path) -> None:
+    """Private and gated repositories are read with a token that no other host receives; else an error advises."""
     for name in ("closed", "gated"):
         there = f"hf://datasets/o/{name}/train.json"
         refused = run(server, "verify", there)
@@ -205,14 +205,14 @@ def test_what_is_not_there(server: Server, name: str, code: int, said: str) -> N
 
 
 def test_offline(server: Server) -> None:
-    """Who has told huggingface_hub to stay offline is told so, and nothing is asked."""
+    """If huggingface_hub is set to offline mode, the error says so, and no request is sent."""
     for name in ("o/open", "o/open/train.json"):
         done = run(server, "inspect", f"hf://datasets/{name}", HF_HUB_OFFLINE="1")
         assert "Unset HF_HUB_OFFLINE" in done.stderr
 
 
-def test_what_is_read(hub: FaultyProxy, server: Server) -> None:
-    """A sample costs its bytes and those of an index, an epoch each byte once; nothing is asked for but by ranges."""
+def test_bytes_read(hub: FaultyProxy, server: Server) -> None:
+    """A sample costs its bytes and those of an index, an epoch each byte once; only ranges are requested."""
     there, data = "hf://datasets/o/open/train.json", folder_of(server, "open/main")
     well(run(server, there, program=("-c", f"{_OPENED}assert dataset[97]['jpg']")))
     asked = [one for one in hub.log().asked if one.path.startswith("/lfs/")]
@@ -227,7 +227,7 @@ def test_what_is_read(hub: FaultyProxy, server: Server) -> None:
 
 
 def test_the_hub_is_asked_once(hub: FaultyProxy, server: Server) -> None:
-    """Of an open file, the Hub is asked once, for it allows few requests; what it leads to is asked for each range."""
+    """For an open file, the Hub is asked once, because it limits requests; its CDN is asked for each range."""
     read = """
 import sys
 from shardtool.storage.files import open_file
@@ -238,7 +238,9 @@ assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
     asked = hub.log().asked
     assert len([one for one in asked if "/resolve/" in one.path]) == 1
     assert len(asked) == 1 + 1 + 9
-    hub.set(Fault("status", path="/lfs/", first=5, status=403))  # the signature has ended: another is asked for, once
+    hub.set(
+        Fault("status", path="/lfs/", first=5, status=403)
+    )  # the signature has expired: one new signature is requested
     well(run(server, "hf://datasets/o/open/train-000000.tar", program=("-c", read)))
     asked = hub.log().asked
     assert len([one for one in asked if "/resolve/" in one.path]) == 2
@@ -246,14 +248,14 @@ assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
 
 
 def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:
-    """Where the Hub is busy it is asked again, as late as it says; what its CDN cuts is asked for again."""
+    """A busy Hub is asked again after the time it names; a response cut by the CDN is requested again."""
     limited = {"RateLimit": '"resolvers";r=0;t=1', "RateLimit-Policy": '"fixed window";"resolvers";q=500;w=300'}
     hub.set(
         Fault("status", path="/api/", status=503),
         Fault("status", path="resolve/main/train-000001", status=429, headers=limited),
         Fault("cut", path="/lfs/.*train-000002.tar"),
         Fault("reset", path="/lfs/.*train-000003.tar", first=2),
-        Fault("status", path="/lfs/.*train-000004.tar", first=2, status=403),  # its signature has ended
+        Fault("status", path="/lfs/.*train-000004.tar", first=2, status=403),  # its signature has expired
     )
     done = run(server, "copy", "hf://datasets/o/open", tmp_path / "copy", "--json")
     assert json.loads(well(done))["retries"] >= 2
@@ -262,7 +264,7 @@ def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_lost(hub: FaultyProxy, server: Server) -> None:
-    """A listing that is cut is asked for again; where nothing answers at all, that is said, with the address."""
+    """A listing that is cut is requested again; if the server does not answer, the error names its address."""
     hub.set(Fault("refuse", path="/api/", times=4))
     well(run(server, "verify", "--quick", "hf://datasets/o/open"))
     nowhere = run(server, "inspect", "hf://datasets/o/open", "--retry-for", 1, HF_ENDPOINT="http://127.0.0.1:9")
@@ -271,7 +273,7 @@ def test_a_connection_that_is_lost(hub: FaultyProxy, server: Server) -> None:
 
 
 def test_another_version(server: Server) -> None:
-    """A shard that becomes another one of the same size while it is read is seen; who opens it anew gets that one."""
+    """A shard replaced by one of the same size during reading is detected; opening it again returns the new one."""
     copy = folder_of(server, "open/v2")
     shutil.copytree(folder_of(server, "open/v1"), copy)
     read = """
@@ -294,8 +296,8 @@ assert open_file(address).read(0, 1000) == bytes(1000) != before
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_datasets_loads_what_export_describes(server: Server, tmp_path: Path, *, streaming: bool) -> None:
-    """`--export huggingface` has `load_dataset` find the shards of a repository; all of it, and nothing beside."""
+def test_load_dataset_finds_exported_shards(server: Server, tmp_path: Path, *, streaming: bool) -> None:
+    """With `--export huggingface`, `load_dataset` finds exactly the shards of a repository."""
     pytest.importorskip("datasets")
     load = """
 import sys, datasets

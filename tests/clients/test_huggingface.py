@@ -53,7 +53,7 @@ def test_loads_a_single_shard_by_name(one_shard: Packed, tmp_path: Path, *, stre
 
 @pytest.mark.parametrize("made", ["names", "long_names"])
 def test_reads_names(made: str, request: pytest.FixtureRequest, tmp_path: Path, *, streaming: bool) -> None:
-    """Keys and bytes are the source's, whatever the letters and the length of names."""
+    """Keys and bytes equal the source's, for any letters and lengths of names."""
     packed: Packed = request.getfixturevalue(made)
     rows = list(_open(packed, tmp_path, streaming=streaming))
     read = [

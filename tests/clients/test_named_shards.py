@@ -33,7 +33,7 @@ def stored(made: tuple[Path, Path], moto: Server, use: Callable[[Server], Server
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_way_is_the_same_dataset_in_a_store(stored: Stored, part: tuple[int, int], tmp_path: Path) -> None:
-    """What verbs say of some shards of a store is what the dataset file says of these."""
+    """For some shards of a store, verbs report the same as the dataset file does for these shards."""
     check_every_way(stored, part, tmp_path)
 
 

@@ -28,7 +28,7 @@ TREE = {"cat/1.jpg": b"one", "cat/1.json": b"{}", "dog/a b#ü?%25.jpg": b"x" * 6
 
 @pytest.fixture
 def memory(tmp_path: Path) -> str:
-    """Give an address in memory, with a tree `t` and its dataset `d`; both lie in `tmp_path`, too."""
+    """Return an address in memory with a tree `t` and its dataset `d`, which `tmp_path` contains too."""
     create(str(write_tree(tmp_path / "t", TREE)), str(tmp_path / "d" / "out-{000..}.tar"), CreateOptions(max_count=2))
     files = fsspec.filesystem("memory")
     for name, data in read_tree(tmp_path).items():
@@ -49,7 +49,7 @@ def test_reading(memory: str, tmp_path: Path) -> None:
 
 def test_source(memory: str, tmp_path: Path) -> None:
     """A tree becomes the same shards as on this machine; a manifest's paths count from there."""
-    forked = CreateOptions(max_count=2, workers=1, start_method="fork")  # so that the worker has this memory
+    forked = CreateOptions(max_count=2, workers=1, start_method="fork")  # the worker then shares this memory
     create(f"{memory}/t", str(tmp_path / "n" / "out-{000..}.tar"), forked)
     assert read_tree(tmp_path / "n") == read_tree(tmp_path / "d")
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
@@ -58,8 +58,8 @@ def test_source(memory: str, tmp_path: Path) -> None:
     assert sorted(one.key for one in iter_objects(f"{memory}/t")) == sorted([*TREE, "m.csv"])
 
 
-def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written there; a scheme that nobody knows is refused with those there are; errors show no secret."""
+def test_unsupported_addresses(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read-only schemes are refused as output, unknown schemes are errors, and errors contain no secrets."""
     with pytest.raises(InvalidRequest, match="locations are read-only"):
         create(str(tmp_path / "t"), f"{memory}/new/out-{{000..}}.tar")
     with pytest.raises(InvalidRequest, match=r"the scheme nosuch://; expected .* a scheme of fsspec: .*hf"):
@@ -87,8 +87,8 @@ class _Answered(Exception):
         self.response = SimpleNamespace(status_code=status, headers={"Retry-After": "0"})
 
 
-def test_what_servers_answer(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 429 and 503 it is asked again; after 401, not, and of what is private in `hf://` the cure is its token."""
+def test_retries_depend_on_the_status(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are repeated after 429 and 503, but not after 401; for private `hf://` paths, see its token."""
     kind, answers = type(fsspec.filesystem("memory")), [429, 503]
     whole = kind.cat_file
 

@@ -72,7 +72,7 @@ _SHOWN = "return [...document.querySelector('.sheet').children].filter((one) => 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Give a headless Chromium, which ends with its driver, as that does with the tests."""
+    """Yield a headless Chromium, which exits with its driver and with the tests."""
     assert _DRIVER
     tied_driver = tmp_path_factory.mktemp("driver") / "chromedriver"
     tied_driver.write_text(f'#!/bin/sh\nexec {shlex.join(tied(_DRIVER))} "$@"\n', encoding="utf-8")
@@ -124,8 +124,8 @@ def _press(browser: Any, *pressed: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
-def test_it_opens_and_can_be_read(browser: Any, page: Path, width: int, scheme: str) -> None:
-    """Nothing fails or is refused, all pictures decode, nothing is wider than the window, text has AA contrast."""
+def test_the_page_opens_and_can_be_read(browser: Any, page: Path, width: int, scheme: str) -> None:
+    """No request fails, all pictures decode, nothing exceeds the window's width, and text has AA contrast."""
     _look(browser, page, width=width, scheme=scheme)
     assert browser.get_log("browser") == []
     whole = "[...document.images].every((one) => one.complete && one.naturalWidth > 0)"
@@ -171,7 +171,7 @@ def test_one_tab_stop_leads_past_the_grid(browser: Any, page: Path) -> None:
 
 
 def test_search_and_filter(browser: Any, page: Path) -> None:
-    """A part of a key and a label choose what is shown; nothing that fits says so; the count is told."""
+    """Part of a key and a label filter the page, which shows the number of matches, or that there are none."""
     _look(browser, page)
     _press(browser, "/", *"COFFEE")
     assert browser.execute_script(_SHOWN) == 5
@@ -183,7 +183,7 @@ def test_search_and_filter(browser: Any, page: Path) -> None:
     assert browser.execute_script(_SHOWN) == 30  # five rows, from all over the dataset
     browser.find_element("css selector", "#more button").click()
     assert browser.execute_script(_SHOWN) == 40
-    assert browser.execute_script(_HERE) == 1  # the first one that is new
+    assert browser.execute_script(_HERE) == 1  # the first new one
     select(browser.find_element("id", "label")).select_by_visible_text("cat")
     assert browser.execute_script(_SHOWN) == 5
 
@@ -224,8 +224,8 @@ def test_links_open_samples(browser: Any, page: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_it_plays_and_masks_go(browser: Any, tmp_path: Path) -> None:
-    """Audio in the page is decoded, in the grid and beside an open sample; masks lie over pictures until taken away."""
+def test_audio_plays_and_masks_can_be_hidden(browser: Any, tmp_path: Path) -> None:
+    """The page plays audio in the grid and in the detail view; masks cover pictures until they are hidden."""
     size = (64, 48)
     samples = {"a": {"wav": sound(1.5)}, "b": {"jpg": image(1, size=size), "mask.png": mask((0, 3, 9), size=size)}}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
@@ -267,8 +267,8 @@ def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:
     assert browser.execute_script("return document.scripts.length") == 2
 
 
-def test_it_can_be_read_without_scripts(browser: Any, page: Path) -> None:
-    """Without JavaScript the numbers, the tables and all pictures are there; what needs it is not shown."""
+def test_the_page_works_without_scripts(browser: Any, page: Path) -> None:
+    """Without JavaScript, numbers, tables and pictures are shown; controls that require it are hidden."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         _look(browser, page)

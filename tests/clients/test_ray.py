@@ -1,4 +1,4 @@
-"""The laws of `--executor ray`: the same bytes as one machine, whatever becomes of workers, nodes and the driver."""
+"""Laws of `--executor ray`: the same bytes as on one machine, also if workers, nodes or the driver fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 MAP = "tests.clients.on_nodes:act"
-# A command that takes Ctrl-C, whatever the tests' own process does with it.
+# A command that handles Ctrl-C, also if the tests' process ignores it.
 _START = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -71,18 +71,18 @@ class Nodes:
         return str(self.cluster.address)
 
     def need(self, count: int) -> None:
-        """Have `count` nodes beside the head, all of them alive."""
+        """Ensure that `count` live nodes exist in addition to the head."""
         self.others = [one for one in self.others if one.live_processes() and _raylet(one)]
         while len(self.others) < count:
             self.others.append(self.cluster.add_node(**self.each))
 
     def list_in(self, folder: Path) -> None:
-        """Note which raylets may be lost."""
+        """List the raylets that a test may kill."""
         (folder / "raylets").write_text(" ".join(str(_raylet(one)) for one in self.others))
 
 
 def _raylet(node: Any) -> int:
-    """Return the process of a node's raylet; 0: it has ended."""
+    """Return the process of a node's raylet; 0 if it has exited."""
     found = next(iter(node.all_processes["raylet"])).process
     return 0 if found.poll() is not None else int(found.pid)
 
@@ -104,7 +104,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Give 24 samples of two fields, one of which makes the function of `--map` act as `asks` says."""
+    """Yield 24 samples of two fields; one field makes the function of `--map` perform the action `asks`."""
     root = tmp_path / "source"
     root.mkdir()
     for number in range(24):
@@ -136,7 +136,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def same_as_here(source: Path, folder: Path) -> None:
-    """Check that shards are what one machine makes, and that nothing else lies beside them."""
+    """Check that the folder contains only the shards that one machine writes."""
     for one in source.glob("*.do"):
         one.write_text(" " * one.stat().st_size)  # ask for nothing
     here = pack(source, "here", "local", workers=1)
@@ -193,12 +193,12 @@ def test_a_node_that_is_lost(nodes: Nodes, source: Path) -> None:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_worker_that_was_taken_for_dead(source: Path) -> None:
-    """An attempt that goes on beside the one that took its place harms neither that one's file nor the dataset."""
+def test_a_worker_that_appeared_dead(source: Path) -> None:
+    """An attempt that continues next to its replacement damages neither its file nor the dataset."""
     flags = asks(source, "go-on", 10)
     folder = pack(source, "out")
     assert (flags / "again").exists()
-    for one in folder.glob(".*.part"):  # the first attempt may be the last to end, and no run is there to clean up
+    for one in folder.glob(".*.part"):  # the first attempt may finish last, after the run that would clean up
         one.unlink()
     same_as_here(source, folder)
 
@@ -214,7 +214,7 @@ def test_a_slow_node(nodes: Nodes, source: Path) -> None:
 
 
 def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
-    """A driver whose own raylet is killed says which node it was, and ends with the code of a machine that failed."""
+    """If its own raylet is killed, a driver names the node and exits with the code of a machine failure."""
     own = Nodes()
     try:
         source = write_tree(tmp_path / "many", {f"{number:04}.txt": b"x" * 900 for number in range(2000)})
@@ -231,8 +231,8 @@ def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["Authentication failed: the token is missing", "connection refused by a proxy"])
-def test_what_ray_says_of_a_cluster_is_kept(said: str) -> None:
-    """Why there is no connection to a cluster stands in our error, in Ray's own words."""
+def test_the_message_of_ray_is_kept(said: str) -> None:
+    """Our error contains Ray's reason for a failed connection."""
     from shardtool.execute.ray_cluster import unreachable_error
 
     assert said in unreachable_error("127.0.0.1:1", ConnectionError(said)).found
@@ -314,7 +314,7 @@ def another_view(nodes: Nodes, mounts: dict[Path, Path | None]) -> Iterator[str]
         for target, other in mounts.items():
             kind, flags = (b"tmpfs", 0) if other is None else (None, _MS_BIND)
             assert libc.mount(os.fsencode(other or "none"), os.fsencode(target), kind, flags, None) == 0
-        made = nodes.cluster.add_node(**nodes.each)  # what is started from here has these mounts, too
+        made = nodes.cluster.add_node(**nodes.each)  # child processes inherit these mounts
     finally:
         libc.unshare(_CLONE_FS)  # from threads that were started meanwhile
         assert libc.setns(ours, _CLONE_NEWNS) == 0
@@ -353,9 +353,9 @@ def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: 
 
 
 def test_a_map_that_only_the_driver_has(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in the driver's folder is had on nodes that do not see it, with what it imports, as it is in each run.
+    """A module in the driver's folder works, with its imports, on nodes that cannot see the folder.
 
-    A node that has another module of that name is named.
+    A node with another module of the same name is named.
     """
     ours, theirs, seen = tmp_path / "ours", tmp_path / "theirs", tmp_path / "seen"
     source = write_tree(seen / "source", {f"{number}.txt": b"x" for number in range(24)})
@@ -374,7 +374,7 @@ def test_a_map_that_only_the_driver_has(nodes: Nodes, tmp_path: Path, monkeypatc
             options = shardtool.CreateOptions(executor="ray", map="only_here:mark", max_count=1)
             shardtool.create(source, seen / turn / "o-{000..}.tar", options)
             marks = {sample["n"] for sample in shardtool.open(seen / turn / "o.json")}
-            assert len(marks) > 1  # raylets, of which one sees nothing of it
+            assert len(marks) > 1  # raylets, one of which cannot see the folder
             assert {one.split()[1] for one in marks} == {turn.encode()}
     write_tree(theirs, {"only_here.py": b"def mark(sample):\n    return None\n"})
     with another_view(nodes, {ours: theirs}) as node, pytest.raises(InvalidRequest) as caught:
@@ -393,7 +393,7 @@ def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path)
 
 
 def test_no_cluster(tmp_path: Path) -> None:
-    """An address at which nothing answers, or that is none, is refused at once, and says what to do."""
+    """An address that is invalid or does not answer is refused immediately, with advice."""
     command = [sys.executable, "-m", "shardtool", "verify", str(tmp_path), "--executor", "ray", "--address"]
     wanted = {
         "127.0.0.1:1": "no Ray cluster: connection refused. Start one with `ray start`",
@@ -409,10 +409,10 @@ def test_no_cluster(tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_its_own(source: Path, tmp_path: Path) -> None:
-    """Where no cluster runs and none was named, one is started, said, and ended; `auto` is one that runs already.
+    """If no cluster is running and none is named, one is started, reported and stopped; `auto` uses a running one.
 
-    Ray looks for one that runs among all processes, so that these are hidden; and in its own folder for temporary
-    files, where sockets lie, whose paths may have 107 bytes.
+    Ray looks for a running cluster among all processes, so these are hidden, and in its folder for temporary
+    files. That folder contains sockets, whose paths are limited to 107 bytes.
     """
     alone = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
@@ -445,7 +445,7 @@ cluster.shutdown()
 
 @contextmanager
 def head(**environment: str) -> Iterator[str]:
-    """Give the address of a cluster that has an environment of its own."""
+    """Yield the address of a cluster with a separate environment."""
     run = subprocess.Popen(
         tied(sys.executable, "-c", _HEAD), env={**os.environ, **environment}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -459,7 +459,7 @@ def head(**environment: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("token", ["", "sesame-of-the-cluster"])
 def test_a_token(source: Path, tmp_path: Path, token: str) -> None:
-    """A cluster is used with its token, and one without with none, or with that of another; else the cure is said."""
+    """A cluster with a token accepts only this token, and one without accepts none; errors say what to do."""
     of_cluster = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
     another = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-another-cluster"}
     words = [sys.executable, "-m", "shardtool", "create", source, tmp_path / "o-{0..}.tar", "--overwrite"]
@@ -480,7 +480,7 @@ def test_a_token(source: Path, tmp_path: Path, token: str) -> None:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_connection_that_is_there(source: Path) -> None:
-    """A program that is connected to a cluster uses that; to ask for another one is refused."""
+def test_an_existing_connection_is_used(source: Path) -> None:
+    """A program that is connected to a cluster uses it; another address is refused."""
     with pytest.raises(InvalidRequest, match=r"this process is already connected to a cluster\. Omit the address"):
         pack(source, "out", address="127.0.0.1:6379")

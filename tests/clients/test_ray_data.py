@@ -1,4 +1,4 @@
-"""The laws of `shardtool.ray.datasource`: what Ray Data reads is what is in the shards."""
+"""Laws of `shardtool.ray.datasource`: Ray Data reads the content of the shards."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _schema(data: Any, dataset: Dataset) -> tuple[list[str], list[str]]:
 
 
 def test_fields_metadata_and_views(data: Any, folder: Path) -> None:
-    """Fewer fields are read where that is asked for, metadata are columns, and a view gives its samples alone."""
+    """Selected fields are read, metadata are columns, and a view contains only its samples."""
     dataset = shardtool.open(folder / "out.json", metadata=True)
     view = dataset[10:70:7]
     found = rows(data, view, fields=("cls",))
@@ -87,8 +87,8 @@ def test_fields_metadata_and_views(data: Any, folder: Path) -> None:
     assert all(row["width"] > 0 for row in found)
 
 
-def test_what_is_known_before_reading(folder: Path) -> None:
-    """A task is a shard, and its rows are known from the index: nothing is read before it runs."""
+def test_rows_are_known_before_reading(folder: Path) -> None:
+    """A task is a shard, and its rows are known from the index before it runs."""
     source = shardtool.ray.datasource(shardtool.open(folder / "out.json"))
     tasks = source.get_read_tasks(4)
     assert [one.metadata.num_rows for one in tasks] == [15] * 6 + [8]
@@ -142,7 +142,7 @@ def test_requests_that_make_no_sense(folder: Path) -> None:
 
 
 def test_the_example(tmp_path: Path) -> None:
-    """examples/ray_data.py runs as it says, and gives both ranks the same share."""
+    """examples/ray_data.py works, and gives both ranks the same share."""
     (tmp_path / "sample_data").symlink_to(REPO / "sample_data")
     for name in ("make_shards.py", "ray_data.py"):
         command = [sys.executable, str(REPO / "examples" / name)]

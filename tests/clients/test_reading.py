@@ -1,4 +1,4 @@
-"""Samples as our reader gives them: those of webdataset and of wids on the same shards, and of TensorFlow's parser."""
+"""Our reader returns the same samples as webdataset, wids and TensorFlow's parser on the same shards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_epoch_equals_that_of_webdataset(made: str, request: pytest.FixtureRe
 
 
 def test_samples_by_number_equal_those_of_wids(photos: Packed, tmp_path: Path) -> None:
-    """Whatever number is asked for, the sample is that of wids; ranks together give each once."""
+    """Each number refers to the same sample as in wids; all ranks together return each sample once."""
     theirs = wids.ShardListDataset(str(photos.folder / "out.json"), cache_dir=str(tmp_path), transformations=[])
     numbers = [*range(len(theirs) - 1, -1, -3), 0, 0]
     expected = _hashes(_plain(theirs[number]) for number in numbers)

@@ -1,4 +1,4 @@
-"""Runs that write into stores: the bytes of a local run, or nothing; under faults, kills, and beside another run."""
+"""Runs that write to stores produce the bytes of a local run or nothing, despite faults, kills and other runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_same_bytes(proxy: FaultyProxy, expected: dict[str, bytes]) -> None:
 
 
 def test_reshard(moto: Server, use: Callable[[Server], Server], expected: dict[str, bytes], tmp_path: Path) -> None:
-    """Samples of a store are written anew into it as those of a folder are: sorted, shuffled, in another format."""
+    """Samples of a store are resharded within it like samples of a folder: sorted, shuffled, in another format."""
     at = use(moto).new_prefix()
     for name, data in expected.items():
         buckets.put_object(f"{at}/out/{name}", data)
@@ -87,7 +87,7 @@ def test_reshard(moto: Server, use: Callable[[Server], Server], expected: dict[s
 def test_a_store_without_conditions(
     rclone: Server, use: Callable[[Server], Server], expected: dict[str, bytes]
 ) -> None:
-    """A store in which nothing can be locked is refused, and written to by who insists."""
+    """A store without conditional writes is refused, unless the user insists."""
     at = use(rclone).new_prefix()
     code, text = tool(*_create(at), server=rclone)
     assert (code, "SHARDTOOL_UNLOCKED" in text, stored(at)) == (2, True, {}), text
@@ -121,7 +121,7 @@ def test_faults_are_survived(proxy: FaultyProxy, expected: dict[str, bytes]) -> 
     assert code == 0, text
     done = {(one.fault, one.path.partition("?")[0][-11:]) for one in proxy.log().asked if one.fault}
     assert {"000000.tar", "000001.tar", "000002.tar", "000003.tar", "000004.tar"} <= {path[-10:] for _, path in done}
-    assert len(done) >= len(FAULTS) - 1  # not every store is asked by DELETE or POST
+    assert len(done) >= len(FAULTS) - 1  # not every store receives DELETE or POST
     proxy.set()
     assert stored(at) == expected
 
@@ -144,7 +144,7 @@ def test_a_kill_leaves_nothing_visible(
     proxies: Callable[[Server], FaultyProxy],
     expected: dict[str, bytes],
 ) -> None:
-    """Whenever a run is killed: no dataset file, each shard whole or not there; `--resume` ends with the same bytes."""
+    """After a kill, shards are complete or missing, without a dataset file; `--resume` gives the same bytes."""
     proxy = proxies(moto)
     at = use(proxy.server).new_prefix()
     proxy.set(instant)
@@ -160,7 +160,7 @@ def test_a_kill_in_the_middle_of_an_upload(
     proxies: Callable[[Server], FaultyProxy],
     expected: dict[str, bytes],
 ) -> None:
-    """A shard whose upload was cut by a kill is not there, nor is an upload that was not ended."""
+    """After a kill during an upload, neither the shard nor an unfinished upload exists."""
     proxy = proxies(moto)
     at = use(proxy.server).new_prefix()
     proxy.set(bytes_per_s=500_000)
@@ -186,8 +186,8 @@ def test_two_runs_at_once(proxy: FaultyProxy, expected: dict[str, bytes]) -> Non
 
 
 @pytest.mark.parametrize("first", [1, 5, 12])
-def test_permission_that_ends(proxy: FaultyProxy, first: int) -> None:
-    """Where a token expires in mid-run, the run ends with an error that names the object, and asks for no more."""
+def test_an_expiring_token(proxy: FaultyProxy, first: int) -> None:
+    """If a token expires during a run, the run fails, names the object, and sends no more requests."""
     at = proxy.server.new_prefix()
     body = f"<Error><Code>ExpiredToken</Code><Message>{proxy.server.secrets[0]}</Message></Error>"
     proxy.set(Fault("status", status=403, first=first, times=None, body=body))
@@ -195,13 +195,13 @@ def test_permission_that_ends(proxy: FaultyProxy, first: int) -> None:
     assert (code, at in text, "redentials" in text) == (7, True, True), text
     asked = proxy.log().asked
     refused = [at for at, one in enumerate(asked) if one.fault]
-    assert len(refused) <= 2 + 1, asked  # one for each worker that had begun its request
+    assert len(refused) <= 2 + 1, asked  # one for each worker with a request in progress
     proxy.set()
     assert "out.json" not in stored(at)
 
 
 def test_bad_input(moto: Server, use: Callable[[Server], Server]) -> None:
-    """Each mistake is one line that names what is wrong, and writes nothing."""
+    """Each mistake prints one line that names the cause, and writes nothing."""
     at = use(moto).new_prefix()
     for words, code, parts in (
         ((PHOTOS, "s4://moto/out-{000000..}.tar"), 2, ("s4://", "s3://")),
@@ -217,7 +217,7 @@ def test_bad_input(moto: Server, use: Callable[[Server], Server]) -> None:
 
 
 def test_keys_that_are_wrong(rclone: Server, use: Callable[[Server], Server]) -> None:
-    """A store that does not know our key is an error that names what was asked for, and not the key."""
+    """If a store does not know our key, the error names the object, and not the key."""
     at = use(rclone).new_prefix()
     wrong = "aSecretThatTheStoreDoesNotKnow0000000000"
     for words in (_create(at), ("verify", f"{at}/out.json"), ("inspect", at)):
@@ -226,7 +226,7 @@ def test_keys_that_are_wrong(rclone: Server, use: Callable[[Server], Server]) ->
 
 
 def test_no_keys(moto: Server, use: Callable[[Server], Server]) -> None:
-    """Without keys, and where the machine must not be asked for them, it says so before any request."""
+    """Without keys, and if the machine must not be asked for them, the run fails before any request."""
     at = use(moto).new_prefix()
     none = {
         "AWS_ACCESS_KEY_ID": "",

@@ -61,7 +61,7 @@ def test_public_buckets_need_no_keys(
     name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch,
     proxies: Callable[[Server], FaultyProxy], moto: Server,
 ) -> None:  # fmt: skip
-    """What is asked for by nobody is listed and read, unsigned, and nobody is asked for keys."""
+    """With `--anonymous`, objects are listed and read without signatures, and no credentials are requested."""
     proxy = proxies(request.getfixturevalue(name))
     server = use(proxy.server)
     bucket = "az://public" if name == "azurite" else server.bucket
@@ -97,10 +97,10 @@ def publish(acl: str) -> None:
         assert answer.status == HTTPStatus.OK
 
 
-def test_who_wants_keys_refuses_who_has_none(
+def test_anonymous_requests_to_a_private_store(
     rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked without a signature, a store that wants one refuses: the keys at hand are not used."""
+    """With `--anonymous`, a private store refuses: available keys are not used."""
     at = use(rclone).new_prefix()
     buckets.put_object(address.join_address(at, "a.tar"), DATA)
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
@@ -110,7 +110,7 @@ def test_who_wants_keys_refuses_who_has_none(
 
 
 def test_objects(server: Server) -> None:
-    """What is put is listed by its name, whatever that is, and read, whole or in part."""
+    """A stored object is listed by its name, for any name, and read completely or in part."""
     at = server.new_prefix()
     for name in NAMES:
         buckets.put_object(address.join_address(at, name), name.encode() + DATA)
@@ -166,7 +166,7 @@ def test_conditions(name: str, request: pytest.FixtureRequest, use: Callable[[Se
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_object_that_changes(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
-    """An object that is another one than before is not read on."""
+    """An object that was replaced is not read further."""
     where = address.join_address(use(request.getfixturevalue(name)).new_prefix(), "x")
     buckets.put_object(where, DATA)
     blob = RemoteObject(where)
@@ -191,8 +191,8 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.do}-{fault.status}")
-def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
-    """What fails once or twice is asked for again, from where it broke off, and all bytes come."""
+def test_temporary_faults(faulty: FaultyProxy, fault: Fault) -> None:
+    """After one or two failures, a request continues at the point of failure, and all bytes arrive."""
     where = address.join_address(faulty.server.new_prefix(), "a b#1.tar")
     buckets.put_object(where, DATA)
     blob = RemoteObject(where)
@@ -218,7 +218,7 @@ def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
 
 
 def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
-    """A 403 ends it at once: one request, an error that names the object, and no secret in it."""
+    """After a 403, no request follows; the error names the object and contains no secret."""
     where = address.join_address(faulty.server.new_prefix(), "x.tar")
     buckets.put_object(where, DATA)
     blob = RemoteObject(where)
@@ -250,8 +250,8 @@ def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
     ],
     ids=lambda one: getattr(one, "do", ""),
 )
-def test_lies_are_noticed(faulty: FaultyProxy, fault: Fault, error: type[Exception]) -> None:
-    """Other bytes than those that were asked for are never taken for them."""
+def test_wrong_ranges_are_noticed(faulty: FaultyProxy, fault: Fault, error: type[Exception]) -> None:
+    """Bytes of another range than requested are never used."""
     where = address.join_address(faulty.server.new_prefix(), "x.tar")
     buckets.put_object(where, DATA)
     blob = RemoteObject(where)
@@ -280,7 +280,7 @@ def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch
 def test_a_listing_of_many_keys(
     moto: Server, use: Callable[[Server], Server], proxies: Callable[[Server], FaultyProxy]
 ) -> None:
-    """A listing comes page by page, each key once, also where a page must be asked for again."""
+    """A listing of several pages contains each key once, also if a page is requested again."""
     proxy = proxies(moto)
     at = use(proxy.server).new_prefix()
     names = [f"{number:04}" for number in range(1003)]
@@ -292,7 +292,7 @@ def test_a_listing_of_many_keys(
 
 
 def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:
-    """An object may be named as a folder of others: both are there."""
+    """An object may have the name of a folder of other objects."""
     at = use(moto).new_prefix()
     buckets.put_object(at, b"file")
     buckets.put_object(f"{at}/x", b"below")
@@ -301,14 +301,14 @@ def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server])
 
 @pytest.mark.parametrize("scheme", ["s4", "S3x", "htp", "gcs", "abfs"])
 def test_a_typo_in_the_scheme(scheme: str) -> None:
-    """A scheme that is not known is named, with those that are."""
+    """The error for an unknown scheme lists the known schemes."""
     with pytest.raises(InvalidRequest, match=rf"{scheme.lower()}://.*s3://"):
         RemoteObject(f"{scheme}://bucket/x")
 
 
 @pytest.mark.parametrize("way", ["plain", "norange", "gzip"])
 def test_nginx(way: str, nginx_ways: dict[str, Server]) -> None:
-    """A file of the web is read whole with and without ranges, in part with them; one that is packed is refused."""
+    """A web file is read completely with and without ranges, in part with ranges; a compressed response is refused."""
     server = nginx_ways[way]
     at = server.new_prefix()
     (server.local(at) / "a b#1.tar").write_bytes(DATA)
@@ -335,7 +335,7 @@ def test_a_lock_that_stays_is_named(
     use: Callable[[Server], Server],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A lock is read again where the answer is cut; where it may not be deleted, that is said, and the work is done."""
+    """A lock is read again if the response is cut; if it cannot be deleted, a message says so, and the run succeeds."""
     proxy = proxies(moto)
     folder = use(proxy.server).new_prefix()
     with lock.hold_lock(folder, "out"):

@@ -1,4 +1,4 @@
-"""Profiles of AWS, as boto3 reads them: keys, the endpoint, and what is said where there are none to be had."""
+"""Profiles of AWS, as boto3 reads them: keys, the endpoint, and errors if there are no keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
         monkeypatch.delenv(name)
     monkeypatch.delenv("SHARDTOOL_ENDPOINT", raising=False)
     nowhere = {"AWS_METADATA_ENDPOINT": _NOWHERE, "AWS_EC2_METADATA_DISABLED": "true"}
-    nowhere |= {"HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1"}  # whatever fails here
+    nowhere |= {"HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1"}  # also if the test fails
     files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
     for name, value in {**nowhere, **files, "AWS_PROFILE": "p"}.items():
         monkeypatch.setenv(name, value)
@@ -57,11 +57,11 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
         ("[profile p]\nrole_arn = arn:aws:iam::1:role/secret\nsource_profile = gone\n", AccessRefused, "profile p"),
     ],
 )
-def test_a_profile_without_keys_is_said(
+def test_a_profile_without_keys_is_an_error(
     text: str | bytes, error: type[ShardError], where: str, config: Callable[[str | bytes], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """What keeps a profile from giving keys is one error, of the request or of the machine, before a store is asked."""
+    """A profile without usable keys is one error, of the request or the machine, before any request."""
     config(text)
     monkeypatch.setenv("AWS_ENDPOINT_URL", _NOWHERE)
     for ask in (list_folder, read_small):
@@ -80,7 +80,7 @@ def test_a_profile_without_keys_is_said(
 def test_the_endpoint_of_a_profile(
     text: str, config: Callable[[str | bytes], None], http_files: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A profile's endpoint is where its store is, that of S3 before that of all services; the environment's wins."""
+    """An endpoint for S3 in a profile precedes that for all services; the environment precedes both."""
     at = http_files.new_prefix()
     (http_files.local(at) / "x").write_bytes(b"here")
     config(text.replace("HERE", http_files.url))

@@ -126,7 +126,7 @@ def test_no_request_after_a_refusal(proxy: FaultyProxy, dataset: Path) -> None:
     proxy.set(Fault("status", status=403, path=r"\.tar", times=None))
     with pytest.raises(AccessRefused, match=r"out-00000\d\.tar"):
         _all(found)
-    requests.caller_threads().shutdown()  # what was on its way has its answer
+    requests.caller_threads().shutdown()  # requests in progress have finished
     requests._thread_pool.cache_clear()  # noqa: SLF001
     asked = [one.path.partition("?")[0] for one in proxy.log().asked if one.fault]
     assert 1 <= len(asked) <= requests.MAX_CONCURRENT_REQUESTS
@@ -139,14 +139,14 @@ def test_no_request_after_a_refusal(proxy: FaultyProxy, dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault("whole", times=None), Fault("shift", times=None), Fault("gzip", times=None)])
-def test_lies_are_noticed(
+def test_wrong_ranges_are_noticed(
     fault: Fault,
     http_files: Server,
     proxies: Callable[[Server], FaultyProxy],
     use: Callable[[Server], Server],
     dataset: Path,
 ) -> None:
-    """A server that gives other bytes than those asked for is named; they are never taken for a sample."""
+    """A server that returns other bytes than requested is named; these bytes never become a sample."""
     proxy = proxies(http_files)
     at = _put(use(proxy.server), local(dataset))
     found = shardtool.open(f"{at}/out.json")
@@ -155,10 +155,10 @@ def test_lies_are_noticed(
         dict(found[40])
 
 
-def test_a_dataset_that_is_written_anew(
+def test_a_dataset_that_is_replaced(
     moto: Server, use: Callable[[Server], Server], dataset: Path, samples: list[dict[str, object]]
 ) -> None:
-    """A shard that is another one than when the dataset was opened is an error that names it."""
+    """A shard that was replaced after the dataset was opened is an error that names it."""
     at = _put(use(moto), local(dataset))
     found = shardtool.open(f"{at}/out.json")
     assert dict(found[0]) == samples[0]
@@ -206,7 +206,7 @@ def test_copy_that_is_killed(
     proxies: Callable[[Server], FaultyProxy],
     dataset: Path,
 ) -> None:
-    """A copy between stores that is killed shows no dataset file; the next one ends it, and all bytes are there."""
+    """After a kill, a copy between stores has no dataset file; the next copy completes it."""
     use(azurite)
     proxy = proxies(moto)
     at = _put(use(proxy.server), local(dataset))
@@ -231,7 +231,7 @@ def test_copy_that_is_killed(
 def test_a_source_in_a_store(
     name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server], tmp_path: Path
 ) -> None:
-    """A folder tree of a store gives the shards of the same tree on a disk, whatever its names are."""
+    """A folder tree in a store gives the same shards as on a disk, for any names."""
     server = use(request.getfixturevalue(name))
     files = {
         f"{ODD}/{number:02}.{ending}": f"{number} {ending}".encode() * 99

@@ -53,8 +53,8 @@ def stored(
     return at, proxy
 
 
-def test_all_ways_to_name_it(stored: tuple[str, FaultyProxy], made: Path) -> None:
-    """A folder, a dataset file, a glob and patterns mean the same samples, which are those of the folder here."""
+def test_all_ways_to_name_a_dataset(stored: tuple[str, FaultyProxy], made: Path) -> None:
+    """A folder, a dataset file, a glob and patterns refer to the same samples as the local folder."""
     wanted = list(shardtool.open(made).stream(**_ORDER))
     for name in ("", "/a b#%ü.json", "/a b#%ü-*.tar", "/a b#%ü-{000..}.tar", "/a b#%ü-{000..009}.tar"):
         assert list(shardtool.open(f"{stored[0]}{name}").stream(**_ORDER)) == wanted, name
@@ -74,7 +74,7 @@ def _read_in_child(data: Any, at: str, found: Queue[object]) -> None:
 
 @pytest.mark.parametrize(("method", "listing"), [("fork", "forked process"), ("spawn", "listed")])
 def test_children_read(method: str, listing: str, stored: tuple[str, FaultyProxy]) -> None:
-    """Children read what their parent has opened and read, and open it anew; a forked one is refused to list."""
+    """Child processes can read a dataset that the parent has opened, and open it again; forked ones cannot list."""
     data = shardtool.open(stored[0])
     wanted = [one["__key__"] for one in data.stream(**_ORDER)]
     context = multiprocessing.get_context(method)
@@ -109,7 +109,7 @@ def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypat
 
 
 def test_ways_of_nginx(nginx_ways: dict[str, Server], made: Path) -> None:
-    """Nginx that packs gives what it has; nginx without ranges is said to be such, with what to do."""
+    """Nginx with compression is read; for nginx without ranges, the error says so and what to do."""
     at = nginx_ways["plain"].new_prefix()
     for path in made.iterdir():
         (nginx_ways["plain"].local(at) / path.name).write_bytes(path.read_bytes())

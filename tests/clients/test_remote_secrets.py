@@ -88,7 +88,7 @@ def test_errors(fault: Fault, secret: tuple[FaultyProxy, str], tmp_path: Path) -
 
 
 def test_files_of_a_store(moto: Server, use: Callable[[Server], Server]) -> None:
-    """What is written from a store into a store has no key, nor an address that was signed."""
+    """Files written from a store to a store contain no key and no signed address."""
     at = use(moto).new_prefix()
     for number in range(5):
         buckets.put_object(address.join_address(f"{at}/tree", f"{number}.jpg"), b"%d" % number)

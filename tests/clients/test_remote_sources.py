@@ -1,4 +1,4 @@
-"""What `create` packs, where it lies in a store: real servers, each with its own idea of listings, names and ETags."""
+"""`create` packs objects of real stores, which differ in listings, names and ETags."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_same_as_local(
     assert not verify(result.dataset_file, VerifyOptions(source=prefix)).sound
 
 
-def test_many_at_once(
+def test_many_parallel_requests(
     moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small objects are read with many requests at once, one for each of them."""
+    """Small objects are read with many parallel requests, one for each object."""
     proxy = proxies(moto)
     files = {f"{at:03}.jpg": b"%d" % at for at in range(200)}
     prefix, _ = _tree(proxy, monkeypatch, files)
@@ -103,7 +103,7 @@ def test_many_at_once(
 def test_listing_by_pages(
     moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listing of which a page fails goes on: no object is lost, and none is there twice."""
+    """A listing continues after a failed page: no object is lost or listed twice."""
     proxy = proxies(moto)
     files = {f"{at:04}.jpg": b"x" for at in range(2100)}
     prefix, _ = _tree(proxy, monkeypatch, files)
@@ -115,10 +115,10 @@ def test_listing_by_pages(
         create(prefix, str(tmp_path / OUT), dry_run=True)
 
 
-def test_changed_and_gone(
+def test_changed_and_deleted_objects(
     moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object that is another by the time it is packed, or that is gone, fails its sample, as a file does."""
+    """An object that is replaced or deleted before it is packed fails its sample, like a file."""
     proxy = proxies(moto)
     prefix, _ = _tree(proxy, monkeypatch, {"a.jpg": b"a", "b.jpg": b"b", "c.jpg": b"c", "d.bin": TREE["large.bin"]})
     faults = (
@@ -137,10 +137,10 @@ def test_changed_and_gone(
 
 
 @pytest.mark.parametrize("size", [9, LARGE])
-def test_other_bytes_than_the_store_has_taken(
+def test_bytes_that_do_not_match_the_etag(
     size: int, moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object whose bytes are not those of its ETag, an MD5, fails its sample; one that is read rightly then, not."""
+    """An object whose bytes do not match its ETag, an MD5, fails its sample, unless a second read matches."""
     proxy, data = proxies(moto), TREE["large.bin"][:size]
     prefix, _ = _tree(proxy, monkeypatch, {"a.bin": data, "b.bin": data[::-1], "c.bin": data})
     proxy.set(Fault("flip", path=r"b\.bin", times=None))
@@ -172,7 +172,7 @@ def test_a_key_that_no_tar_can_hold_is_named(key: str, moto: Server, monkeypatch
 def test_refusals(
     moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that refuses ends the run, and is asked no more by what had not begun; so does one that fails."""
+    """A store that refuses or fails ends the run, and receives no requests that had not started."""
     proxy = proxies(moto)
     prefix, _ = _tree(proxy, monkeypatch, {f"{at:03}.jpg": b"x" for at in range(300)})
     proxy.set(Fault("status", path="jpg", times=None, status=403))
@@ -212,7 +212,7 @@ def test_resume(
 
 
 def test_a_prefix_that_grows(moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects that came later are appended, those that are there already stay, and none is read twice."""
+    """New objects are appended, existing samples are kept, and no object is read twice."""
     prefix = moto.new_prefix()
     store = _store(moto, prefix, monkeypatch)
     _put(store, {f"{at}.jpg": b"%d" % at for at in range(4)})

@@ -52,7 +52,7 @@ def _files(prefix: str) -> dict[str, bytes]:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A store, reached by this process; moto, where the test does not say which."""
+    """A store that this process can use; moto by default."""
     server: Server = request.getfixturevalue(getattr(request, "param", "moto"))
     if server.folder is not None:
         monkeypatch.setenv(lock.UNLOCKED_VARIABLE, "1")  # rclone takes no conditions
@@ -70,7 +70,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize("store", ["moto", "rclone", "azurite", "gcs"], indirect=True)
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_same_bytes(store: Server, tmp_path: Path, ending: str) -> None:
-    """All files are those of a writer to a folder, nothing else stays, and a dataset that is there is refused."""
+    """All files equal those of a local writer, nothing else remains, and an existing dataset is refused."""
     prefix = f"{store.new_prefix()}/a b#%20ü+&"
     write(f"{tmp_path}/{_PATTERN}.{ending}")
     writer = write(f"{prefix}/{_PATTERN}.{ending}")
@@ -107,7 +107,7 @@ def test_killed_and_resumed(store: Server, wanted: dict[str, bytes], proxies: Pr
 def test_resume_reads_no_shard(
     store: Server, wanted: dict[str, bytes], proxies: Proxies, use: Callable[[Server], Server]
 ) -> None:
-    """Shards that the store still calls what it did are not read; one that is another is, and is written again."""
+    """Shards with an unchanged version in the store are not read; a changed shard is read and written again."""
     prefix, proxy = store.new_prefix(), proxies(store)
     writer = ShardWriter(f"{prefix}/{_PATTERN}.tar", max_count=4, on_error="skip")
     for number, sample in enumerate(shardtool.open(_dataset(store, wanted))):
@@ -158,7 +158,7 @@ def test_faults(
 
 
 def test_refused(store: Server, wanted: dict[str, bytes], proxies: Proxies, use: Callable[[Server], Server]) -> None:
-    """After a refusal nothing more is asked of the store; the next writer of this machine goes on at once."""
+    """After a refusal, the store receives no more requests; the next writer of this machine continues immediately."""
     prefix, proxy = store.new_prefix(), proxies(store)
     use(proxy.server)
     proxy.set(Fault("status", status=403, method="PUT", path=r"000002\.tar\?", times=None))
@@ -200,7 +200,7 @@ def test_one_writer_at_a_time(store: Server, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_overwrite_that_ends_early(store: Server, wanted: dict[str, bytes]) -> None:
-    """It leaves whole shards and no dataset file; what is there is not resumed; the same again makes the dataset."""
+    """An interrupted overwrite leaves complete shards, and no dataset file; only another overwrite continues."""
     folder = os.path.dirname(_dataset(store, wanted))
     writer = ShardWriter(f"{folder}/{_PATTERN}.tar", max_count=1, overwrite=True)
     for key in "abc":
@@ -217,6 +217,6 @@ def test_an_overwrite_that_ends_early(store: Server, wanted: dict[str, bytes]) -
 
 @pytest.mark.parametrize("pattern", ["https://127.0.0.1:9/out-{000000..}.tar", "s3:/moto/out-{000000..}.tar"])
 def test_no_place_to_write(pattern: str) -> None:
-    """What is no store is refused before anything is asked."""
+    """An output that is not a store is refused before any request."""
     with pytest.raises(InvalidRequest):
         ShardWriter(pattern)

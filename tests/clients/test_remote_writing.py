@@ -67,7 +67,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Server]:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, reached: Callable[[Server], Server]) -> Server:
-    """A store, reached by this process; moto, where the test does not say which."""
+    """A store that this process can use; moto by default."""
     return reached(request.getfixturevalue(getattr(request, "param", "moto")))
 
 
@@ -89,7 +89,7 @@ def _local(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_same_bytes(store: Server, source: Path, tmp_path: Path, ending: str) -> None:
-    """All files of a dataset are those that a run to a folder writes, and nothing else stays, in names of any kind."""
+    """All files of a dataset equal those of a local run, and nothing else remains, for names of any kind."""
     prefix, pattern = f"{store.new_prefix()}/a b#%20ü+&", f"out é-{{000000..}}.{ending}"
     options = CreateOptions(max_size="2MB", oversize="alone", workers=2)
     create(source, f"{tmp_path}/{pattern}", options)
@@ -100,13 +100,13 @@ def test_same_bytes(store: Server, source: Path, tmp_path: Path, ending: str) ->
 
 
 def _said(store: Server, *words: str) -> tuple[int, str]:
-    """Return the exit code of a command, and all that it printed, in which no secret is."""
+    """Return the exit code and the output of a command, which must contain no secret."""
     return tool(*words, server=store, **store.environment)
 
 
 @pytest.mark.parametrize("puts", [1, 3, 6, 9])
 def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, puts: int) -> None:
-    """After SIGKILL there is no dataset file, each object is whole, and --resume at once ends with the same bytes."""
+    """After SIGKILL, no dataset file exists and objects are complete; an immediate --resume gives the same bytes."""
     create(source, f"{tmp_path}/out-{{000000..}}.tar", CreateOptions(max_size="1MB", oversize="alone"))
     prefix, proxy = store.new_prefix(), proxies(store)
     proxy.set(bytes_per_s=3_000_000)
@@ -136,7 +136,7 @@ def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, p
 
 
 def test_two_runs(store: Server, source: Path) -> None:
-    """A second run is refused, and told who the first is; so it is while the lock of a run elsewhere may be held."""
+    """A second run is refused and names the first, also while the lock of another machine may be held."""
     prefix = store.new_prefix()
     where = f"{prefix}/.out.lock"
     with lock.hold_lock(prefix, "out"):
@@ -152,7 +152,7 @@ def test_two_runs(store: Server, source: Path) -> None:
 
 
 def test_lock_is_taken_over(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock whose time is over by the store's clock is taken by one of those that try; the loser of it stops."""
+    """An expired lock, by the store's clock, is acquired by one of several runs; the others stop."""
     prefix = store.new_prefix()
     other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
     buckets.put_object(f"{prefix}/.out.lock", other.encode(), "")
@@ -197,7 +197,7 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
-    """An append that has ended, run again from samples with other content, is refused, and no object is touched."""
+    """An append repeated with changed samples is refused, and no object is changed."""
     more = tmp_path / "more"
     more.mkdir()
     (more / "x.txt").write_text("one")
@@ -216,7 +216,7 @@ def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
 
 
 def test_update_of_a_small_dataset(store: Server, tmp_path: Path) -> None:
-    """Of a dataset of one shard, too, the second night says that nothing is new, and not that all has changed."""
+    """An update of a dataset with one shard reports that nothing is new, and not that everything has changed."""
     (tmp_path / "1.txt").write_text("one")
     output, options = f"{store.new_prefix()}/out-{{0..}}.tar", CreateOptions(update=True)
     create(tmp_path, output, options)
@@ -224,7 +224,7 @@ def test_update_of_a_small_dataset(store: Server, tmp_path: Path) -> None:
 
 
 def test_shared_lock(store: Server) -> None:
-    """Those who share a lock hold it together, and nobody holds it alone beside them."""
+    """A shared lock has several holders, and excludes an exclusive one."""
     prefix = store.new_prefix()
     both = lock.hold_lock(prefix, "out", shared=True), lock.hold_lock(prefix, "out", shared=True)
     with both[0], both[1], pytest.raises(OutputExists), lock.hold_lock(prefix, "out"):
@@ -236,7 +236,7 @@ def test_shared_lock(store: Server) -> None:
 
 @pytest.mark.parametrize("store", ["rclone"], indirect=True)
 def test_no_conditions(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that makes an object twice is refused, unless the user says that no other run writes there."""
+    """A store without conditional writes is refused, unless the user states that no other run writes there."""
     monkeypatch.delenv(lock.UNLOCKED_VARIABLE)
     prefix = store.new_prefix()
     with pytest.raises(InvalidRequest, match=lock.UNLOCKED_VARIABLE):
@@ -260,7 +260,7 @@ def test_faults(
     reached: Callable[[Server], Server],
     fault: Fault,
 ) -> None:
-    """What may pass is survived: the shard is packed again, and the dataset is that of a folder."""
+    """After temporary faults, the shard is packed again, and the dataset equals that of a local run."""
     options = CreateOptions(max_size="2MB", oversize="alone", workers=2)
     create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
     proxy = proxies(store)
@@ -279,7 +279,7 @@ def test_refused_in_mid_run(
     proxies: Callable[[Server], FaultyProxy],
     reached: Callable[[Server], Server],
 ) -> None:
-    """After the first 403 nothing is asked again; the error names the shard, and --resume ends what is left."""
+    """After the first 403, no request follows; the error names the shard, and --resume completes the rest."""
     proxy = proxies(store)
     reached(proxy.server)
     proxy.set(Fault("status", status=403, path=r"000002\.tar", method="PUT", times=None))
@@ -289,7 +289,7 @@ def test_refused_in_mid_run(
         create(source, output, options)
     asked = [one.path.partition("?")[0].rpartition("/")[2] for one in proxy.log().asked]
     later = asked[asked.index("out-000002.tar") + 1 :]
-    assert later in ([], ["out-000001.index"])  # the parent may be about to publish the shard before
+    assert later in ([], ["out-000001.index"])  # the parent may be publishing the previous shard
     proxy.set()
     made = create(source, output, CreateOptions(max_size="1MB", oversize="alone", workers=1, resume=True))
     assert made.kept == 2
@@ -302,7 +302,7 @@ def test_left_out(store: Server, source: Path, tmp_path: Path) -> None:
     create(source, f"{tmp_path}/in/in-{{000000..}}.tar", CreateOptions(shards=1, max_size="1GB"))
     shard = tmp_path / "in" / "in-000000.tar"
     data = bytearray(shard.read_bytes())
-    for name in ("005.jpg", "020.jpg"):  # a small one, and one that is found out after a part of it was written
+    for name in ("005.jpg", "020.jpg"):  # a small shard, and one that fails after a part was uploaded
         data[data.index((source / name).read_bytes()) + 15_000] ^= 1
     shard.write_bytes(data)
     prefix, options = store.new_prefix(), ReshardOptions(max_size="4MB", on_error="skip", workers=1)
@@ -336,7 +336,7 @@ def test_overwrite(store: Server, source: Path, tmp_path: Path) -> None:
 
 
 def test_index(store: Server, source: Path, tmp_path: Path) -> None:
-    """Sidecars and dataset file made again in a store are those that a folder gets."""
+    """Recreated sidecars and dataset file in a store equal those of a local folder."""
     prefix, options = store.new_prefix(), CreateOptions(max_size="2MB", oversize="alone")
     for place in (prefix, str(tmp_path)):
         create(source, f"{place}/out-{{000000..}}.tar", options)
@@ -383,7 +383,7 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", STORES, indirect=True)
 def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
-    """A plan in a store is that of a folder, replaces nothing unasked, makes the same dataset; damaged, it is none."""
+    """A plan in a store equals a local one, replaces no file by default, and is refused if damaged."""
     prefix, words = store.new_prefix(), ["create", str(source), "--max-count", "20"]
     plan, output = f"{prefix}-plans/p é#.parquet", f"{prefix}/out-{{0..}}.tar"
     create(source, f"{tmp_path}/made/out-{{0..}}.tar", CreateOptions(max_count=20))
@@ -409,8 +409,8 @@ def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", range(1, 4))
-def test_a_plan_is_whole_or_not_there(store: Server, source: Path, proxies: Proxies, asked: int) -> None:
-    """Killed at any request, a run leaves no plan, or all of it; the next one writes it, or says that it is there."""
+def test_a_plan_is_complete_or_missing(store: Server, source: Path, proxies: Proxies, asked: int) -> None:
+    """After a kill at any request, a plan is complete or missing; the next run writes it, or says that it exists."""
     prefix, proxy = store.new_prefix(), proxies(store)
     plan = f"{prefix}/plan.parquet"
     words = ["create", str(source), f"{prefix}/out-{{0..}}.tar", "--plan-only", plan]
@@ -430,7 +430,7 @@ def _cut(name: str) -> Callable[[dict[str, bytes]], bytes]:
     return lambda files: files[name][:-9]
 
 
-# What becomes of files: None: they are gone; and which of them can be mended.
+# Damage of files (None: deleted), and whether it can be repaired.
 _DAMAGES: dict[str, tuple[dict[str, Callable[[dict[str, bytes]], bytes] | None], set[str]]] = {
     "sidecars": (
         {"out-0.index": None, "out-1.index": _cut("out-1.index"), "out-2.index": lambda files: files["out-0.index"]},
@@ -459,7 +459,7 @@ def _damaged(store: Server, source: Path, folder: Path, damage: str) -> tuple[st
 @pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_repair(store: Server, source: Path, tmp_path: Path, damage: str) -> None:
-    """The same damage, in a folder and in a store, ends with the same bytes, and the same is said of it."""
+    """The same damage in a folder and in a store is repaired to the same bytes, with the same report."""
     prefix, mended = _damaged(store, source, tmp_path, damage)
     before, here = _files(prefix), verify(tmp_path, repair=True)
     there = verify(prefix, repair=True)
@@ -474,7 +474,7 @@ def test_repair(store: Server, source: Path, tmp_path: Path, damage: str) -> Non
 
 
 def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> None:
-    """In a store nothing is made again from its source, and nothing is touched: the cures help, each by itself."""
+    """In a store, shards are not rebuilt from the source, and nothing is changed: each suggested fix works."""
     prefix, _ = _damaged(store, source, tmp_path, "shard too")
     before = _files(prefix)
     said = verify(prefix, repair=True, source=source)
@@ -490,7 +490,7 @@ def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("writes", range(1, 8))
 def test_repair_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, writes: int) -> None:
-    """Killed at any of its writes, a repair has harmed nothing, and the next one ends with the bytes of a folder."""
+    """A repair killed at any write has damaged nothing, and the next one produces the bytes of a local repair."""
     (prefix, _), proxy = _damaged(store, source, tmp_path, "sidecars"), proxies(store)
     verify(tmp_path, repair=True)
     with start("verify", prefix, "--repair", **proxy.server.environment) as run:

@@ -30,7 +30,7 @@ def _read(pattern: str) -> dict[str, Fields]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> dict[str, Fields]:
-    """Shards that webdataset's ShardWriter wrote, `theirs-*.tar`, without an index; return what is in them."""
+    """Write shards `theirs-*.tar` with webdataset's ShardWriter, without an index; return their content."""
     samples: dict[str, Fields] = {}
     with wds.ShardWriter(f"{tmp_path}/theirs-%06d.tar", maxcount=7, verbose=0) as writer:
         for number in range(40):
@@ -58,7 +58,7 @@ def test_shuffled_shards(written: dict[str, Fields], tmp_path: Path) -> None:
 
 
 def test_appended_shards(written: dict[str, Fields], photos: Packed, tmp_path: Path) -> None:
-    """Webdataset and wids read what was there and what was appended; who had the old dataset file open reads on."""
+    """Webdataset and wids read old and appended shards; readers of the old dataset file can continue."""
     shardtool("reshard", "theirs-*.tar", "all-{000000..}.tar", "--max-count", "20", cwd=tmp_path)
     before = wids.ShardListDataset(str(tmp_path / "all.json"), cache_dir=str(tmp_path / "before"), transformations=[])
     shardtool("reshard", str(photos.folder / "out.json"), "all-{000000..}.tar", "--append", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The servers of stores mean what their owners say of them, as far as our own tests rely on it."""
+"""The servers behave like the stores they stand for, as far as our tests rely on it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.clients
 
 @pytest.fixture(params=["photos", "names", "long_names"])
 def packed(request: pytest.FixtureRequest) -> Packed:
-    """Each dataset in turn."""
+    """Yield each dataset."""
     found: Packed = request.getfixturevalue(request.param)
     return found
 
@@ -33,7 +33,7 @@ def _cut(shard: Path, offset: int, length: int) -> bytes:
 
 
 def _payloads(key: str, fields: Iterable[Any], shard: Path) -> list[tuple[str, bytes]]:
-    """Return what lies where the index says, having checked the checksums."""
+    """Return the payloads at the offsets of the index, after checking their checksums."""
     found = []
     for field in fields:
         payload = _cut(shard, int(field["offset"]), int(field["length"]))
@@ -43,7 +43,7 @@ def _payloads(key: str, fields: Iterable[Any], shard: Path) -> list[tuple[str, b
 
 
 def test_pandas_finds_every_payload(packed: Packed) -> None:
-    """`pandas.read_parquet` of a sidecar tells where each payload lies: the bytes there are the source's."""
+    """The offsets of `pandas.read_parquet` for a sidecar lead to the source's bytes."""
     keys, read = [], []
     for shard in packed.shards:
         frame = pd.read_parquet(shard.with_suffix(".index"))

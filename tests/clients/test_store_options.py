@@ -75,8 +75,8 @@ _KEY = "arn:aws:kms:us-east-1:123456789012:key/abcd"
 _TOLD = ["storage-class=STANDARD_IA", "sse=aws:kms", f"sse-kms-key-id={_KEY}", "tags=team=a%20b&run=7"]
 
 
-def test_objects_have_what_was_asked(moto: Server, use: Reach, tmp_path: Path) -> None:
-    """Shards, sidecars and the dataset file have class, encryption and tags, also those of a run that goes on."""
+def test_objects_have_the_requested_properties(moto: Server, use: Reach, tmp_path: Path) -> None:
+    """Shards, sidecars and the dataset file have the storage class, encryption and tags, also after a resumed run."""
     server, prefix = use(moto), moto.new_prefix()
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text("x" * 2000)
@@ -93,8 +93,10 @@ def test_objects_have_what_was_asked(moto: Server, use: Reach, tmp_path: Path) -
     assert tool("verify", f"{prefix}/out.json", server=server)[0] == 0
 
 
-def test_a_writers_objects_have_it_too(moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is uploaded once its size is known, by a program, is told the same."""
+def test_objects_of_a_writer_have_the_requested_properties(
+    moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects that a `ShardWriter` uploads have the same properties."""
     server, prefix = use(moto), moto.new_prefix()
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "")
     use_store_options(_TOLD)
@@ -116,7 +118,7 @@ def _check(heads: dict[str, tuple[dict[str, str], dict[str, str]]], count: int) 
 def test_tiers_and_tags_of_azure(
     azurite: Server, use: Reach, monkeypatch: pytest.MonkeyPatch, one_shard: Packed
 ) -> None:
-    """Blobs of a dataset, large and small, have the tier and the tags that were asked for."""
+    """Small and large blobs of a dataset have the requested tier and tags."""
     server = use(azurite)
     prefix = server.new_prefix()
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "access-tier=Cool\ntags=team=a%20b&run=7")
@@ -133,7 +135,7 @@ _LETTERS = "ab/ +%#?&=~._-!'()*$,:;@\\\"<>é日"
 
 @pytest.mark.parametrize("seed", range(100))
 def test_botocore_signs_the_same(seed: int) -> None:
-    """Whatever a key and a query hold, the signature is that of the library of AWS."""
+    """For any key and query, the signature equals that of botocore."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
@@ -156,10 +158,10 @@ def test_botocore_signs_the_same(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["moto", "rclone"])
-def test_a_store_that_checks_signatures_takes_what_it_is_told(
+def test_properties_are_signed(
     name: str, request: pytest.FixtureRequest, use: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is said of an object is signed with it: by another secret it is refused, where signatures are seen."""
+    """Properties of an object are part of the signature: a wrong secret is refused by stores that check signatures."""
     server = use(request.getfixturevalue(name))
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "\n".join(_TOLD))
     address = f"{server.new_prefix()}/a b+#ü!'(*).bin"
@@ -172,7 +174,7 @@ def test_a_store_that_checks_signatures_takes_what_it_is_told(
 
 
 class _Payers(BaseHTTPRequestHandler):
-    """A store of one object, which notes of each request whether it says who pays."""
+    """A store of one object, which records whether each request states who pays."""
 
     protocol_version, said = "HTTP/1.1", list[tuple[str, bool]]()
 
@@ -191,11 +193,11 @@ class _Payers(BaseHTTPRequestHandler):
     do_GET = do_PUT = _answer  # noqa: N815 - their names
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
-def test_who_pays_is_said_with_each_request(moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads, listings and writes of each kind say who pays for them, and none does who was not asked to."""
+def test_requester_pays_is_sent_with_each_request(moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the option, all reads, listings and writes state that the requester pays; without it, none does."""
     use(moto)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Payers) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()

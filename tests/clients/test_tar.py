@@ -32,7 +32,7 @@ PROGRAMS = [
 
 @pytest.fixture(params=["photos", "names", "long_names"])
 def packed(request: pytest.FixtureRequest) -> Packed:
-    """Each dataset in turn."""
+    """Yield each dataset."""
     found: Packed = request.getfixturevalue(request.param)
     return found
 

@@ -70,7 +70,7 @@ DATASETS: dict[str, tuple[dict[str, bytes], str, list[str]]] = {
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Samples, list[str], str]:
-    """Give a folder with a dataset, what is in it, the notes of `create`, and its name."""
+    """Yield a folder with a dataset, its samples, the notes of `create`, and its name."""
     files, pattern, options = DATASETS[request.param]
     root = tmp_path_factory.mktemp("target")
     for name, data in files.items():
@@ -174,8 +174,8 @@ READERS: dict[str, tuple[Callable[[Path, list[str]], Samples], str]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_verdict_is_what_the_reader_does(made: Made, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify --target` finds something just where the reader does not give every key and byte; `create` said so."""
+def test_findings_match_the_reader(made: Made, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify --for` reports something exactly if the reader loses a key or byte; so does `create`."""
     folder, samples, notes, name = made
     monkeypatch.chdir(folder)
     tfrecord = _shards(folder)[0].endswith(".tfrecord")

@@ -100,7 +100,7 @@ def test_packed_and_foreign_records(tmp_path: Path) -> None:
 
 
 def test_the_spec_is_for_any_parser(photo_records: Packed) -> None:
-    """`feature_spec` is what TensorFlow's parser needs for the fields that are wanted."""
+    """`feature_spec` is the specification that TensorFlow's parser needs for the selected fields."""
     spec = feature_spec(photo_records.folder, ["cls"])
     assert spec == {"cls": tf.io.FixedLenFeature([], tf.int64)}
     records = tf.data.TFRecordDataset(str(photo_records.shards[0]))
@@ -117,7 +117,7 @@ def test_a_shard_that_is_cut_is_an_error(photo_records: Packed, tmp_path: Path) 
 
 
 class _Prepared:
-    """Photographs of a dataset as Keras takes them, and which were asked for."""
+    """Photographs of a dataset in the form of Keras; records the requested ones."""
 
     def __init__(self, packed: Packed) -> None:
         self.dataset = shardtool.open(packed.folder)
@@ -161,7 +161,7 @@ def _batches(sequence: Any) -> list[Any]:
 
 
 def test_batches_of_a_sequence(photos: Packed) -> None:
-    """Each epoch has every sample once, in an order of its own; arrays have the values' dtypes."""
+    """Each epoch contains every sample once, in a different order; arrays have the values' dtypes."""
     dataset = shardtool.open(photos.folder)
     sequence = keras_sequence(dataset, 40)
     assert len(sequence) == 3
@@ -200,7 +200,7 @@ def test_a_sequence_goes_to_another_process(photos: Packed) -> None:
 
 
 def test_values_of_a_batch() -> None:
-    """Numbers, arrays and texts are stacked by what they are; what cannot be stacked is an error that says why."""
+    """Numbers, arrays and texts are stacked by their type; other values are an error with the reason."""
     samples = [{"i": 1, "f": 0.5, "s": "a", "b": b"\0", "a": np.zeros((2, 3), np.uint8)}] * 2
     batch = keras_sequence(_Listed(samples), 2)[0]
     assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
@@ -222,7 +222,7 @@ def test_values_of_a_batch() -> None:
 
 
 class _Listed(list[Any]):
-    """Samples that are given as they are."""
+    """Samples of a list."""
 
     def __getitem__(self, which: Any) -> Any:
         return [list.__getitem__(self, at) for at in which]

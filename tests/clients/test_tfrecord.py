@@ -18,7 +18,7 @@ pytestmark = pytest.mark.clients
 
 @pytest.fixture(params=["photo_records", "odd_records"])
 def packed(request: pytest.FixtureRequest) -> Packed:
-    """Each dataset in turn."""
+    """Yield each dataset."""
     found: Packed = request.getfixturevalue(request.param)
     return found
 
@@ -94,7 +94,7 @@ def test_tensorflow_reads_numbers_of_a_table(tf: Any, tmp_path: Path) -> None:
 
 
 def test_tensorflow_finds_any_flipped_byte(tf: Any, tmp_path: Path) -> None:
-    """Whichever byte of a shard is flipped, TensorFlow's reader says so, and gives no other record instead."""
+    """For any flipped byte of a shard, TensorFlow's reader fails and returns no other record."""
     (tmp_path / "s").mkdir()
     for name in ("a.txt", "b.txt", "b.json"):
         (tmp_path / "s" / name).write_text(name)

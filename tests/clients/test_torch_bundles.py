@@ -66,7 +66,7 @@ def test_a_loader_of_two_ranks_goes_on_with_three(dataset: shardtool.Dataset) ->
 
 
 def test_batches_by_length(dataset: shardtool.Dataset) -> None:
-    """A batch by length is one step, of the loader as of a DataLoader that makes no batches of its own."""
+    """A batch by length is one step, in our loader and in a DataLoader without batching."""
     batches = dataset.decode().batch(by="length", tokens=300)
     ours = [*loader(batches, 1, seed=1)]
     theirs = [*DataLoader(StreamDataset(batches, 1, seed=1), None, num_workers=2)]

@@ -1,4 +1,4 @@
-"""Decoders of crops: the pixels are those of a crop of the whole image."""
+"""Decoders of crops return the pixels of a crop of the decoded image."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_pixels_of_the_whole_image(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts", "PNG"])
 def test_resized(kind: str) -> None:
-    """A crop that is not of the wanted size is resized; of a JPEG that is decoded smaller, nearly the same."""
+    """A crop of another size is resized; for a JPEG that is decoded smaller, the result is nearly the same."""
     whole = Image.open(io.BytesIO(JPEGS[kind])).convert("RGB")
     for size, box in ((40, (11, 20, 65, 81)), (80, (0, 0, 60, 50)), (16, (3, 5, 140, 120))):
         found = Fixed(size, box)(JPEGS[kind])
@@ -168,7 +168,7 @@ def test_random_crops_by_the_rules_of_torchvision() -> None:
 
 
 def test_flips() -> None:
-    """A part is mirrored where that is asked for, so often as it says."""
+    """Crops are mirrored with the requested probability."""
     whole = RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131))(JPEGS["4:4:4"])
     mirrored = RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131), 1)(JPEGS["4:4:4"])
     assert np.array_equal(mirrored, whole[:, ::-1])
@@ -209,7 +209,7 @@ def test_a_crop_of_its_own_for_each_position(photos: Packed) -> None:
 
 
 def test_fields_of_a_sample_are_cropped_alike(photos: Packed) -> None:
-    """An image and what belongs to it lose the same; and boxes move with what was taken."""
+    """All images of a sample are cropped to the same box, and bounding boxes move with the crop."""
     decode = {"jpg": RandomResizedCrop(16, place="crop"), "seg.jpg": RandomResizedCrop(16, place="other")}
     chain = shardtool.open(photos.folder / "out.json").map(_twice).decode(decode)
     samples = list(chain.stream())
@@ -224,7 +224,7 @@ def _twice(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_boxes_move_with_the_crop() -> None:
-    """A mark in an image lies where its moved box says, mirrored or not; what is cut off keeps no area there."""
+    """A mark in an image is inside its moved box, mirrored or not; a box outside the crop has no area."""
     image = np.zeros((120, 160, 3), np.uint8)
     image[30:60, 50:90] = 255
     data = _bytes(Image.fromarray(image), "PNG")

@@ -47,7 +47,7 @@ def dataset(photos: Packed) -> Any:
 
 
 def corner(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with the corner of its picture, so that all are of one size."""
+    """Return a sample with a crop of its picture, so all pictures have the same size."""
     return {**sample, "jpg": sample["jpg"][:CORNER, :CORNER]}
 
 
@@ -67,7 +67,7 @@ def flat(batches: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _check_batch(batch: dict[str, Any], photos: Packed) -> None:
-    """Check a batch against the files that its samples were made of."""
+    """Check a batch against the source files of its samples."""
     for row, key in enumerate(batch["__key__"]):
         fields = photos.samples[key]
         pixels = np.asarray(Image.open(io.BytesIO(fields["jpg"])).convert("RGB"))[:CORNER, :CORNER]
@@ -132,8 +132,8 @@ def test_own_collate(dataset: Any) -> None:
     assert list(loader(dataset, 16, collate=as_list)) == keys(loader(dataset, 16))
 
 
-def test_loader_goes_on_where_it_was(dataset: Any) -> None:
-    """After an early stop, the epoch begins anew; in a loader that loads the state, the batches are those that come."""
+def test_loader_continues_from_a_state(dataset: Any) -> None:
+    """After an early stop, the epoch starts again; a loader that loads the state returns the following batches."""
     whole = keys(loader(dataset, 8, seed=5))
     batches = loader(dataset, 8, seed=5, depth=5)
     taken = []
@@ -214,8 +214,8 @@ def test_errors_name_the_sample(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [loader, StreamDataset])
-def test_epochs_that_are_none(dataset: Any, kind: Any) -> None:
-    """A number that is none of an epoch is refused where it is given, and changes nothing."""
+def test_invalid_epochs(dataset: Any, kind: Any) -> None:
+    """An invalid epoch number is refused when it is set, and changes nothing."""
     samples = kind(dataset, 8)
     for epoch in ("1", -1, 1.0):
         with pytest.raises(InvalidRequest, match=r"^epoch: .*; expected a whole number, 0 or more"):
@@ -226,8 +226,8 @@ def test_epochs_that_are_none(dataset: Any, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [loader, StreamDataset, lambda dataset, _, **options: MapDataset(dataset, **options)])
-def test_what_a_notebook_shows(dataset: Any, kind: Any) -> None:
-    """It shows what is read, and not every label."""
+def test_the_representation_in_a_notebook(dataset: Any, kind: Any) -> None:
+    """It contains the fields that are read, and not every label."""
     assert len(repr(kind(dataset, 8, labels={str(at): at for at in range(1000)}))) < 1000
 
 
@@ -257,8 +257,8 @@ _ODD = Decode((("cls", odd), ("jpg", None)), on_error="skip")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_equal_steps_whatever_is_left_out(dataset: Any, photos: Packed, workers: int) -> None:
-    """Every rank makes as many full steps as `len` says: of the same samples for any ranks, workers and way to read."""
+def test_equal_steps_with_skipped_samples(dataset: Any, photos: Packed, workers: int) -> None:
+    """Every rank makes `len` full steps, with the same samples for any ranks, workers and way of reading."""
     whole = keys(loader(dataset, 8, decode=_ODD, parts=64, ends="pad", drop_last=True))
     assert {int(photos.samples[key]["cls"]) % 2 for key in flat(whole)} == {1}
     options: dict[str, Any] = {"decode": _ODD, "parts": 64, "ends": "pad", "world_size": 2}
@@ -275,7 +275,7 @@ def test_equal_steps_whatever_is_left_out(dataset: Any, photos: Packed, workers:
 
 
 def test_a_program_ends_quietly(photos: Packed) -> None:
-    """A program that ends with a dataset open, and a batch half read, prints nothing that it does not print itself."""
+    """A program that exits with an open dataset and a half-read batch prints nothing more."""
     code = (
         "import sys, shardtool, shardtool.torch\n"
         "batches = iter(shardtool.torch.loader(shardtool.open(sys.argv[1]), 8))\n"
@@ -301,7 +301,7 @@ def _negative(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_mix_by_numbers_and_as_a_stream(dataset: Any, workers: int) -> None:
-    """A mix of datasets with chains of their own is read by number, in worker processes, and by the loader."""
+    """A mix of datasets with different pipelines can be read by number, in worker processes, and by the loader."""
     mixed = shardtool.mix([dataset[:40].decode().fields("cls"), dataset[40:].fields("cls").map(_negative)])
     by_number = list(DataLoader(MapDataset(mixed), 7, num_workers=workers))
     as_stream = list(loader(mixed, 7, shuffle=False, ends="uneven"))
@@ -345,7 +345,7 @@ def test_map_dataset_reads_a_batch_at_once(dataset: Any, monkeypatch: pytest.Mon
 
 
 def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> None:
-    """A DataLoader by number goes on without damaged samples, but of a batch of nothing else it says so."""
+    """A DataLoader by number skips damaged samples, but a batch of damaged samples only is an error."""
     shutil.copytree(photos.folder, tmp_path / "set")
     dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").fields("cls").decode()
     min((tmp_path / "set").glob("*.tar")).unlink()
@@ -372,7 +372,7 @@ def _passes(samples: StreamDataset, workers: int, **options: Any) -> list[list[s
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_stream_dataset_in_workers(dataset: Any, workers: int) -> None:
-    """Any number of workers gives the same batches, those of `loader`."""
+    """Any number of workers gives the same batches as `loader`."""
     expected = keys(loader(dataset, 8, seed=2))
     samples = StreamDataset(dataset, 8, seed=2)
     assert _passes(samples, workers) == expected
@@ -410,8 +410,8 @@ def test_one_rule_of_epochs(dataset: Any, workers: int, persistent: bool) -> Non
 
 @pytest.mark.parametrize("kind", ["loader", "StreamDataset"])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_who_takes_all_batches_is_through(dataset: Any, kind: str, drop_last: bool) -> None:  # noqa: FBT001
-    """An epoch of which `len` batches were taken is over, though nobody asked for more: so Lightning's Trainer does."""
+def test_an_epoch_is_over_after_len_batches(dataset: Any, kind: str, drop_last: bool) -> None:  # noqa: FBT001
+    """An epoch is over after `len` batches, without a request for another one, as in Lightning's Trainer."""
     plain = loader(dataset, 8, drop_last=drop_last)
     epochs = [keys(plain) for _ in range(2)]
     batches = (
@@ -428,8 +428,8 @@ def dict_of_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: [sample[name] for sample in samples] for name in samples[0]}
 
 
-def test_an_epoch_that_is_set_in_a_pass_holds(dataset: Any) -> None:
-    """A pass ends as it began, and leaves alone what was set meanwhile; after a `break`, a prefetcher knows of it."""
+def test_set_epoch_during_a_pass(dataset: Any) -> None:
+    """A pass keeps its epoch; an epoch set meanwhile applies to the next pass, also with a prefetcher."""
     looked = Prefetcher(loader(dataset.decode().fields("cls"), 8), "cpu")
     next(iter(looked))
     assert looked.state_dict()["position"] == 8
@@ -465,10 +465,10 @@ def test_what_is_no_dataset_of_pytorch(dataset: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_equal_steps_whatever_a_filter_leaves_out(dataset: Any, world_size: int) -> None:
-    """Every rank makes as many steps as `len` says, by loader and by workers: with the same samples as one rank.
+def test_equal_steps_with_a_filter(dataset: Any, world_size: int) -> None:
+    """Every rank makes `len` steps, by loader and by workers, with the same samples as one rank.
 
-    In an evaluation, what is no padding is every sample that the filter wants, once.
+    In an evaluation, all samples of the filter appear once, except for padding.
     """
     chain = dataset.decode({"jpg": None}).filter(wanted)
     expected = {sample["__key__"] for sample in chain}
@@ -495,7 +495,7 @@ def test_equal_steps_whatever_a_filter_leaves_out(dataset: Any, world_size: int)
 
 
 def wanted(sample: dict[str, Any]) -> bool:
-    """Say which samples are wanted: one in three is not."""
+    """Return whether a sample is selected: two of three are."""
     return bool(sum(sample["__key__"].encode()) % 3)
 
 
@@ -515,7 +515,7 @@ def test_what_workers_leave_out_is_counted(dataset: Any, workers: int, method: s
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_another_batch_size_is_refused(dataset: Any, workers: int) -> None:
-    """A DataLoader of batches that the StreamDataset does not count is refused when it begins, whatever its workers."""
+    """A DataLoader whose batch size differs from the StreamDataset's is refused at its start."""
     for size, given in ((8, 16), (16, 8)):
         with pytest.raises(
             InvalidRequest, match=rf"^batch_size: {size} in the StreamDataset, {given} in the DataLoader"
@@ -525,7 +525,7 @@ def test_another_batch_size_is_refused(dataset: Any, workers: int) -> None:
     assert [sample["__key__"] for sample in one] == flat(keys(loader(dataset, 8)))
     single = DataLoader(StreamDataset(dataset, 8), None, num_workers=workers)
     with pytest.raises(InvalidRequest, match=r"^batch_size: 8 in the StreamDataset, 1 in the DataLoader"):
-        next(iter(single))  # of which `state_at` would count each sample as a batch
+        next(iter(single))  # `state_at` would count each sample as a batch
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
@@ -560,8 +560,8 @@ def damaged(_: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [MapDataset, partial(StreamDataset, batch_size=8)])
-def test_errors_of_workers_are_what_they_were(dataset: Any, kind: Any) -> None:
-    """An error of ours comes out of a worker as its own class, with all that it said, and the worker's traceback."""
+def test_our_errors_leave_workers_unchanged(dataset: Any, kind: Any) -> None:
+    """Our errors leave a worker with their class, all attributes and the worker's traceback."""
     with pytest.raises(CorruptShard) as caught:
         list(DataLoader(kind(dataset, transform=damaged), 8, num_workers=1))
     assert caught.value.to_json() == {**_DAMAGE.to_json(), "detail": caught.value.detail}
@@ -590,7 +590,7 @@ def own_error(_: Any) -> Any:
 @pytest.mark.parametrize("kind", [MapDataset, partial(StreamDataset, batch_size=8)])
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_errors_of_users_keep_their_class(dataset: Any, kind: Any, method: str) -> None:
-    """An error comes out of a worker as its class, whatever that takes to be made, with text and traceback."""
+    """Errors of users leave a worker with their class, text and traceback, for any constructor."""
     batches = DataLoader(kind(dataset, transform=own_error), 8, num_workers=1, multiprocessing_context=method)
     with pytest.raises(OwnError, match=r"^Caught OwnError in DataLoader worker process 0(.|\n)*in own_error") as caught:
         list(batches)
@@ -612,7 +612,7 @@ def test_an_evaluation_by_one_rank_gives_each_sample_once(dataset: Any, workers:
 
 
 def test_epochs_reach_workers_that_persist(dataset: Any) -> None:
-    """`set_epoch` in the main process changes the order in workers that are there already."""
+    """`set_epoch` in the main process changes the order in existing workers."""
     samples = StreamDataset(dataset, 8, decode={"jpg": None})
     batches = DataLoader(samples, 8, num_workers=2, persistent_workers=True, collate_fn=as_list)
     epochs = []
@@ -663,7 +663,7 @@ def test_state_after_a_smaller_batch_was_dropped(dataset: Any, workers: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_state_of_uneven_batches_for_others(dataset: Any, workers: int) -> None:
-    """Nor does a StatefulDataLoader's state say it to any but a StatefulDataLoader with as many workers."""
+    """A StatefulDataLoader's state of uneven batches is accepted only by a StatefulDataLoader with as many workers."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     chain = dataset.decode({"jpg": None}).filter(wanted)
 
@@ -711,7 +711,7 @@ def test_several_ranks_refuse_many_dropped_samples(dataset: Any) -> None:
 
 
 def test_no_state_of_uneven_batches(dataset: Any) -> None:
-    """Once a sample was left out of uneven shares, no count of batches says where a pass is: there is no state."""
+    """After a sample of uneven shares was skipped, no number of batches describes the position: there is no state."""
     samples = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="uneven")
     assert samples.state_at(1)["position"] == 10
     assert len(flat(DataLoader(samples, 10, collate_fn=as_list))) < len(dataset)
@@ -756,8 +756,8 @@ def test_pixels_of_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_started_anew(dataset: Any, method: str) -> None:
-    """Workers that are started anew get the dataset with its functions, and the epoch."""
+def test_restarted_workers(dataset: Any, method: str) -> None:
+    """Restarted workers receive the dataset with its functions, and the epoch."""
     samples = StreamDataset(dataset, 8, transform=as_it_is)
     samples.set_epoch(1)
     first, second = (_passes(samples, 1, multiprocessing_context=method) for _ in range(2))
@@ -769,8 +769,8 @@ def as_it_is(sample: Any) -> Any:
     return sample
 
 
-def test_functions_that_cannot_travel(dataset: Any) -> None:
-    """With spawn, a function that cannot be pickled is refused in one line that says what to do."""
+def test_functions_that_cannot_be_pickled(dataset: Any) -> None:
+    """With spawn, a function that cannot be pickled is refused with one line of advice."""
     unnamed = lambda data: data  # noqa: E731 - what cannot be pickled
     mixed = shardtool.mix([dataset, dataset.map(unnamed)])
     streams = StreamDataset(dataset, 8, decode={"a": unnamed}), StreamDataset(mixed, 8)
@@ -782,7 +782,7 @@ def test_functions_that_cannot_travel(dataset: Any) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_of_torch_distributed(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    """Rank and world size are those of torch.distributed where it was started, else those of the environment."""
+    """Rank and world size come from torch.distributed if it was started, else from the environment."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert len(StreamDataset(dataset, 8)) == 49

@@ -77,7 +77,7 @@ def _sums(batches: int) -> list[int]:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_equals_plain_code(device: str, dtype: torch.dtype | None, layout: str, *, channels_last: bool) -> None:
-    """Images become (value / 255 - mean) / std as [n, c, h, w], rounded once, in the memory format asked for."""
+    """Images become (value / 255 - mean) / std as [n, c, h, w], rounded once, in the requested memory format."""
     images = _images(1)
     given = images if layout == "nhwc" else images.permute(0, 3, 1, 2).contiguous()
     [found] = Prefetcher([given], device, MEAN, STD, channels_last=channels_last, dtype=dtype)
@@ -90,7 +90,7 @@ def test_equals_plain_code(device: str, dtype: torch.dtype | None, layout: str, 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_any_shape_of_batch(device: str) -> None:
-    """Tensors and arrays inside of dicts, lists, tuples and named tuples are moved; all else stays as it is."""
+    """Tensors and arrays in dicts, lists, tuples and named tuples are moved; other values are unchanged."""
     batch = {
         "pair": Pair(_images(0), torch.arange(4)),
         "list": [np.arange(3), (torch.ones(2), "text", None, b"bytes")],
@@ -130,8 +130,8 @@ def test_no_batch_is_read_before_it_has_arrived(*, pinned: bool) -> None:
 
 
 @needs_gpu
-def test_a_batch_that_is_read_at_once_is_waited_for() -> None:
-    """A batch whose copy has only begun when it is handed out is whole to the kernel that reads it next."""
+def test_a_kernel_waits_for_its_batch() -> None:
+    """A kernel that reads a batch before its copy has finished sees the complete batch."""
     batches = Prefetcher(Reusing(12, pinned=True, large=True), "cuda", depth=1)
     assert [int(one) for one in [batch["jpg"].sum(dtype=torch.int64) for batch in batches]] == _sums(12)
 
@@ -163,7 +163,7 @@ def test_batches_that_are_on_the_device_already() -> None:
 
 
 def test_only_images_change() -> None:
-    """A mask of one channel, labels, and images of floats stay as they are where mean has three values."""
+    """Masks of one channel, labels and float images are unchanged if the mean has three values."""
     batch = {"jpg": _images(0), "mask": _images(1, (4, 1, 6, 5)), "cls": torch.arange(4), "x": torch.ones(4, 3, 6, 5)}
     [found] = Prefetcher([batch], "cpu", MEAN, STD)
     assert found["jpg"].dtype == torch.float32
@@ -210,7 +210,7 @@ def test_errors_of_the_loader_come_in_their_turn(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_reference_to_old_batches(device: str) -> None:
-    """A batch that its user lets go is freed before the next is asked for, and so is the loader's."""
+    """A batch without references is freed before the next is requested, with its loader batch."""
     given: list[weakref.ref[torch.Tensor]] = []
 
     def batches() -> Iterator[torch.Tensor]:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.clients
 
 
 class Numbers:
-    """Samples 0, 1, 2 ...; counts what was taken, and whether it was closed."""
+    """Samples 0, 1, 2 ...; counts the samples read, and records whether it was closed."""
 
     def __init__(self, count: int) -> None:
         self.count, self.taken, self.closed = count, 0, False
@@ -51,7 +51,7 @@ class Numbers:
 
 
 class _Loader(Loader):
-    """A loader of what is no dataset, which calls a function with each sample."""
+    """A loader without a dataset, which calls a function with each sample."""
 
     _stages = Pipeline()
 
@@ -108,8 +108,8 @@ def test_drop_last() -> None:
     assert list(batches(Numbers(0), _work(), 2, 2)) == []
 
 
-def test_no_more_than_depth_batches_are_under_way() -> None:
-    """The source is asked for no more batches than are under way beside the one that was handed out."""
+def test_at_most_depth_batches_are_in_progress() -> None:
+    """The source is read at most `depth` batches ahead of the returned one."""
     source = Numbers(1000)
     passed = batches(source, _work(), 2, 3)
     for number in range(1, 5):
@@ -138,8 +138,8 @@ def test_who_stops_early_leaves_no_thread() -> None:
     assert source.taken <= 24
 
 
-def test_errors_come_in_the_place_of_their_batch() -> None:
-    """Batches before an error are handed out; of several errors in a batch, that of its first sample comes."""
+def test_errors_are_raised_in_order() -> None:
+    """Batches before an error are returned; of several errors in a batch, the first sample's is raised."""
 
     def failing(sample: Any) -> Any:
         if sample["n"] in (9, 11):
@@ -185,8 +185,8 @@ def test_a_collate_function() -> None:
     assert [batch for batch, _ in found] == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_a_program_may_end_in_the_middle(tmp_path: Path) -> None:
-    """A program that ends with an unfinished pass ends at once."""
+def test_a_program_may_exit_during_a_pass(tmp_path: Path) -> None:
+    """A program with an unfinished pass exits immediately."""
     script = tmp_path / "ends.py"
     script.write_text(
         "from tests.clients.test_torch_threads import Numbers, _work, batches\n"
@@ -250,6 +250,6 @@ def test_samples_of_other_fields() -> None:
 
 @pytest.mark.parametrize("samples", [[1, 2], [(1,), (2,)], [{"a": 1}, {"a": 2}]])
 def test_a_list_of_no_field(samples: list[Any]) -> None:
-    """A name among the lists that no field has is refused, whatever the samples are."""
+    """A list for a field that does not exist is refused, for any samples."""
     with pytest.raises(InvalidRequest, match="typo"):
         collate(samples, lists=("typo",))

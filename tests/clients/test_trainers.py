@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.clients
-SAMPLES = 48  # whole batches for 2 ranks with 2 workers each: Accelerate fills up what is none
+SAMPLES = 48  # full batches for 2 ranks with 2 workers each: Accelerate pads others
 _NEEDS = {
     "accelerate": "accelerate",
     "trainer": "transformers",
@@ -90,7 +90,7 @@ def test_accelerate(ranks: Callable[[str], list[dict[str, Any]]]) -> None:
 
 
 def test_trainer_of_transformers(ranks: Callable[[str], list[dict[str, Any]]]) -> None:
-    """The Trainer trains with each sample once an epoch, by number, and by a stream that it takes as it is."""
+    """The Trainer trains with each sample once per epoch, by number and from a stream, which it does not change."""
     found = ranks("trainer")
     for way in ("map", "stream"):
         half = SAMPLES // 2

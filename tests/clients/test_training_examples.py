@@ -1,4 +1,4 @@
-"""The programs of examples/ and the code of docs/training.md run, and do what they say."""
+"""The programs of examples/ and the code of docs/training.md work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds `sample_data`, and the shards that make_shards.py made of it."""
+    """Return a folder with `sample_data` and the shards of make_shards.py."""
     folder = tmp_path_factory.mktemp("examples")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data")
     done = _run([sys.executable, EXAMPLES / "make_shards.py"], folder)
@@ -74,19 +74,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("script", ["train_torch.py", "train_webdataset.py", "train_keras.py", "train_dali.py"])
 def test_training_is_better_than_chance(script: str, place: Path) -> None:
-    """Each program trains a network from the shards, and says an accuracy that no guessing reaches."""
+    """Each program trains a network from the shards, and prints an accuracy above chance."""
     if script in _NEEDS and not find_spec(_NEEDS[script].partition(".")[0]):
         pytest.skip(f"{_NEEDS[script]} is not installed")
     done = _run([sys.executable, EXAMPLES / script], place)
     assert done.returncode == 0, done.stderr
-    assert "Exception ignored" not in done.stderr, done.stderr  # in what ends with the interpreter
+    assert "Exception ignored" not in done.stderr, done.stderr  # in modules that exit with the interpreter
     found = [float(accuracy) for accuracy in _ACCURACY.findall(done.stdout)]
     assert len(found) == (2 if script == "train_keras.py" else 1)
     assert min(found) > _ABOVE_CHANCE
 
 
-def test_without_dali_the_program_says_so(place: Path) -> None:
-    """Where DALI is missing, its program ends with a line that says what to install."""
+def test_without_dali_the_program_names_the_package(place: Path) -> None:
+    """Without DALI, its program prints what to install, and exits."""
     hidden = "import runpy, sys; sys.modules['nvidia.dali'] = None; runpy.run_path(sys.argv[1])"
     done = _run([sys.executable, "-c", hidden, EXAMPLES / "train_dali.py"], place)
     assert (done.returncode, done.stdout) == (1, "")
@@ -95,7 +95,7 @@ def test_without_dali_the_program_says_so(place: Path) -> None:
 
 
 def test_a_language_model_learns_from_packed_documents(tmp_path: Path) -> None:
-    """Its loss falls far below that of letters alone, and nearly all of the blocks are tokens."""
+    """Its loss falls far below that of letter frequencies, and nearly all of the blocks are tokens."""
     done = _run([sys.executable, EXAMPLES / "train_text.py"], tmp_path)
     assert done.returncode == 0, done.stderr
     epochs = re.findall(r"epoch \d: \d+ steps, loss (\d\.\d+), of the last blocks (\d+\.\d)% are tokens", done.stdout)
@@ -113,8 +113,8 @@ def test_two_processes_train_together(place: Path) -> None:
     assert "of 21 samples" in done.stdout
 
 
-def test_a_killed_run_goes_on_with_other_ranks(place: Path, tmp_path: Path) -> None:
-    """Killed in the middle of an epoch with two ranks, a run ends with one rank as if none of that had happened."""
+def test_a_killed_run_continues_with_other_ranks(place: Path, tmp_path: Path) -> None:
+    """A run with two ranks, killed during an epoch, finishes with one rank and the same result."""
     (tmp_path / "photos").symlink_to(place / "photos")
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "photos").symlink_to(place / "photos")

@@ -49,7 +49,7 @@ def test_reads_every_sample_in_order(made: str, request: pytest.FixtureRequest) 
 
 
 def test_reads_portable_names(portable: Packed) -> None:
-    """Under `--portable` webdataset gives every sample of the source once and whole, whatever its name was."""
+    """With `--portable`, webdataset returns every sample of the source once and complete, for any names."""
     read = _read(portable)
     assert len({key for key, _ in read}) == len(portable.samples)
     assert payloads_of(fields for _, fields in read) == payloads_of(portable.samples.values())

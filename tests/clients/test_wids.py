@@ -47,7 +47,7 @@ def test_reads_at_random(photos: Packed, tmp_path: Path) -> None:
 
 
 def test_reads_portable_names(portable: Packed, tmp_path: Path) -> None:
-    """Under `--portable` wids gives every sample of the source once and whole, whatever its name was."""
+    """With `--portable`, wids returns every sample of the source once and complete, for any names."""
     with _open(portable, tmp_path) as dataset:
         read = [_sample(dataset, place) for place in range(len(dataset))]
     assert len({key for key, _ in read}) == len(portable.samples)
@@ -55,7 +55,7 @@ def test_reads_portable_names(portable: Packed, tmp_path: Path) -> None:
 
 
 def test_the_totals_are_the_files(photos: Packed) -> None:
-    """What wids sums up, counts and sizes, is what lies on disk."""
+    """The counts and sizes that wids adds up equal those on disk."""
     listed = json.loads((photos.folder / "out.json").read_bytes())["shardlist"]
     assert [(one["url"], one["filesize"]) for one in listed] == [
         (shard.name, shard.stat().st_size) for shard in photos.shards
