@@ -1,8 +1,9 @@
 """Print the oldest versions that pyproject.toml allows, as constraints for pip."""
 
 import re
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
