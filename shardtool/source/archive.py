@@ -21,8 +21,7 @@ from shardtool.shard_names import is_compressed_name
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.folder import FolderSource, collect_samples, drop_failed_samples, system_file_notes
-from shardtool.source.scan_part import FileCollector
-from shardtool.source.scan_rules import ScanRules
+from shardtool.source.scan_part import FileCollector, ScanRules
 from shardtool.storage import lookup, paths
 from shardtool.values import BLOCK_BYTES
 
@@ -72,12 +71,9 @@ def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
     with ShardFile(file.path) as heads:  # a second reader, so that both read forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
-            problem = _zip_problem(member)
-            start = (
-                member.offset + len(member.name)
-                if problem
-                else zip_read.zip_payload_start(heads.read, member, file.path)
-            )
+            problem, start = _zip_problem(member), member.offset + len(member.name)
+            if not problem:
+                start = zip_read.zip_payload_start(heads.read, member, file.path)
             ranges.extend((member.offset, start + member.packed))
             if not member.name.endswith(b"/"):
                 name = member.name if is_utf8(member.name) else member.name.decode("cp437").encode()
@@ -168,11 +164,8 @@ class ArchiveSource(FolderSource):
         return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
 
     def _members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
-        files, listing_bytes, limit = (
-            FileCollector(rules),
-            0,
-            max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._stat.st_size),
-        )
+        limit = max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._stat.st_size)
+        files, listing_bytes = FileCollector(rules), 0
         folder, skipped = self._folder, files.part.skipped
         for member in _zip_members(file) if self._form == "zip" else _tar_members(file):
             listing_bytes += _LISTING_BYTES_PER_MEMBER + len(member.name)

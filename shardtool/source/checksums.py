@@ -170,17 +170,8 @@ class _SpanChecksums:
         self._at = last
 
 
-def checksum_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the CRC-32C of each payload; -1 for an unreadable file."""
-    return _compute_checksums(task, _Crc32c)
-
-
-def digest_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the digest of each payload; -1 for an unreadable file."""
-    return _compute_checksums(task, _Digest)
-
-
-def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
+def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum] = _Crc32c) -> list[int]:
+    """Return the CRC-32C, or another checksum, of each payload; -1 for an unreadable file."""
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
@@ -192,6 +183,11 @@ def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum
                 raise
     # Reads all files, or retries those for which threads took too much memory or opened too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
+
+
+def digest_payloads(task: FileReads | SpanReads) -> list[int]:
+    """Return the digest of each payload; -1 for an unreadable file."""
+    return checksum_payloads(task, _Digest)
 
 
 def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:

@@ -12,7 +12,6 @@ from shardtool.dataset.duplicates import JSON_RANK, content_rank, find_content, 
 from shardtool.dataset.payload import is_label_name
 from shardtool.entries import arrow
 from shardtool.errors import printable
-from shardtool.names import to_text
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped, duplicate_message
 from shardtool.source import checksums
@@ -70,9 +69,8 @@ def find_duplicates(
     several = sorted((tuple(sorted(group, key=sort_key)) for group in groups), key=lambda group: sort_key(group[0]))
     sizes = np.bincount(content.owners, content_sizes, len(entries))
     group_sizes = tuple(int(sizes[group[0]]) for group in several)
-    return DuplicateGroups(
-        tuple(several), group_sizes, fields, dict(_find_differing_values(entries, several, content.rows, source, pool))
-    )
+    differ = dict(_find_differing_values(entries, several, content.rows, source, pool))
+    return DuplicateGroups(tuple(several), group_sizes, fields, differ)
 
 
 def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
@@ -143,6 +141,5 @@ def drop_duplicate_samples(
 
 
 def _skip_duplicate(entries: SampleTable, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
-    return Skipped(
-        to_text(entries.keys[sample]), "", "duplicate", duplicate_message(printable(entries.keys[first]), differ)
-    )
+    message = duplicate_message(printable(entries.keys[first]), differ)
+    return Skipped(entries.key(sample), "", "duplicate", message)

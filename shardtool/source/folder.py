@@ -19,8 +19,7 @@ from shardtool.shard_samples import FILE
 from shardtool.source.base import TASK_COUNT, Listing, Source, check_skipped
 from shardtool.source.folder_labels import add_folder_labels, split_folder_notes, top_folders
 from shardtool.source.scan import make_scan_tasks, scan_items
-from shardtool.source.scan_part import ALWAYS_CHANGED, FileCollector, ScanPart
-from shardtool.source.scan_rules import ScanRules
+from shardtool.source.scan_part import ALWAYS_CHANGED, FileCollector, ScanPart, ScanRules
 from shardtool.source.source_checks import shards_note
 from shardtool.storage import paths
 from shardtool.storage.lookup import iter_objects
@@ -143,10 +142,8 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
-    dots = options.dots or "first"
-    return FileTree(
-        root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, outputs_inside)
-    )
+    filters = (options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first")
+    return FileTree(root, ScanRules(*filters, outputs_inside))
 
 
 def folder_name(source: str) -> str:
@@ -218,9 +215,8 @@ def check_dots(entries: SampleTable) -> None:
     if not dotted:
         return
     uses = entries.code_counts()
-    with_number = [
-        code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])
-    ]
+    parts_of = {code: entries.fields[code].split(".")[:-1] for code in dotted}
+    with_number = [code for code, parts in parts_of.items() if any(part.isdigit() or not part for part in parts)]
     rows = sum(uses[code] for code in dotted)
     is_unique = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
     if not with_number and not is_unique:
@@ -230,10 +226,9 @@ def check_dots(entries: SampleTable) -> None:
     field = printable(entries.fields[entries.rows.code[row]])
     key = printable(entries.keys[int(entries.owners(row))])
     found = f"dots in {pluralize(rows, 'name')}: by WebDataset's rule this key is {key!r}, and its field is {field!r}"
-    remedy = (
-        f"Use {option_text('dots', 'last')} (only the last extension is the field; add {flag_text('portable')} for "
-        f"readers that end the key at the first dot), or {option_text('dots', 'first')} to keep WebDataset's rule."
-    )
+    portable = f"add {flag_text('portable')} for readers that end the key at the first dot"
+    last = f"{option_text('dots', 'last')} (only the last extension is the field; {portable})"
+    remedy = f"Use {last}, or {option_text('dots', 'first')} to keep WebDataset's rule."
     raise InvalidRequest(name, found, remedy=remedy)
 
 

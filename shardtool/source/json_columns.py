@@ -55,9 +55,8 @@ def _read_field(
     listed: Listing, field: str, rows: Rows, pool: Pool
 ) -> tuple[json_scalars.JsonScalars, Rows, dict[int, Skipped]]:
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
-    tasks = read_tasks.payload_tasks(
-        entries, rows, max_files=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
-    )
+    max_files = min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
+    tasks = read_tasks.payload_tasks(entries, rows, max_files=max_files)
     results = dict(pool.map(json_scalars.read_scalars, [(field, task) for _, task in tasks]))
     parts = [indices for indices, _ in tasks]
     if len(inline):
@@ -72,9 +71,8 @@ def _read_field(
         for index, code, message in results[number].failed:
             row = int(rows[indices[index]])
             sample = int(entries.owners(row))
-            failed[sample] = Skipped(
-                entries.key(sample), _payload_path(listed, row), code, f"field {field!r}: {message}"
-            )
+            path = _payload_path(listed, row)
+            failed[sample] = Skipped(entries.key(sample), path, code, f"field {field!r}: {message}")
     lines = b"".join([results.pop(number).lines for number in range(len(parts))])
     return json_scalars.JsonScalars(lines, kinds, long, ()), rows[np.concatenate(parts)], failed
 
@@ -96,9 +94,8 @@ def _add_lines(
 
     where, lines = f"field {field!r}", scalars.lines
     limit = f"more than {json_scalars.MAX_TEXT_LENGTH:,} characters"
-    notes = [
-        f"{pluralize(count, 'text')} of {limit} ignored: {name!r} of {where}" for name, count in scalars.long.items()
-    ]
+    long = scalars.long.items()
+    notes = [f"{pluralize(count, 'text')} of {limit} ignored: {name!r} of {where}" for name, count in long]
     mixed = {name: kinds for name, kinds in scalars.kinds.items() if len(kinds) > 1}
     for name, kinds in mixed.items():
         values = format_list([pluralize(count, kind) for kind, count in sorted(kinds.items())])

@@ -106,9 +106,8 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
 
 def _parse_plain(payload: bytes) -> Scalar:
     if len(payload) > _MAX_PLAIN_BYTES:
-        raise ValueError(
-            f"{len(payload):,} bytes: not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"
-        )
+        expected = f"not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"
+        raise ValueError(f"{len(payload):,} bytes: {expected}")
     text = payload.decode().strip()
     if any(ord(letter) < ord(" ") and letter not in "\t\r\n" for letter in text):
         raise ValueError("control characters: not a JSON object, number or text")
@@ -127,10 +126,9 @@ def _describe_error(error: Exception) -> str:
 
 def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
     path, link = file
+    flags = files.READ_FOLLOWING if link else files.READ_PLAIN
     try:
-        return files.read_small(
-            paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=files.READ_FOLLOWING if link else files.READ_PLAIN
-        )
+        return files.read_small(paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=flags)
     except OSError as error:
         return "unreadable", os_error_text(error)
     except StoreFailed as failed:  # skip an unreadable file; fail if the store does not respond
@@ -142,11 +140,8 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
     """Yield each payload, or why it cannot be used."""
     if isinstance(task, FileReads):
-        yield from lookup.map_paths(
-            _read_file,
-            zip(task.paths, task.links, strict=True),
-            lambda file: paths.source_address(file[0]),
-        )
+        reads = zip(task.paths, task.links, strict=True)
+        yield from lookup.map_paths(_read_file, reads, lambda file: paths.source_address(file[0]))
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
         numbers = (array("q", column) for column in (task.offsets, task.lengths, task.crcs))

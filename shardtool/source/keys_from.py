@@ -43,9 +43,8 @@ def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[
     unknown_keys = [requested[index] for index in unknown if not removed or hash_key(requested[index]) not in removed]
     if unknown_keys:
         shown = [*map(printable, unknown_keys[:_MAX_LISTED_KEYS])]
-        problem = (
-            f"{pluralize(len(unknown_keys), 'key')} that no sample has: {format_list(shown, total=len(unknown_keys))}"
-        )
+        listed = format_list(shown, total=len(unknown_keys))
+        problem = f"{pluralize(len(unknown_keys), 'key')} that no sample has: {listed}"
         example = f", such as {printable(keys[0])}" if len(keys) else ""
         expected, remedy = f"keys of the dataset{example}", "Nothing was changed."
         raise InvalidRequest(option_text("keys_from"), problem, expected=expected, remedy=remedy)

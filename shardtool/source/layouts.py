@@ -132,9 +132,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _sample_evenly(values: Sequence[int], max_count: int = _TESTED_KEYS) -> Sequence[int]:
-    return (
-        values if len(values) <= max_count else [values[index * len(values) // max_count] for index in range(max_count)]
-    )
+    count = len(values)
+    return values if count <= max_count else [values[index * count // max_count] for index in range(max_count)]
 
 
 def _file_name(key: bytes) -> bytes:
@@ -145,13 +144,16 @@ def _is_role(name: bytes) -> bool:
     return not _ROLES.isdisjoint(word.lower() for word in _WORD.findall(to_text(name)))
 
 
-def _create_call(sources: Sequence[str], **options: object) -> str:
+def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
     words = [word for name, value in options.items() for word in cli_words(name, value)]
-    typed = " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
-    shown = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
-    return choose_text(
-        f"create({', '.join([*shown, *(f'{name}={value!r}' for name, value in options.items())])})", typed
-    )
+    return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
+
+
+def _create_call(sources: Sequence[str], **options: object) -> str:
+    """Return the call in Python, or the command for the command line."""
+    arguments = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
+    arguments += [f"{name}={value!r}" for name, value in options.items()]
+    return choose_text(f"create({', '.join(arguments)})", _create_command(sources, options))
 
 
 def _lacking_text(tree: _Tree) -> str:
@@ -182,11 +184,8 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
     paired = [tail for tail, group in groups.items() if _has_partners(tree, group, tail, b"")]
     if not paired:
         paired = next(([*pair] for pair in combinations(groups, 2) if _has_partners(tree, groups[pair[0]], *pair)), [])
-        paired += [
-            tail
-            for tail in groups
-            if paired and tail not in paired and _has_partners(tree, groups[tail], tail, paired[0])
-        ]
+        others = [tail for tail in groups if paired and tail not in paired]
+        paired += [tail for tail in others if _has_partners(tree, groups[tail], tail, paired[0])]
     if not paired:
         return None
     pattern = _suffix_pattern(sorted(paired))
@@ -274,10 +273,8 @@ def _find_siblings(tree: _Tree) -> Advice | None:
     parent = tree.inside(tops[0].path[: -len(tops[0].name) - 1]) if tops[0].path.count(b"/") > 1 else tree.inside()
     found = _folders_text(tree, names)
     if len(groups) == 1:
-        return Advice(
-            found,
-            _create_call([tree.inside(*folder.path.split(b"/")) for folder in next(filter(None, inner.values()))]),
-        )
+        folders = next(filter(None, inner.values()))
+        return Advice(found, _create_call([tree.inside(folder.path) for folder in folders]))
     shown = " ".join(quote(to_text(name)) for name in groups)
     sources = " ".join(f'{quote(parent)}/"$split"/{quote(to_text(name))}' for name in names)
     command = f"for split in {shown}; do shardtool create {sources} out/\"$split\"-'{{000000..}}'.tar; done"
@@ -333,9 +330,8 @@ def _find_packed(tree: _Tree) -> Advice | None:
         depths = {path.count(b"/") for path in paths}
         if len(codes) > 1 or len(depths) > 1:
             return Advice(found, "", _PAGES[kind])
-        location = _Packed(
-            b"*/" * depths.pop() if len(folders) > 1 else folders.pop(), _file_name(paths[0]).partition(b".")[2]
-        )
+        folder = b"*/" * depths.pop() if len(folders) > 1 else folders.pop()
+        location = _Packed(folder, _file_name(paths[0]).partition(b".")[2])
         if kind == "zip":
             return Advice(found, _archives_command(tree, location), "packs the files in them")
         return _tables_advice(tree, found, paths[0], location)
@@ -381,11 +377,6 @@ def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> 
     if not location.is_one_folder:
         return Advice(found, "", _PAGES["Parquet"])
     return Advice(found, _create_call([f"{tree.inside(location.folder)}/*{PARQUET_ENDING}"], **options), _ROWS)
-
-
-def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
-    words = [word for name, value in options.items() for word in cli_words(name, value)]
-    return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
 
 
 def _find_transcripts(tree: _Tree) -> Advice | None:

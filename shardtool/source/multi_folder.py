@@ -140,21 +140,16 @@ class MultiFolderSource(FolderSource):
                 remedy = f"Check {option_text('include')}, {option_text('exclude')} and {option_text('hidden')}."
                 raise InvalidRequest(self._source, found, expected="files such as cat/0001.jpg in each", remedy=remedy)
         if not (has.sum(axis=0) > 1).any():
-            first = [
-                f"{printable(label)} has '{printable(entries.keys[0])}'"
-                for label, entries in zip(self._labels, trees, strict=True)
-            ]
+            keys = [printable(entries.keys[0]) for entries in trees]
+            first = [f"{printable(label)} has '{key}'" for label, key in zip(self._labels, keys, strict=True)]
             expected = "file names that differ only in their extensions: images/a.jpg and masks/a.png"
             remedy = "To pack the files of each folder as separate samples, use the parent folder as the source."
             found = f"no key is in two of the folders: {format_list(first, _MAX_LISTED_NAMES)}"
             raise InvalidRequest(self._source, found, expected=expected, remedy=remedy)
 
     def _incomplete_note(self, lacking: Sequence[Skipped], has: NDArray[np.bool_]) -> str:
-        counts = [
-            f"{int((~in_folder).sum()):,} not in {printable(label)}"
-            for label, in_folder in zip(self._labels, has, strict=True)
-            if not in_folder.all()
-        ]
+        missing = zip((~has).sum(axis=1).tolist(), self._labels, strict=True)
+        counts = [f"{count:,} not in {printable(label)}" for count, label in missing if count]
         named = format_list([printable(row.key) for row in lacking], _MAX_LISTED_NAMES)
         one_sample = len(lacking) == 1
         verb, was = ("lacks", "was") if one_sample else ("lack", "were")
@@ -182,9 +177,7 @@ def name_folders(sources: Sequence[str]) -> list[bytes]:
 def _incomplete_samples(entries: SampleTable, has: NDArray[np.bool_], labels: Sequence[bytes]) -> list[Skipped]:
     rows = []
     for sample in (~has.all(axis=0)).nonzero()[0].tolist():
-        without = format_list(
-            [printable(label) for label, has_file in zip(labels, has[:, sample], strict=True) if not has_file]
-        )
+        without = format_list([printable(labels[folder]) for folder in (~has[:, sample]).nonzero()[0].tolist()])
         path = to_text(entries.path(int(entries.first[sample])))
         rows.append(Skipped(entries.key(sample), path, "incomplete", f"no file with its key in {without}"))
     return rows

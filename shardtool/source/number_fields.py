@@ -103,18 +103,15 @@ def find_number_fields(
         name: [kind for kind in shards if kind != "bytes"] for name, shards in kinds.items() if name not in stored
     }
     convertible = {name: kinds[0] for name, kinds in recorded.items() if len(kinds) == 1 and to_format == "tfrecord"}
-    notes = [
-        f"{name!r} stays text: it represents {' and '.join(kinds)} in different datasets"
-        for name, kinds in recorded.items()
-        if len(kinds) > 1 and to_format == "tfrecord"
-    ]
+    mixed = {name: " and ".join(kinds) for name, kinds in recorded.items() if len(kinds) > 1}
+    notes = [f"{name!r} stays text: it represents {kinds} in different datasets" for name, kinds in mixed.items()]
+    notes = notes if to_format == "tfrecord" else []
     agreed = {name: shards[0] for name, shards in kinds.items() if len(shards) == 1 and shards[0] != "bytes"}
     tar_types = {**numbers, **convertible} if to_format == "tfrecord" else {}
     texts_of_parts = _read_fields(parts, numbers, tar_types, run, salvage=salvage)
     for name in tar_types:
-        conflicts = {
-            index: texts[name] for index, texts in enumerate(texts_of_parts) if name in texts and texts[name].bad
-        }
+        texts_of_name = {index: texts[name] for index, texts in enumerate(texts_of_parts) if name in texts}
+        conflicts = {index: texts for index, texts in texts_of_name.items() if texts.bad}
         if conflicts and name in numbers:
             index, texts = next(iter(conflicts.items()))
             where = parts[index].describe_value(name, texts.first_bad)
@@ -133,9 +130,8 @@ def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format:
     conflicts = {name: conflict for name, conflict in part.conflicts.items() if is_wanted(name)}
     for name, conflict in conflicts.items():
         if conflict.kind != part.kind(name):
-            raise _kind_conflict(
-                part.where(conflict.sample), name, conflict.kind, f"{part.kind(name)}, as in the samples before it"
-            )
+            expected = f"{part.kind(name)}, as in the samples before it"
+            raise _kind_conflict(part.where(conflict.sample), name, conflict.kind, expected)
         if to_format == "tar":
             found = f"the field {name!r} is a list of {conflict.values:,} {conflict.kind} values"
             remedy = f"Write TFRecord shards, or drop lists with {option_text('drop_fields', tuple(conflicts))}."

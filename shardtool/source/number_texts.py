@@ -114,15 +114,11 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     return results
 
 
-def _read_text(
-    shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, number_field: NumberField
-) -> bytes:
-    data = _read_verified(shard, offset, length, crc, number_field) if length <= _MAX_TEXT_BYTES else b""
-    text = data if not number_field.stored else float_text(data) if number_field.number == "float" else int_text(data)
-    if text is None or (number_field.stored and length > _MAX_TEXT_BYTES):
-        raise CorruptShard(
-            f"{shard.path}, at {offset:,}", f"field {number_field.field!r} is not an {number_field.number}"
-        )
+def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, field: NumberField) -> bytes:
+    data = _read_verified(shard, offset, length, crc, field) if length <= _MAX_TEXT_BYTES else b""
+    text = data if not field.stored else float_text(data) if field.number == "float" else int_text(data)
+    if text is None or (field.stored and length > _MAX_TEXT_BYTES):
+        raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {field.field!r} is not an {field.number}")
     return text
 
 
@@ -153,12 +149,10 @@ def float_text(data: bytes) -> bytes | None:
     return b"%a" % float(text)
 
 
-def _read_verified(
-    shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, number_field: NumberField
-) -> bytes:
+def _read_verified(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, field: NumberField) -> bytes:
     data = bytes(shard.read(offset, length))
     if len(data) < length or (crc >= 0 and crc32c(data) != crc):
-        found = f"field {number_field.field!r} has the CRC-32C {crc32c(data):08x}"
+        found = f"field {field.field!r} has the CRC-32C {crc32c(data):08x}"
         expected = f"{crc:08x}" if crc >= 0 else f"{length:,} bytes"
         remedy = "The value was not copied. Run `shardtool verify` on the dataset to find more damage."
         raise CorruptShard(f"{shard.path}, at {offset:,}", found, expected=expected, remedy=remedy)

@@ -46,9 +46,8 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
     if isinstance(source, list | tuple):
         return _open_folders(source, options, outputs)
     if options.complete:
-        raise InvalidRequest(
-            option_text("complete"), "there is only one source", expected="several folders, or not this option"
-        )
+        expected = "several folders, or not this option"
+        raise InvalidRequest(option_text("complete"), "there is only one source", expected=expected)
     if (archive := find_archive(source)) is not None:
         check_archive(archive[0])
         options.check_for(manifest=False)

@@ -46,12 +46,8 @@ def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # Only a scan can tell whether another tool stores lists.
-        if (
-            file is not None
-            and file.made.verb != "index"
-            and not any(feature.is_list for feature in file.features.values())
-        ):
+        is_ours = file is not None and file.made.verb != "index"  # lists of other tools are found only by a scan
+        if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
         for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
             seen.add(stored.path, file_stat)
@@ -140,10 +136,9 @@ def merge_classes(
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
     """Return the class names by field that all datasets with class names agree on."""
     agreed: dict[str, list[str]] = {}
-    for name, names in (
-        (name, names) for dataset in datasets if dataset.file for name, names in dataset.file.classes.items()
-    ):
-        agreed[name] = names if agreed.setdefault(name, names) == names else []
+    for dataset in datasets:
+        for name, names in dataset.file.classes.items() if dataset.file else ():
+            agreed[name] = names if agreed.setdefault(name, names) == names else []
     return {name: names for name, names in agreed.items() if names}
 
 

@@ -87,9 +87,8 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         paths = [os.fspath(given) for given in sources]
         roots, labels = [source_root(given, needed=True) for given in paths], name_folders(paths)
         folders, identity = dict(zip(labels, roots, strict=True)), " ".join(map(source_identity, roots))
-        return PlanRequest(
-            "folders", tuple(map(printable, labels)), folders=folders, identity=identity, outside=follows
-        )
+        names = tuple(map(printable, labels))
+        return PlanRequest("folders", names, folders=folders, identity=identity, outside=follows)
     (given,) = sources
     if not isinstance(given, str | os.PathLike) or given == "-":
         found, name = "standard input" if given == "-" else "a table in memory", "plan" if options.plan else "plan_only"
@@ -100,9 +99,8 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         path, folder = archive
         stamp, file_path = _file_stamp(path), os.fsencode(path)
         file = SpanFile(file_path, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
-        return PlanRequest(
-            "archive", (folder_name(path), folder), (stamp,), archive=file, identity=source_identity(file_path)
-        )
+        names, identity = (folder_name(path), folder), source_identity(file_path)
+        return PlanRequest("archive", names, (stamp,), archive=file, identity=identity)
     if is_table(path, options.text_form):
         stamps = tuple(map(_file_stamp, list_parquet_files(path) if os.path.isdir(path) else [path]))
         root = os.fsencode(options.root or folder_of(path.rstrip("/")) or ".").rstrip(b"/") + b"/"

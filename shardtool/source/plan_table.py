@@ -40,9 +40,8 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
         paths: Whether each field has a path; otherwise it is key + "." + field.
         spans: Whether payloads are in an archive.
     """
-    field_types = {
-        name: pa.type_for_alias(kind) for name, kind in {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}.items()
-    }
+    type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
+    field_types = {name: pa.type_for_alias(kind) for name, kind in type_names.items()}
     field_types |= {_PATH_NAME: pa.large_binary()} if paths else {}
     element = pa.struct([pa.field(name, kind, nullable=False) for name, kind in field_types.items()])
     columns = {KEY_COLUMN: pa.large_binary(), FIELDS_COLUMN: pa.list_(pa.field("element", element, nullable=False))}
@@ -105,9 +104,9 @@ def read_entries(
         ValueError: The rows are invalid.
     """
     stored_schema, expected_count = file.schema_arrow, len(schema)
-    if pa.schema([*stored_schema][:expected_count]) != schema or any(
-        name.startswith("__") for name in stored_schema.names[expected_count:]
-    ):
+    metadata_names = stored_schema.names[expected_count:]
+    has_reserved = any(name.startswith("__") for name in metadata_names)
+    if pa.schema([*stored_schema][:expected_count]) != schema or has_reserved:
         raise ValueError("unexpected columns")
     keys = _read_names(file, KEY_COLUMN)
     first, columns, paths = _read_fields(file, schema.field(FIELDS_COLUMN).type.value_type)
@@ -122,7 +121,7 @@ def read_entries(
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
         values=values._replace(inline=inline),
         spans=spans,
-        metadata=file.read(stored_schema.names[expected_count:]) if expected_count < len(stored_schema) else None,
+        metadata=file.read(metadata_names) if metadata_names else None,
         identity=request.identity,
         folders=request.folders,
     )
@@ -166,20 +165,15 @@ def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the name is part of the path
-    total = rows.size.sum(dtype=float)
+    has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
+    has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind
     for is_invalid, problem in (
         (counts.min(initial=1) < 1 or counts.max(initial=1) > MAX_FIELDS, "a sample with no or too many fields"),
         (any(not name or {*to_bytes(name)} & forbidden for name in entries.fields), "an invalid field name"),
         (rows.code.max(initial=0) >= max(1, len(entries.fields)), "a field without a name"),
-        (
-            rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES or total > _MAX_TOTAL_BYTES,
-            "impossible payload sizes",
-        ),
+        (has_bad_size or rows.size.sum(dtype=float) > _MAX_TOTAL_BYTES, "impossible payload sizes"),
         (rows.paths is not None and len(rows.paths) != len(rows.code), "another number of paths than fields"),
-        (
-            rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind,
-            "payloads of another kind of source",
-        ),
+        (has_bad_kind, "payloads of another kind of source"),
     ):
         if is_invalid:
             raise ValueError(problem)

@@ -55,9 +55,8 @@ def payload_tasks(
     chunks = [indices[start : start + max_files] for start in range(0, len(indices), max_files)]
     tasks: list[tuple[Rows, FileReads | SpanReads]] = []
     for chunk in chunks:
-        paths = tuple(
-            [entries.root + resolve_source_path(path, entries.folders) for path in entries.paths(rows[chunk])]
-        )
+        relative = [resolve_source_path(path, entries.folders) for path in entries.paths(rows[chunk])]
+        paths = tuple([entries.root + path for path in relative])
         tasks.append((chunk, FileReads(paths, bytes(kinds[chunk] == LINK), reads)))
     indices = np.flatnonzero(kinds == SPAN)
     return [*tasks, *(_span_tasks(entries, rows, indices) if len(indices) else ())]
@@ -108,10 +107,9 @@ def measure_open_seconds(entries: SampleTable) -> float:
             break
         if (kind := int(rows.kind[row])) in (FILE, LINK):
             start = time.perf_counter()
+            flags = files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING
             with suppress(OSError):
-                files.read_file(
-                    entries.file_path(row), buffer, files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING
-                )
+                files.read_file(entries.file_path(row), buffer, flags)
             times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] if times else 0.0
 

@@ -19,14 +19,15 @@ from shardtool.shard_samples import FILE, LINK
 from shardtool.source.scan_part import (
     ALWAYS_CHANGED,
     SPECIAL_FILE_MESSAGE,
+    SYSTEM_FILES,
     ScanPart,
+    ScanRules,
     count_system_file,
     link_failure,
     no_field_row,
     path_failure,
     skipped_row,
 )
-from shardtool.source.scan_rules import SYSTEM_FILES, ScanRules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,11 +83,8 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
     for _ in range(4):  # levels; below, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
-        items = [
-            item_below
-            for item in items
-            for item_below in ([item] if item.names else expand_folder(root, rules, item, top))
-        ]
+        parts_of_items = [[item] if item.names else expand_folder(root, rules, item, top) for item in items]
+        items = [item for part in parts_of_items for item in part]
     items = [piece for item in items for piece in _split_item(item)]
     size = max(1, len(items) // parts)
     for start in range(0, len(items), size):
@@ -98,9 +96,8 @@ def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart)
     path = root + item.prefix
     try:
         folder_stat = os.stat(path)
-        changed = max(
-            item.changed_ns, folder_stat.st_ctime_ns if folder_stat.st_dev == os.stat(root).st_dev else ALWAYS_CHANGED
-        )
+        is_same_device = folder_stat.st_dev == os.stat(root).st_dev
+        changed = max(item.changed_ns, folder_stat.st_ctime_ns if is_same_device else ALWAYS_CHANGED)
         files, links, folders, linked = _list_folder(root, rules, item.prefix, part)
     except OSError as error:
         part.skipped.append(_failed_row(b"", item.prefix, error))
@@ -170,9 +167,8 @@ def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, 
     path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
-            skipped.append(
-                skipped_row(_key_of_name(rules, prefix, name), prefix + name, "special-file", SPECIAL_FILE_MESSAGE)
-            )
+            key = _key_of_name(rules, prefix, name)
+            skipped.append(skipped_row(key, prefix + name, "special-file", SPECIAL_FILE_MESSAGE))
         return ""
     if rules.symlinks == "skip":
         return ""
@@ -239,10 +235,8 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
     existing = [file_stat for file_stat in stats if file_stat is not None]
     part.sizes.extend([file_stat.st_size for file_stat in existing])
     part.mtimes.extend([file_stat.st_mtime_ns for file_stat in existing])
-    changed_ns = item.changed_ns
-    part.changed.extend(
-        [changed if (changed := file_stat.st_ctime_ns) > changed_ns else changed_ns for file_stat in existing]
-    )
+    latest = item.changed_ns
+    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in existing])  # fast
     if item.links:
         for index, name in enumerate(names, len(part.changed) - len(names)):
             if name in item.links:

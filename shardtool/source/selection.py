@@ -53,11 +53,8 @@ def _update_label_columns(
     columns = entries.metadata
     if columns is None:
         return entries, ()
-    labels = [
-        column.name
-        for column in columns.schema
-        if column.name in old_fields and metadata_columns.is_number_type(column.type)
-    ]
+    numbers = [column.name for column in columns.schema if metadata_columns.is_number_type(column.type)]
+    labels = [name for name in numbers if name in old_fields]
     moved = {renames[name]: columns.column(name) for name in labels if name in renames}
     moved = {name: values for name, values in moved.items() if name in renames or name not in columns.column_names}
     dropped = tuple(name for name in labels if name not in (*entries.fields, *kept))
@@ -72,16 +69,13 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
         joined = join_table(listed.entries, options.join, options.on or "", options.text_form)
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
-        unused = _unused_note(joined, options)
-        listed = replace(
-            listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes, *unused)
-        )
+        notes = (*listed.notes, *joined.notes, *_unused_note(joined, options))
+        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes)
     if (query := options.where) is not None:
         from shardtool.select.query import match_partially
 
-        query_table = add_field_columns(
-            make_sample_table(listed.entries, listed.shards), parse_pairs("values", options.values)
-        )
+        table = make_sample_table(listed.entries, listed.shards)
+        query_table = add_field_columns(table, parse_pairs("values", options.values))
         selected, later = match_partially(query_table, query, options.found, listed.all_classes)
         if not len(selected):
             raise no_match_error(query)
@@ -107,9 +101,8 @@ _COLUMN_OPTIONS = ("split_column", "stratify", "group_by", "sort_by", "of")  # u
 
 def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
     kinds, where = joined.columns, options.where or ""
-    used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}.union(
-        column for _, column in parse_pairs("values", options.values)
-    )
+    used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}
+    used |= {column for _, column in parse_pairs("values", options.values)}
     if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
         return ()
     name, kind = next(iter(kinds.items()))

@@ -118,19 +118,16 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     types = _merge_types(datasets, numbers)
     entries = replace(entries, values=entries.values._replace(types=types, classes=classes), metadata=columns)
     if damaged:
-        skipped += tuple(
-            Skipped(entries.key(sample), shard, "corrupt", "a number does not match its checksum")
-            for sample, shard in damaged
-        )
+        why = "a number does not match its checksum"
+        skipped += tuple(Skipped(entries.key(sample), shard, "corrupt", why) for sample, shard in damaged)
         entries = entries.without([sample for sample, _ in damaged])
     pa.default_memory_pool().release_unused()  # memory for all sidecars
     dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted_keys(entries.keys)
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and is_wanted(name)]
     if dots and dotted and to_format == "tar":
-        notes.append(
-            f"keys and fields with dots ({format_list(dotted)}): readers split such names in the wrong place; "
-            f"make keys safe with {flag_text('portable')}"
-        )
+        problem = "readers split such names in the wrong place"
+        safe = f"make keys safe with {flag_text('portable')}"
+        notes.append(f"keys and fields with dots ({format_list(dotted)}): {problem}; {safe}")
     return Listing(
         entries=entries,
         skipped=skipped,
@@ -161,15 +158,10 @@ def _list_shards(
         else:
             parts[index] = source_shard.sort_fields(parts[index])
             observer.listed(len(parts[index].index))
-    tasks = [  # a scan continues after damage only if no index lists the samples
-        ShardScanTask(
-            shards[index].path,
-            shards[index].format == "tfrecord",
-            shards[index].stored.dots,
-            salvage and index not in with_index,
-        )
-        for index in to_scan
-    ]
+    tasks = []
+    for index in to_scan:
+        shard, continues = shards[index], salvage and index not in with_index  # after damage
+        tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
     pool.check([shard.path for shard in shards])  # also without scans: workers read numbers
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
@@ -179,9 +171,8 @@ def _list_shards(
 
 
 def _merge_types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> dict[str, ValueType]:
-    agreed = merge_value_types(
-        [(dataset.file.types, dataset.file.fields) if dataset.file else ({}, ()) for dataset in datasets]
-    )
+    files = [dataset.file for dataset in datasets]
+    agreed = merge_value_types([(file.types, file.fields) if file else ({}, ()) for file in files])
     numbered = typed_number_fields(agreed)
     types = {name: kind for name, kind in agreed.items() if numbered.get(name) == numbers.numbers.get(name)}
     return {**numbers.numbers, **types}

@@ -85,9 +85,8 @@ class DatasetSource(Source):
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:
         """Return the requested samples in the requested order."""
         options = self._options
-        listed = sort_and_limit(
-            self._sample_per_class(self._without_duplicates(take_sample(listed, options), taken())), options
-        )
+        listed = self._without_duplicates(take_sample(listed, options), taken())
+        listed = sort_and_limit(self._sample_per_class(listed), options)
         if self._format == "tar":
             _check_tar_fields(listed)
         check_skipped(listed.where, listed.skipped, options.on_error, "recreate the shards without them")
@@ -98,10 +97,9 @@ class DatasetSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
+        table = sample_table.make_sample_table(listed.entries, listed.shards)
         try:
-            return sample_table.table_column(
-                sample_table.make_sample_table(listed.entries, listed.shards), name, listed.where
-            )
+            return sample_table.table_column(table, name, listed.where)
         except InvalidRequest as error:
             if name in listed.entries.fields:
                 error.remedy = f"Turn the field into a column with {option_text('columns_from', (name,))}."
@@ -119,9 +117,8 @@ class DatasetSource(Source):
         positions = match_samples(entries, other.entries, other.name)
         unmatched, unused = np.flatnonzero(positions < 0), len(other.entries) - int(np.count_nonzero(positions >= 0))
         if len(unmatched):
-            shown = format_list(
-                [f"'{printable(entries.keys[sample])}'" for sample in unmatched[:3].tolist()], total=len(unmatched)
-            )
+            first = [f"'{printable(entries.keys[sample])}'" for sample in unmatched[:3].tolist()]
+            shown = format_list(first, total=len(unmatched))
             found = f"{len(unmatched):,} of {pluralize(len(positions), 'sample')} not in {other.name}: {shown}"
             if options.on_error != "skip" or len(unmatched) == len(positions):
                 remedy = f"Skip them with {option_text('on_error', 'skip')}." if len(unmatched) < len(positions) else ""
@@ -178,9 +175,8 @@ def _check_tar_fields(listed: Listing) -> None:
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which a tar shard cannot store: {format_list(list(map(repr, bad)))}"
-        renamed = (
-            {_TENSORFLOW_IMAGE: "jpg"} if _TENSORFLOW_IMAGE in bad else {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
-        )
+        first_rename = {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
+        renamed = {_TENSORFLOW_IMAGE: "jpg"} if _TENSORFLOW_IMAGE in bad else first_rename
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or {option_text('drop_fields')}."
         raise InvalidRequest(listed.where, found, expected="extensions, such as jpg or cls", remedy=remedy)
 

@@ -16,7 +16,7 @@ from shardtool.messages import choose_text, option_text
 from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, parse_shard_name
-from shardtool.source.scan_rules import ScanRules
+from shardtool.source.scan_part import ScanRules
 from shardtool.storage import lookup, paths
 from shardtool.storage.lookup import iter_entries
 from shardtool.storage.paths import base_name, similar_path
@@ -132,10 +132,8 @@ def _describe_shards(source: str) -> str:
     if os.path.isfile(source):
         return "a shard" if parse_shard_name(os.path.basename(source)) else ""
     if any(mark in source for mark in "*?["):
-        matches = glob.glob(source)
-        return (
-            "a glob of shards" if matches and all(parse_shard_name(os.path.basename(path)) for path in matches) else ""
-        )
+        names = [*map(os.path.basename, glob.glob(source))]
+        return "a glob of shards" if names and all(map(parse_shard_name, names)) else ""
     try:
         pattern = parse_pattern(source)
     except ShardError:
@@ -150,9 +148,8 @@ def _file_advice(source: str) -> str:
     if source.endswith(_UNSUPPORTED_TABLES):
         return "Save it as CSV or Parquet."
     if source.endswith(".txt"):
-        return (
-            f"Read a list of paths, one per line, from standard input: `shardtool create - OUTPUT < {quote(source)}`."
-        )
+        command = f"`shardtool create - OUTPUT < {quote(source)}`"
+        return f"Read a list of paths, one per line, from standard input: {command}."
     folder, name = os.path.split(source)
     return f"Pack its folder, {folder or '.'}, with {include_advice(name)}."
 

@@ -115,9 +115,8 @@ class _FileInspector:
             problem = self._outside_problem(path) if linked else None
         except OSError as error:
             return _FolderState(linked=parent.linked, changed_ns=0, problem=path_failure(error))
-        return _FolderState(
-            linked, max(parent.changed_ns, folder_stat.st_ctime_ns) if is_reliable else ALWAYS_CHANGED, problem
-        )
+        changed_ns = max(parent.changed_ns, folder_stat.st_ctime_ns) if is_reliable else ALWAYS_CHANGED
+        return _FolderState(linked, changed_ns, problem)
 
     def _outside_problem(self, path: bytes) -> tuple[SkipCode, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):

@@ -67,9 +67,8 @@ def read_table_head(path: str) -> TableHead | None:
         if ending in JSON_LINES_ENDINGS or text.lstrip().startswith("["):
             return TableHead((({}, [*_objects(text)]),))
         if ending == JSON_ENDING and '"images"' in text:
-            return TableHead(
-                (({}, [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]),), is_coco=True
-            )
+            rows: list[dict[str, object]] = [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]
+            return TableHead((({}, rows),), is_coco=True)
     return None
 
 

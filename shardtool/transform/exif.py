@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_GPS_TAGS = {
-    "latitude": (1, 2, "S", 90),
-    "longitude": (3, 4, "W", 180),
-}  # tags of hemisphere and degrees, the negative hemisphere, the maximum
+# Tags of hemisphere and degrees, the negative hemisphere, the maximum.
+_GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
 _IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)  # other TIFF tags describe the pixel layout
 _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # per tag; excludes maker notes and previews

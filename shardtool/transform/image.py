@@ -122,10 +122,8 @@ class ImageOptions:
         longest = _MAX_SIDES.get(_PILLOW_FORMATS.get(self.encode or "", ""), self.max_pixels)
         for side in self.resize or ():
             if not 1 <= side <= longest:
-                format_note = f" for {self.encode}" if longest < self.max_pixels else ""
-                raise InvalidRequest(
-                    option_text("resize"), f"{side:,} pixels", expected=f"1 to {longest:,}{format_note}"
-                )
+                expected = f"1 to {longest:,}{f' for {self.encode}' if longest < self.max_pixels else ''}"
+                raise InvalidRequest(option_text("resize"), f"{side:,} pixels", expected=expected)
 
     def applies(self, field: str) -> bool:
         """Check whether `field` is an image to process."""
@@ -139,14 +137,8 @@ class ImageOptions:
 
     def output_field(self, field: str) -> str:
         """Return the field name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg."""
-        encode = self.encoding(field)
-        ending = _ending(field)
-        if (
-            encode is None
-            or not self.applies(field)
-            or ending not in IMAGE_ENDINGS
-            or ending in _FORMAT_ENDINGS[encode]
-        ):
+        encode, ending = self.encoding(field), _ending(field)
+        if encode is None or not self.applies(field) or ending not in IMAGE_ENDINGS - {*_FORMAT_ENDINGS[encode]}:
             return field
         return field[: len(field) - len(ending)] + encode
 
@@ -202,11 +194,8 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
     image, extent = decode_pixels(picture, None if nearest else _draft_goal(picture, placement))
     if field in options.masks:
         image = to_stored_values(image, picture)
-    image = (
-        _to_photo_mode(image, kind, picture)
-        if kind in _LOSSY_FORMATS
-        else _to_format_mode(image, kind, nearest=nearest)
-    )
+    is_photo = kind in _LOSSY_FORMATS
+    image = _to_photo_mode(image, kind, picture) if is_photo else _to_format_mode(image, kind, nearest=nearest)
     image = _resample(image, picture, placement, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
     if picture.turn in TRANSPOSES:
         image = image.transpose(TRANSPOSES[picture.turn])
@@ -230,34 +219,27 @@ class _Placement(NamedTuple):
 
 def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
     width, height = size
-    target_width, target_height = options.resize or size
-    if (width, height) == (target_width, target_height) or (
-        options.only_larger and width <= target_width and height <= target_height
-    ):
+    target = target_width, target_height = options.resize or size
+    smaller = min(width, target_width), min(height, target_height)
+    if size == target or (options.only_larger and smaller == size):
         return _Placement(size, size, size)
     if options.resize_mode == "exact":
-        target = (
-            (min(width, target_width), min(height, target_height))
-            if options.only_larger
-            else (target_width, target_height)
-        )
+        target = smaller if options.only_larger else target
         return _Placement(size, target, target)
 
-    scaled = _scaled_size(size, (target_width, target_height), cover=options.resize_mode in ("shorter", "crop"))
+    scaled = _scaled_size(size, target, cover=options.resize_mode in ("shorter", "crop"))
     if options.only_larger and (scaled[0] > width or scaled[1] > height):
         scaled = size
     if options.resize_mode == "pad":
-        return _Placement(size, scaled, (target_width, target_height))
+        return _Placement(size, scaled, target)
     if options.resize_mode == "crop":
-        canvas = (min(target_width, scaled[0]), min(target_height, scaled[1]))
+        canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
         # Resample only the kept part: a strip of 1 x 60,000 scaled to cover a square would need too much memory.
-        kept = (
-            (width, target_height * width / target_width)
-            if target_width * height >= target_height * width
-            else (target_width * height / target_height, height)
-        )
+        kept: tuple[float, float] = (width, target_height * width / target_width)
+        if target_width * height < target_height * width:
+            kept = (target_width * height / target_height, height)
         return _Placement(kept, canvas, canvas)
     return _Placement(size, scaled, scaled)
 
@@ -273,9 +255,8 @@ def _scaled_size(size: tuple[int, int], target: tuple[int, int], *, cover: bool)
 def _check_output(picture: OpenedImage, canvas: tuple[int, int], kind: str, max_pixels: int) -> None:
     width, height = canvas
     if width * height > max_pixels or max(canvas) > _MAX_SIDES.get(kind, max_pixels):
-        raise BadImage(
-            "image-too-large", f"would become {width:,} x {height:,} pixels, more than {kind} or the pixel limit allows"
-        )
+        found = f"would become {width:,} x {height:,} pixels, more than {kind} or the pixel limit allows"
+        raise BadImage("image-too-large", found)
     if picture.kind != "JPEG" and getattr(picture.image, "is_animated", False):
         raise BadImage("animated-image", f"several frames or pages ({picture.kind}); a change would keep only one")
     if picture.deep and kind not in _LOSSY_FORMATS:

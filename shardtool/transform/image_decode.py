@@ -48,16 +48,7 @@ _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # per value
 
-_BYTES_PER_PIXEL = {
-    "1": 1,
-    "L": 1,
-    "P": 1,
-    "I;16": 2,
-    "I;16B": 2,
-    "I;16L": 2,
-    "I;16N": 2,
-}  # other modes take 4
-
+_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # other modes take 4
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
@@ -78,10 +69,7 @@ _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PIECE_BYTES = 2**16  # decompressed at a time
 
-_PNG_EXIF_KEYWORDS = (
-    b"Raw profile type exif",
-    b"XML:com.adobe.xmp",
-)  # text chunks that may contain the orientation
+_PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # text chunks that may contain the orientation
 
 
 class BadImage(ValueError):
@@ -201,31 +189,22 @@ class OpenedImage:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        peak_pixel_bytes = pixel_bytes + (
-            5 if image.mode != "RGB" else 4 if turned else 3
-        )  # conversion to RGB, turning, or the array
-        peak_pixel_bytes = (
-            _WEBP_BYTES_PER_PIXEL
-            if kind == "WEBP"
-            else max(3 * pixel_bytes, peak_pixel_bytes)
-            if kind in ("PPM", "BMP")
-            else peak_pixel_bytes
-        )
-        size = width * height * peak_pixel_bytes
+        copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3  # conversion to RGB, turning, or the array
+        peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
+        if kind in ("PPM", "BMP"):
+            peak_bytes = max(3 * pixel_bytes, peak_bytes)
+        size = width * height * peak_bytes
         if kind == "TIFF":
             tags = image.tag_v2
-            full_width, full_height = (
-                tags.get(TiffImagePlugin.TILEWIDTH, width),
-                tags.get(TiffImagePlugin.TILELENGTH, 0),
-            )
-            rows = full_height or min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
+            tile_width = tags.get(TiffImagePlugin.TILEWIDTH, width)
+            strip_rows = min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
+            rows = tags.get(TiffImagePlugin.TILELENGTH, 0) or strip_rows
             bits = sum(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
-            size = max(size, width * height * pixel_bytes + full_width * rows * max(4, bits // 8))
+            size = max(size, width * height * pixel_bytes + tile_width * rows * max(4, bits // 8))
         elif kind == "JPEG":
             full_width, full_height = full or image.size
-            progressive = width * height * pixel_bytes + full_width * full_height * _COEFFICIENT_BYTES * len(
-                image.getbands()
-            )
+            coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
+            progressive = width * height * pixel_bytes + coefficients
             # Several scans mean progressive; the scan of a preview counts too.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
@@ -401,9 +380,8 @@ def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
         BadImage: White is undefined: values are floats, signed, or wider than 16 bits.
     """
     if not 0 < picture.white <= _MAX_16_BIT:
-        values = (
-            "floats" if image.mode == "F" else "integers that are signed, have more than 16 bits, or use 0 as white"
-        )
+        integers = "integers that are signed, have more than 16 bits, or use 0 as white"
+        values = "floats" if image.mode == "F" else integers
         raise BadImage("image-depth", f"{values}: no defined conversion to 8-bit colours")
     white = _MAX_16_BIT if picture.kind == "PPM" else picture.white  # Pillow scales PPM to 16 bits
     grey = to_sixteen_bits(image).point(_eight_bit_table(white), "L")

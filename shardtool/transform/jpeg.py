@@ -35,17 +35,15 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8  # per side
 _END_MARKER = b"\xff\xd9"
 
-_EXTRA_DATA_WARNING = (
-    "extraneous bytes before marker 0xd"  # before an end or restart marker; fatal faults have other messages
-)
+# Before an end or restart marker; fatal faults have other messages.
+_EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours, and their coefficients in a progressive JPEG
 _MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
 _SCALE_FRACTIONS = (8, 4, 2)
 
-_ORIENTATION_PATTERN = re.compile(
-    rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL
-)  # EXIF tag in either byte order, and XMP
+# The EXIF tag in either byte order, and XMP.
+_ORIENTATION_PATTERN = re.compile(rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL)
 
 _UPRIGHT_TAGS = (b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01", b"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00")
 
@@ -80,9 +78,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     while offset + 10 <= len(data) and data[offset] == 0xFF:  # noqa: PLR2004 - start of each marker
         marker, end = data[offset + 1], offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
         if marker in _SEQUENTIAL_MARKERS or marker == _PROGRESSIVE_MARKER:
-            height, width = (
-                int.from_bytes(data[position : position + 2], "big") for position in (offset + 5, offset + 7)
-            )
+            height, width = (int.from_bytes(data[start : start + 2], "big") for start in (offset + 5, offset + 7))
             if not width or not height or not _is_upright(app1_data, data):
                 return None
             rows = _BLOCK_PIXELS * max((factors & 15 for factors in data[offset + 11 : end : 3]), default=1)

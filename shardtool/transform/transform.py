@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from shardtool.transform.image import ImageOptions
 
 
-PROBED_COLUMNS = {
-    "width": "int32",
-    "height": "int32",
-    "mode": "string",
-}  # columns of `probe`, with Arrow types
-
+PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}  # columns of `probe`, with Arrow types
 ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # size before the change
 EXIF_COLUMN = "exif"
 
@@ -76,9 +71,8 @@ class Transform(NamedTuple):
         for option_name, names in (("images", images.fields), ("masks", images.masks)) if images is not None else ():
             if missing := [name for name in names if name not in existing_fields]:
                 expected = f"one of {', '.join(existing_fields)}"
-                raise InvalidRequest(
-                    option_text(option_name), f"no sample has a field {missing[0]!r}", expected=expected
-                )
+                found = f"no sample has a field {missing[0]!r}"
+                raise InvalidRequest(option_text(option_name), found, expected=expected)
 
     def identity(self) -> str:
         """Return a text that identifies this transform: options, codec versions, the function's source.
@@ -128,9 +122,8 @@ def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         raise InvalidRequest(option_text("map"), f"cannot import {module!r}: {type(error).__name__}: {error}") from None
     if target is None:
-        raise InvalidRequest(
-            option_text("map"), f"no module {module!r}", remedy="Run in a folder from which Python can import it."
-        )
+        remedy = "Run in a folder from which Python can import it."
+        raise InvalidRequest(option_text("map"), f"no module {module!r}", remedy=remedy)
     if not callable(target):
         problem = f"{name!r} is a {type(target).__name__}"
         raise InvalidRequest(option_text("map"), problem, expected="a function that accepts one sample")

@@ -47,8 +47,8 @@ class TransformedSample(NamedTuple):
     fields: list[tuple[bytes, Payload]]
 
 
-def _function_option() -> str:
-    return f"the function of {cli_option('map')}"
+def _map_error(problem: str, detail: str = "") -> BadSample:
+    return BadSample("map-failed", f"the function of {cli_option('map')} {problem}", detail)
 
 
 class Transformer:
@@ -104,16 +104,12 @@ class Transformer:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip this module's own frame
-            trace = "".join(traceback.format_exception(type(error), error, user_frames)).splitlines()[
-                -_MAX_TRACE_LINES:
-            ]
-            message = f"{_function_option()} raised {type(error).__name__}: {error}"
-            raise BadSample("map-failed", message, "\n".join(trace)) from None
+            trace = "".join(traceback.format_exception(type(error), error, user_frames)).splitlines()
+            detail = "\n".join(trace[-_MAX_TRACE_LINES:])
+            raise _map_error(f"raised {type(error).__name__}: {error}", detail) from None
         name = to_text(key)
-        return [
-            _parse_returned(result, name, f"{name}-{index}" if is_several else name)
-            for index, result in enumerate(results)
-        ]
+        names = [f"{name}-{index}" if is_several else name for index in range(len(results))]
+        return [_parse_returned(result, name, default) for result, default in zip(results, names, strict=True)]
 
 
 get_transformer = cache(Transformer)  # importing the user's function may be slow
@@ -141,28 +137,26 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
 
 def _parse_returned(sample: object, key: str, default_key: str) -> TransformedSample:
     if not isinstance(sample, dict):
-        raise BadSample("map-failed", f"{_function_option()} returned a {type(sample).__name__}, not a dict")
+        raise _map_error(f"returned a {type(sample).__name__}, not a dict")
     returned_key = sample.get(KEY_ITEM, key)
     new_key = default_key if returned_key == key else returned_key
     if not _is_text(new_key) or not _INVALID_KEY_PARTS.isdisjoint(new_key.split("/")):
-        raise BadSample("map-failed", f"{_function_option()} returned the key {new_key!r:.80}")
+        raise _map_error(f"returned the key {new_key!r:.80}")
     if problem := name_problem(new_key.encode()):
-        raise BadSample("map-failed", f"{_function_option()} returned the key {new_key!r:.80}: {problem}")
+        raise _map_error(f"returned the key {new_key!r:.80}: {problem}")
     fields: dict[str, Payload] = {}
     for name, value in sample.items():
         if name == KEY_ITEM:
             continue
         if not _is_text(name) or not name or "/" in name:
-            raise BadSample("map-failed", f"{_function_option()} returned a field named {name!r:.80}")
+            raise _map_error(f"returned a field named {name!r:.80}")
         if problem := field_problem(name.encode()):
-            raise BadSample("map-failed", f"{_function_option()} returned a field named {name!r:.80}: {problem}")
+            raise _map_error(f"returned a field named {name!r:.80}: {problem}")
         fields[name] = _encode_payload(name, value)
     if not fields:
-        raise BadSample(
-            "map-failed", f"{_function_option()} returned a sample without fields; return None to drop the sample"
-        )
+        raise _map_error("returned a sample without fields; return None to drop the sample")
     if len(fields) > MAX_FIELDS:
-        raise BadSample("map-failed", f"{_function_option()} returned a sample of {len(fields):,} fields")
+        raise _map_error(f"returned a sample of {len(fields):,} fields")
     return TransformedSample(new_key.encode(), _sort_fields(fields))
 
 
@@ -194,8 +188,8 @@ def _encode_payload(name: str, value: object) -> Payload:
             return str(value).encode()
     except ValueError:  # invalid UTF-8, or thousands of digits
         shown = f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
-        raise BadSample("map-failed", f"{_function_option()} returned {name!r}: {shown}") from None
-    raise BadSample("map-failed", f"{_function_option()} returned a {type(value).__name__} as {name!r}, not bytes")
+        raise _map_error(f"returned {name!r}: {shown}") from None
+    raise _map_error(f"returned a {type(value).__name__} as {name!r}, not bytes")
 
 
 def _sort_fields(fields: Mapping[str, Payload]) -> list[tuple[bytes, Payload]]:

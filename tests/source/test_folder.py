@@ -19,8 +19,7 @@ from shardtool.names import to_bytes
 from shardtool.source import scan
 from shardtool.source.folder import collect_samples
 from shardtool.source.scan import make_scan_tasks, scan_items
-from shardtool.source.scan_part import ScanPart
-from shardtool.source.scan_rules import ScanRules
+from shardtool.source.scan_part import ScanPart, ScanRules
 from shardtool.values import Target
 from tests.helpers import members, read_tree, shards, write_tree
 

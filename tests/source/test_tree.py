@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from shardtool.source.folder import collect_objects, collect_samples
 from shardtool.source.scan import make_scan_tasks, scan_items
-from shardtool.source.scan_part import ScanPart
-from shardtool.source.scan_rules import ScanRules
+from shardtool.source.scan_part import ScanPart, ScanRules
 from shardtool.storage.remote.buckets import BucketEntry
 from tests.helpers import write_tree
 

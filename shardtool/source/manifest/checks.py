@@ -56,9 +56,8 @@ def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collec
     for column, role, is_right, expected, remedy in requirements:
         kind = rows.columns[column].type if column in rows.columns else schema.field(column).type
         if not is_right(kind):
-            raise InvalidRequest(
-                rows.where, f"column {column!r} ({role}) holds {kind}", expected=expected, remedy=remedy
-            )
+            found = f"column {column!r} ({role}) holds {kind}"
+            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -79,30 +78,22 @@ def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mappi
     for name in (*roles.paths(), *roles.columns_of("urls")):
         payload_values.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
     for name in roles.meta:
-        problem = f"column {name!r}: an infinite number"
+        infinite = payload_values.infinite_positions(rows.columns[name])
+        expected = "values that JSON can represent"
         remedy = f"Make it null, or exclude the column from {option_text('meta')}."
-        rows.refuse(
-            payload_values.infinite_positions(rows.columns[name]),
-            problem,
-            expected="values that JSON can represent",
-            remedy=remedy,
-        )
+        rows.refuse(infinite, f"column {name!r}: an infinite number", expected=expected, remedy=remedy)
 
 
 def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
     """Return the column of sizes as int64[rows]."""
-    column = rows.columns.get(name)
+    column, expected = rows.columns.get(name), "bytes of the file"
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected="bytes of the file")
-    rows.refuse(
-        payload_values.missing_positions(column),
-        f"column {name!r}: no size (null or NaN)",
-        expected="bytes of the file",
-    )
-    inexact = keys.inexact_positions(column)
-    rows.refuse(inexact, f"column {name!r}: not a whole number", expected="bytes of the file")
+        raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected=expected)
+    missing, inexact = payload_values.missing_positions(column), keys.inexact_positions(column)
+    rows.refuse(missing, f"column {name!r}: no size (null or NaN)", expected=expected)
+    rows.refuse(inexact, f"column {name!r}: not a whole number", expected=expected)
     sizes = arrow.number_values(column).astype(np.int64)
-    rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
+    rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected=expected)
     return sizes
 
 
@@ -125,9 +116,8 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
     leaving = np.union1d(find_absolute(paths), find_upward(paths))
     if len(leaving):
         problem = f"{column}: a path that leaves the root, such as {rows.examples(original, leaving[:1])},"
-        remedy = (
-            f"Name their common folder with {option_text('root')}, or allow them with {flag_text('allow_outside')}."
-        )
+        allow = flag_text("allow_outside")
+        remedy = f"Name their common folder with {option_text('root')}, or allow them with {allow}."
         expected = f"paths below the manifest's folder, or {option_text('root')}"
         rows.refuse(leaving, problem, expected=expected, remedy=remedy)
 
@@ -139,20 +129,13 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
         found = f"column {name!r}: a name without an extension, such as {rows.examples(column, rows_with_problem[:1])},"
         expected = "an extension that names the field, such as .jpg"
-        rows.refuse(
-            rows_with_problem,
-            found,
-            expected=expected,
-            remedy=f"Name the field: {option_text('files', {'jpg': name})}.",
-        )
+        remedy = f"Name the field: {option_text('files', {'jpg': name})}."
+        rows.refuse(rows_with_problem, found, expected=expected, remedy=remedy)
     for field in sorted(set(endings.names) & set(other_fields)):
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(field))
+        found = f"column {name!r}: the extension of a file is the field {field!r} of another column"
         remedy = meta_field_advice() if field == META_FIELD else "Give the fields different names."
-        rows.refuse(
-            rows_with_problem,
-            f"column {name!r}: the extension of a file is the field {field!r} of another column",
-            remedy=remedy,
-        )
+        rows.refuse(rows_with_problem, found, remedy=remedy)
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
@@ -160,9 +143,8 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"
-        expected = (
-            f"text of 1 to {MAX_NAME_BYTES:,} bytes, without control characters and parts such as '', '.' or '..'"
-        )
+        parts = "without control characters and parts such as '', '.' or '..'"
+        expected = f"text of 1 to {MAX_NAME_BYTES:,} bytes, {parts}"
         rows.refuse(bad, problem, expected=expected, remedy=_key_advice())
 
 

@@ -41,10 +41,8 @@ def redact_urls(urls: pa.Array) -> pa.Array:
     """Redact URLs: see `redact_url`."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
     for index, chunk in enumerate(chunks):  # URLs that are shown whole are not examined one by one
-        mask = pc.or_(
-            pc.match_substring_regex(chunk, _MAY_NEED_REDACTION),
-            pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH),
-        )
+        is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
+        mask = pc.or_(pc.match_substring_regex(chunk, _MAY_NEED_REDACTION), is_long)
         if pc.any(mask).as_py():
             shown = [redact_url(text) for text in chunk.filter(mask).to_pylist()]
             chunks[index] = pc.replace_with_mask(chunk, mask, pa.array(shown, urls.type))
@@ -210,9 +208,7 @@ def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[
             continue
         files += 1
         packed_files = [_regular_file(folder, column[row] or "") for column in packed if row < len(column)]
-        if not example and not any(
-            other is not None and os.path.samestat(stat_result, other) for other in packed_files
-        ):
+        if not example and not any(os.path.samestat(stat_result, other) for other in packed_files if other is not None):
             example = text
     return example if files > missing else ""
 
@@ -228,14 +224,9 @@ def _regular_file(folder: str, path: str) -> os.stat_result | None:
 def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
     """Do the same in a store, only for paths with the extension of a binary format."""
     packed_texts = {text for column in packed for text in column}
-    candidates = [
-        text
-        for text in texts
-        if text
-        and text not in packed_texts
-        and "\0" not in text
-        and path_ending(text, "last").lower() in BINARY_ENDINGS
-    ][:MAX_CHECKED_OBJECTS]
+    unpacked = [text for text in texts if text and text not in packed_texts and "\0" not in text]
+    candidates = [text for text in unpacked if path_ending(text, "last").lower() in BINARY_ENDINGS]
+    candidates = candidates[:MAX_CHECKED_OBJECTS]
     if not candidates:
         return ""
     paths = [*relative_to_root(arrow.text_array(candidates), root).to_pylist()]
@@ -256,11 +247,8 @@ def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots)
     used_fields = {*roles.field_names()}
     for name, example in examples.items():
         ending = path_ending(example, dots) or "FIELD"
-        field = (
-            ending
-            if ending not in used_fields and roles.path is None
-            else f"{_UNSAFE_FIELD_CHARACTER.sub('_', name)}.{ending}"
-        )
+        is_free = ending not in used_fields and roles.path is None
+        field = ending if is_free else f"{_UNSAFE_FIELD_CHARACTER.sub('_', name)}.{ending}"
         used_fields.add(field)
         words.append(option_text("files", {field: name}))
     return " ".join(words)

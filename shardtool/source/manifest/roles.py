@@ -100,27 +100,19 @@ def choose_roles(
         named_columns = {column for _, column in values}
         if values:  # media columns that --meta names stay metadata
             named_columns |= {name for name in (options.meta or "").split(",") if name.casefold() in tables.MEDIA_NAMES}
-        path = _find_usual_column(
-            "path",
-            tables.PATH_NAMES,
-            [column.name for column in schema if tables.is_text_type(column.type)],
-            named_columns,
-            notes,
-        )
+        texts = [column.name for column in schema if tables.is_text_type(column.type)]
+        path = _find_usual_column("path", tables.PATH_NAMES, texts, named_columns, notes)
         if path is None:
+            kinds = {column.name: column.type for column in schema if column.name not in named_columns}
             candidates = [
-                column.name
-                for column in schema
-                if tables.is_bytes_type(column.type) or tables.is_wrapped_bytes(column.type)
+                name for name, kind in kinds.items() if tables.is_bytes_type(kind) or tables.is_wrapped_bytes(kind)
             ]
-            candidates = [name for name in candidates if name not in named_columns]
             binary = _find_bytes_column(where, candidates, first_ending, notes, needed=not values)
     payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
-        key = _find_usual_column(
-            "key", KEY_NAMES, [column.name for column in schema if _can_be_key(column.type)], payload, notes
-        )
+        possible_keys = [column.name for column in schema if _can_be_key(column.type)]
+        key = _find_usual_column("key", KEY_NAMES, possible_keys, payload, notes)
     unused_bytes = [name for name in tables.find_byte_columns(schema) if name not in payload]
     meta_columns = {*schema.names} - {key, *payload, *unused_bytes, *filter(tables.is_index_name, schema.names)}
     if options.meta not in (None, "all"):
@@ -193,10 +185,9 @@ def _find_bytes_column(
     if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:
+        found = f"{pluralize(len(columns), 'column of bytes')}: {format_list(columns)}"
         remedy = f"Choose one, and its field: {option_text('binary', {'jpg': columns[0]})}."
-        raise InvalidRequest(
-            name, f"{pluralize(len(columns), 'column of bytes')}: {format_list(columns)}", remedy=remedy
-        )
+        raise InvalidRequest(name, found, remedy=remedy)
     column = columns[0]
     ending = column.casefold() if column.casefold() in _MEDIA_ENDINGS else first_ending(column)
     if not ending and not needed:

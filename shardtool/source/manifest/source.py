@@ -25,17 +25,7 @@ from shardtool.select.sampling import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
-from shardtool.source.manifest.checks import (
-    check_agreement,
-    check_column_types,
-    check_column_values,
-    check_endings_differ,
-    check_keys,
-    check_path_endings,
-    check_paths,
-    check_sizes,
-    check_unique,
-)
+from shardtool.source.manifest import checks
 from shardtool.source.manifest.paths import (
     CHUNK_ROWS,
     MAX_CHECKED_COLUMNS,
@@ -98,9 +88,8 @@ class ManifestSource(Source):
 
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
-        self._table = table = open_table(
-            source, {column for _, column in requested_columns(options)}, options.text_form
-        )
+        requested = {column for _, column in requested_columns(options)}
+        self._table = table = open_table(source, requested, options.text_form)
         self.name, self._where = table.name, table.where
         self._roles = roles = choose_roles(self._where, table.schema, options, self._first_ending)
         self.notes = [*table.notes, *roles.notes]
@@ -112,18 +101,15 @@ class ManifestSource(Source):
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
         self._non_binary = [name for name in table.schema.names if name not in heavy]
         if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
-            raise InvalidRequest(
-                option_text("stat"),
-                "files are not examined, and their sizes are unknown",
-                expected=f"{option_text('size', 'COLUMN')} and one file per row",
-            )
+            found = "files are not examined, and their sizes are unknown"
+            expected = f"{option_text('size', 'COLUMN')} and one file per row"
+            raise InvalidRequest(option_text("stat"), found, expected=expected)
         self._columns: dict[str, pa.Array] = {}  # columns read so far, with the remaining rows
         self._labels: dict[str, pa.Array] = {}  # class numbers, by field
         self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # of the remaining rows; None: all rows
-        self._read_columns(
-            *{*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size} & {*self._non_binary}
-        )
+        needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size}
+        self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
         self._lengths: list[NDArray[np.int64]] = []  # of the payloads in the table, one array per column
 
@@ -179,29 +165,24 @@ class ManifestSource(Source):
             found = "no rows" if self._numbers is None else "no remaining row"
             raise InvalidRequest(self._where, found, expected="a row per sample")
         rows = self._rows()
-        check_column_types(rows, roles, options.classes, self._table.schema)
-        tables.check_sidecar_names(
-            self._where, self._sidecar_names(), remedy=f"exclude them from {option_text('meta')}"
-        )
-        check_column_values(rows, roles, self._table.classes)
+        checks.check_column_types(rows, roles, options.classes, self._table.schema)
+        remedy = f"exclude them from {option_text('meta')}"
+        tables.check_sidecar_names(self._where, self._sidecar_names(), remedy=remedy)
+        checks.check_column_values(rows, roles, self._table.classes)
         if options.stat:
             self._check_unused_paths()
         self._number_labels()
         urls = self._extract_urls()
         sizes: ScalarOrArray = _ASSUMED_URL_BYTES
         if options.size is not None and (urls or (roles.paths() and not options.stat)):
-            sizes = check_sizes(rows, options.size)
+            sizes = checks.check_sizes(rows, options.size)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
         if options.sample is not None or options.head is not None:  # before files are examined
             sampled = self._keep_sampled_rows(names, groups)
-            names, groups = (
-                names.take(sampled),
-                None if groups is None else group_by_key(names.take(sampled), by_key=False),
-            )
-            paths, urls = (
-                [column.take(arrow.number_array(sampled)) for column in columns] for columns in (paths, urls)
-            )
+            names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
+            groups = None if groups is None else group_by_key(names, by_key=False)
+            paths, urls = ([column.take(rows_to_take) for column in columns] for columns in (paths, urls))
             sizes = sizes if isinstance(sizes, int) else sizes[sampled]
             endings = None if endings is None else endings.take(sampled)
         self._measure_bytes()
@@ -306,10 +287,9 @@ class ManifestSource(Source):
         """Remove folders from a list of paths, as printed by `find`."""
         paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
         parents = {os.path.dirname(path) for path in paths}
-        candidates = (
-            row for row, path in enumerate(paths) if path.rstrip("/") in parents or "." not in os.path.basename(path)
-        )
-        folders = [row for row in candidates if paths[row] and os.path.isdir(os.path.join(root, paths[row]))]
+        may_be_folder = [path.rstrip("/") in parents or "." not in os.path.basename(path) for path in paths]
+        candidates = [row for row, path in enumerate(paths) if path and may_be_folder[row]]
+        folders = [row for row in candidates if os.path.isdir(os.path.join(root, paths[row]))]
         if folders:
             self.keep_rows(np.setdiff1d(np.arange(len(paths)), folders))
 
@@ -319,12 +299,12 @@ class ManifestSource(Source):
             self._use_common_folder()
         columns = [relative_to_root(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), columns, strict=True):
-            check_paths(rows, name, paths, outside=options.allow_outside and not is_address(self._root))
+            checks.check_paths(rows, name, paths, outside=options.allow_outside and not is_address(self._root))
         endings = None
         if columns and (roles.path is not None or roles.key is None):
             endings = PathEndings(self._where, columns[0], options.dots or "first")
         if roles.path is not None and endings is not None:
-            check_path_endings(rows, roles.path, endings, roles.field_names())
+            checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
         self._columns |= dict(zip(roles.paths(), columns, strict=True))  # outputs must not contain the root
         return columns, endings
@@ -364,22 +344,20 @@ class ManifestSource(Source):
             names, bad = keys.gather_keys(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
-            stems = self._binary_path_stems()
-            names, bad = (
-                (stems.take(numbers), numbers[:0])
-                if stems is not None
-                else keys.gather_keys(keys.iter_row_numbers(numbers))
-            )
+            if (stems := self._binary_path_stems()) is not None:
+                names, bad = stems.take(numbers), numbers[:0]
+            else:
+                names, bad = keys.gather_keys(keys.iter_row_numbers(numbers))
             if roles.binary and stems is None:
                 self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
         source = roles.key or next(iter(roles.paths()), None)
-        check_keys(rows, source, bad)
+        checks.check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
-            check_unique(rows, source, names)
+            checks.check_unique(rows, source, names)
         elif keys.may_repeat(names):
             groups = group_by_key(names, by_key=False)
-            check_endings_differ(rows, source, names, groups.of_part * MAX_FIELDS + endings.codes)
-            check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
+            checks.check_endings_differ(rows, source, names, groups.of_part * MAX_FIELDS + endings.codes)
+            checks.check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
             return names, groups if len(groups.first) < len(names) else None
         return names, None
 
@@ -433,10 +411,8 @@ class ManifestSource(Source):
                 batch = next(iter(self._table.batches(unread)), None)
             if batch is not None and self._numbers is None:
                 columns |= {name: batch.column(index) for index, name in enumerate(unread)}
-        heads = {
-            name: column[:MAX_CHECKED_ROWS] for name, column in columns.items() if tables.is_text_type(column.type)
-        }
-        heads = {name: arrow.to_plain(head) for name, head in heads.items()}
+        texts = {name: column for name, column in columns.items() if tables.is_text_type(column.type)}
+        heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
         for head in heads.values():
             head.validate(full=True)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
@@ -444,14 +420,8 @@ class ManifestSource(Source):
     def _binary_path_stems(self) -> PackedStrings | None:
         """Return the unique paths of a `struct<bytes, path>` column without extensions, or None."""
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
-        column = next(
-            (
-                name
-                for name, kind in kinds.items()
-                if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0
-            ),
-            None,
-        )
+        wrapped = [name for name, kind in kinds.items() if tables.is_wrapped_bytes(kind)]
+        column = next((name for name in wrapped if kinds[name].get_field_index("path") >= 0), None)
         if column is None:
             return None
         with reading_table(self._where):
@@ -460,16 +430,14 @@ class ManifestSource(Source):
                 part.validate(full=True)
         if not parts or not tables.is_text_type(parts[0].type) or any(part.null_count for part in parts):
             return None
-        chunks = (
-            pc.cast(part.slice(start, CHUNK_ROWS), pa.large_string())
-            for part in parts
-            for start in range(0, len(part), CHUNK_ROWS)
-        )
-        stems, bad = keys.gather_keys(pc.replace_substring_regex(chunk, _LAST_ENDING, r"\1") for chunk in chunks)
+        chunks = (part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, len(part), CHUNK_ROWS))
+        texts = (pc.cast(chunk, pa.large_string()) for chunk in chunks)
+        stems, bad = keys.gather_keys(pc.replace_substring_regex(text, _LAST_ENDING, r"\1") for text in texts)
         return None if len(bad) or (keys.may_repeat(stems) and keys.find_repeated(stems)) else stems
 
     def _measure_bytes(self) -> None:
-        rows, columns = self._rows(), self._roles.columns_of("binary")
+        rows = self._rows()
+        columns = self._roles.columns_of("binary")
         lengths_of_columns: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
         for batch in self._iter_bytes() if columns else ():
             for array, column_lengths in zip(batch, lengths_of_columns, strict=True):
@@ -528,9 +496,8 @@ class ManifestSource(Source):
                 types[name] = kind
             texts[name] = field_texts(name, values)
         if self._roles.meta:
-            texts[META_FIELD] = render.render_column(
-                pa.table({name: self._columns[name] for name in self._roles.meta}), render.render_rows
-            )
+            table = pa.table({name: self._columns[name] for name in self._roles.meta})
+            texts[META_FIELD] = render.render_column(table, render.render_rows)
         return texts, FieldValues(inline=texts, types=types, classes=self._classes)
 
     def _drop_failed(
@@ -574,9 +541,8 @@ def _resolve_root(options: CreateOptions, folder: str) -> bytes:
         return bytes(source_root(root))
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         found = f"no folder {os.fspath(options.root)!r}"
-        raise InvalidRequest(
-            option_text("root"), found, expected="the folder to which the manifest's paths are relative"
-        )
+        expected = "the folder to which the manifest's paths are relative"
+        raise InvalidRequest(option_text("root"), found, expected=expected)
     return os.fsencode(root).rstrip(b"/") + b"/"
 
 
