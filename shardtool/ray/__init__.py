@@ -18,6 +18,7 @@ from shardtool.errors import InvalidRequest, format_list
 from shardtool.read.dataset import Dataset
 from shardtool.read.index_store import LruCache
 from shardtool.read.metadata import metadata_schema
+from shardtool.read.sample_reader import read_valid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -152,7 +153,7 @@ def _read_blocks(
     """Yield the blocks of a shard in a Ray worker, each read on demand."""
     reader, numbers = _open_datasets.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
     for first in range(0, len(numbers), rows):
-        samples = reader.fetch(numbers[first : first + rows])
+        samples = read_valid(reader, numbers[first : first + rows])
         yield pa.table(
             {name: pa.array([sample.get(name) for sample in samples], kind) for name, kind in columns.items()}
         )

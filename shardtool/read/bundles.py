@@ -24,9 +24,8 @@ from shardtool.plan.random_order import derive_state, permute_positions, random_
 from shardtool.read.bundle_rules import Bundle, of_one_kind
 from shardtool.read.epoch_samples import CatalogSamples, EpochSamples, MixedSamples
 from shardtool.read.metadata import metadata_schema
-from shardtool.read.mixed_reader import AnySampleReader, MixedReader
 from shardtool.read.order import Order, OrderOptions
-from shardtool.read.sample_reader import SampleReader, SkippedSamples
+from shardtool.read.sample_reader import AnySampleReader, MixedReader, SampleReader, SkippedSamples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,16 +171,12 @@ class BundleReader:
         """Count a skipped bundle, or raise its error."""
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
-    def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return bundles in order; a damaged sample makes its bundle an error."""
-        return [*self.read_late(numbers)]
-
-    def read_late(self, numbers: Numbers) -> Samples:
-        """Return bundles as `read`, each built on demand."""
+    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
+        """Return bundles in order, each built on demand; a damaged sample makes its bundle an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
-            return self._make_bundles(numbers, iter(self._reader.read_late(members)))
+            return self._make_bundles(numbers, iter(self._reader.read(members, on_demand=True)))
         samples = [*self._reader.read(unique_members)]
         return self._make_bundles(numbers, (samples[at] for at in inverse.tolist()))
 

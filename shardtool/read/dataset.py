@@ -19,7 +19,7 @@ from shardtool.read.metadata import arrow_schema, matching_samples, metadata_sch
 from shardtool.read.options import GrowingCache, HeldShards, ReadOptions
 from shardtool.read.pipeline import Pipeline
 from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
-from shardtool.read.sample_reader import SampleReader, SkippedSamples
+from shardtool.read.sample_reader import SampleReader, SkippedSamples, read_valid
 from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
@@ -180,8 +180,8 @@ class Dataset(Streamable[SampleT]):
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
-            samples = self.reader.fetch(self._resolve_many(cast("SampleIndexes", which)))
-            return [*self.stages.apply_each(samples, self.count_dropped)]
+            samples = read_valid(self.reader, self._resolve_many(cast("SampleIndexes", which)))
+            return [*self.stages.apply_each(samples, self.count_dropped)] if self.stages.stages else samples
         try:
             position = operator.index(which)
         except TypeError:

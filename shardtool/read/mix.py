@@ -11,10 +11,10 @@ from shardtool.errors import InvalidRequest, ShardError, format_list
 from shardtool.read.collate import Batch
 from shardtool.read.dataset import check_in_range
 from shardtool.read.epoch_samples import MixedSamples
-from shardtool.read.mixed_reader import MixedReader
 from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline import DatasetPipelines, Pipeline, Stage
 from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
+from shardtool.read.sample_reader import MixedReader, read_valid
 from shardtool.read.streamable import BundledDataset, Streamable
 from shardtool.units import pluralize
 from shardtool.values import common_type
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Numbers
     from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples, Stop
-    from shardtool.read.mixed_reader import AnySampleReader
     from shardtool.read.pipeline import OnMissing
     from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.sample_reader import AnySampleReader
     from shardtool.values import OnError
 
 
@@ -70,7 +70,7 @@ class MixedDataset(Streamable[SampleT]):
         positions = check_in_range(positions.reshape(-1).astype(np.int64), self.source.length)
         numbers = self.source.order(OrderOptions(shuffle=False)).numbers(positions)
         if np.ndim(which):
-            return [*self.stages.apply_each(self.reader.fetch(numbers), self.count_dropped)]
+            return [*self.stages.apply_each(read_valid(self.reader, numbers), self.count_dropped)]
         (sample,) = self.reader.read(numbers)
         if isinstance(sample, ShardError):
             raise sample

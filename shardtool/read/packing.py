@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from shardtool.read.bundle_rules import Bundle
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples
-    from shardtool.read.mixed_reader import AnySampleReader
     from shardtool.read.options import Sample
-    from shardtool.read.sample_reader import SampleReader
+    from shardtool.read.sample_reader import AnySampleReader, SampleReader
 
 
 class TokenField(NamedTuple):

@@ -1,8 +1,4 @@
-"""Read samples by number: grouped by shard, in file order, returned in the requested order.
-
-Large payloads are read directly, small ones cut from a block, so no large payload is copied twice. A sample that cannot
-be read is returned as its error.
-"""
+"""Read samples by number, from one or several datasets. A sample that cannot be read is returned as its error."""
 
 from __future__ import annotations
 
@@ -10,191 +6,27 @@ from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.shard_file import detect_kind, is_compressed
-from shardtool.entries.arrow import to_python_values
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError
-from shardtool.fingerprint import crc32c
-from shardtool.messages import call_text
+from shardtool.dataset.shard_file import detect_kind
+from shardtool.errors import CorruptShard, ShardError
 from shardtool.read.index_store import IndexStore
-from shardtool.read.open_files import DAMAGE_FIX, OpenFiles
+from shardtool.read.open_files import OpenFiles
 from shardtool.read.options import CopyingCache, ReadOptions, Sample, Samples
-from shardtool.read.readable_shard import (
-    LATE_SAMPLE_BYTES,
-    NUMBER_READERS,
-    PayloadColumns,
-    ReadableShard,
-    parse_record,
-    read_each_late,
-)
+from shardtool.read.shard_read import LARGE_SAMPLE_BYTES, NUMBER_READERS, ReadableShard, read_on_demand
 from shardtool.storage.remote.requests import map_requests
 from shardtool.storage.shared_blocks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.read.catalog import Catalog, Numbers
+    from shardtool.read.epoch_samples import MixedSamples
     from shardtool.values import OnError
-
-
-_MIN_OWN_READ_BYTES = 2**12  # read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # reading it costs less than another system call
-_MAX_BLOCK_BYTES = 2**18  # for small payloads
-_NOT_A_NUMBER = "does not match its feature type"
-
-
-class ShardRead:
-    """A read of samples with ascending rows."""
-
-    def __init__(self, reader: SampleReader, shard: int, rows: Numbers) -> None:
-        self._reader, self._options, self._shard, self._rows = reader, reader.options, shard, rows
-        self.opened = reader.opened(shard)
-        self._keys, self._layout = self.opened.index.keys_of(rows), self.opened.layout(rows, self._options.fields)
-        self._errors: dict[int, ShardError] = {}
-
-    def samples(self) -> list[Sample | ShardError]:
-        """Return the samples, with errors for damaged ones. Raise CorruptShard if the shard's checksum differs."""
-        samples: list[Sample] = [{"__key__": key} for key in self._keys]
-        if self.opened.readers is None:
-            self._fill_from_records(samples)
-        else:
-            self._fill_from_payloads(samples)
-        if self._options.metadata:
-            rows = self._reader.store.metadata(self._shard).take(pa.array(self._rows))
-            for name in rows.column_names:
-                for sample, value in zip(samples, to_python_values(rows.column(name)), strict=True):
-                    sample.setdefault(name, value)
-        return [self._errors.get(index, sample) for index, sample in enumerate(samples)] if self._errors else [*samples]
-
-    def _fill_from_payloads(self, samples: list[Sample]) -> None:
-        values: list[Any] = self._read()
-        names, codes, counts = self.opened.index.names, self._layout.codes, self._layout.counts
-        for name, read in (self.opened.readers or {}).items():
-            for index in np.flatnonzero(codes == names.index(name)).tolist() if name in names else ():
-                try:
-                    values[index] = read(values[index])
-                except (ValueError, IndexError):
-                    self._record_error(index, _NOT_A_NUMBER)
-        width = int(counts[0])
-        if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for index, code in enumerate(codes[:width].tolist()):  # by field: half the time of the loop below
-                name = names[code]
-                for sample, value in zip(samples, values[index::width], strict=True):
-                    sample[name] = value
-            return
-        for owner, code, value in zip(self._layout.owners.tolist(), codes.tolist(), values, strict=True):
-            samples[owner][names[code]] = value
-
-    def _fill_from_records(self, samples: list[Sample]) -> None:
-        if self._options.check:
-            self._read()
-        selected, index, path = self._options.fields, self.opened.index, self.opened.file.path
-        starts, sizes = index.starts[self._rows].tolist(), index.sizes[self._rows].tolist()
-        for row, record in enumerate(self._each(starts, sizes)):
-            try:
-                if isinstance(record, CorruptShard):
-                    raise record
-                values = parse_record(record, starts[row], path, self._reader.catalog.lists)
-            except CorruptShard as error:
-                problem = f"{self._keys[row]}: {error.problem}"
-                offset, expected, remedy = error.offset, error.expected, error.remedy
-                named = CorruptShard(path, problem, offset=offset, expected=expected, remedy=remedy)
-                self._errors.setdefault(row, named)
-            except (ValueError, IndexError):
-                problem = f"{self._keys[row]}: {_NOT_A_NUMBER}"
-                self._errors.setdefault(row, CorruptShard(path, problem, offset=starts[row], remedy=DAMAGE_FIX))
-            else:
-                samples[row].update(
-                    (name, value) for name, value in values.items() if selected is None or name in selected
-                )
-
-    def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
-        index = 0
-        while index < len(starts):
-            try:
-                for block in self.opened.file.read(starts[index:], sizes[index:]):
-                    yield block
-                    index += 1
-            except CorruptShard as error:
-                yield error
-                index += 1
-
-    def _read(self) -> list[bytes]:
-        layout, file = self._layout, self.opened.file
-        offsets, lengths = layout.offsets, layout.lengths
-        if not len(offsets):
-            return []
-        firsts = np.flatnonzero(_starts_read(offsets, lengths))
-        starts = offsets[firsts]
-        sizes = (offsets + lengths)[np.append(firsts[1:], len(offsets)) - 1] - starts
-        blocks = file.read(starts.tolist(), sizes.tolist())
-        try:
-            values = [*blocks] if len(starts) == len(offsets) else _cut_payloads(blocks, layout, firsts)
-        except CorruptShard:
-            values = []
-            for payload, value in enumerate(self._each(offsets.tolist(), lengths.tolist())):
-                values.append(b"" if isinstance(value, CorruptShard) else value)
-                if isinstance(value, CorruptShard):
-                    self._record_error(payload, value.problem, value.expected, value.remedy)
-        crcs = layout.crcs
-        if self._options.check and crcs is None:
-            self._check_whole()
-        elif self._options.check and crcs is not None:
-            actual = np.fromiter(map(crc32c, values), np.uint32, len(values))
-            for payload in np.flatnonzero(actual != crcs).tolist():
-                problem, expected = f"the checksum {actual[payload]:08x}", f"{crcs[payload]:08x}, as in its index"
-                self._record_error(payload, problem, expected)
-        return values
-
-    def _record_error(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
-        layout = self._layout
-        sample, name = int(layout.owners[payload]), self.opened.index.names[layout.codes[payload]]
-        self._errors.setdefault(sample, CorruptShard(
-            self.opened.file.path, f"{self._keys[sample]}, {name}: {problem}", offset=int(layout.offsets[payload]),
-            expected=expected, remedy=remedy,
-        ))  # fmt: skip
-
-    def _check_whole(self) -> None:
-        """Check the whole shard, because a scanned index has no checksums."""
-        expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
-        if expected < 0:
-            raise InvalidRequest(
-                "check", f"no checksums are known for {file.path}",
-                remedy=f"Create sidecars with checksums: {call_text('index', checksum=True)}.",
-            )  # fmt: skip
-        actual = None if is_compressed(file.path) else file.checksum(int(self._reader.catalog.sizes[self._shard]))
-        if actual != expected:
-            problem = "no sidecar with checksums" if actual is None else f"the checksum {actual:08x}"
-            expected_text = f"{expected:08x}, as in its dataset file"
-            raise CorruptShard(file.path, problem, expected=expected_text, remedy=DAMAGE_FIX)
-
-
-def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:
-    """Cut payloads from blocks that start at the payloads `firsts`; release each block early."""
-    counts = np.diff(np.append(firsts, len(layout.offsets)))
-    starts = layout.offsets - np.repeat(layout.offsets[firsts], counts)
-    ranges = zip(starts.tolist(), (starts + layout.lengths).tolist(), strict=True)
-    values: list[bytes] = []
-    for block, count in zip(blocks, counts.tolist(), strict=True):
-        values += [block[first:last] for first, last in islice(ranges, count)]
-    return values
-
-
-def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    begins = np.ones(len(offsets), np.bool_)
-    is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
-    begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
-    starts = offsets[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-    steps = (offsets - starts) // _MAX_BLOCK_BYTES
-    begins[1:] |= steps[1:] != steps[:-1]
-    return begins
 
 
 _MAX_REASONS = 1000
@@ -234,34 +66,14 @@ class SkippedSamples:
                 self.reasons[str(error)] += 1
 
 
-class BaseReader:
-    """Base class of readers of samples by number.
+class SampleReader:
+    """Reads samples of a catalog: `read_one`, or `read` for many. Safe in threads; picklable without open files.
 
     Attributes:
         mean_size: Mean bytes per sample with its overhead, at least 1.
         copies: Whether shards are first copied into a cache.
-        concurrent_reads: Recommended concurrent calls of `read_late`.
+        concurrent_reads: Recommended concurrent calls of `read`.
     """
-
-    mean_size: int
-    copies: bool
-    concurrent_reads: int
-    read: Callable[[Numbers], Samples]
-    skip_or_raise: Callable[..., None]
-
-    def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return the samples `numbers`, int64 [n], without damaged ones if these are skipped."""
-        samples = []
-        for index, sample in enumerate(self.read(numbers)):
-            if isinstance(sample, ShardError):
-                self.skip_or_raise(sample, int(numbers[index]))
-            else:
-                samples.append(sample)
-        return samples
-
-
-class SampleReader(BaseReader):
-    """Reads samples of a catalog. Safe in threads; picklable without open files."""
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
         # Freeing a block of 16 MB once makes the C library keep tens of MB of freed memory. Otherwise fresh pages for
@@ -284,7 +96,7 @@ class SampleReader(BaseReader):
     def set_options(self, options: ReadOptions) -> None:
         """Set the options."""
         lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
-        self.options, self._fields, self._parses = options, options.fields, bool(lists)
+        self.options, self._fields = options, options.fields
         self._plain = not (options.check or options.metadata or lists or self.catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Catalog, ReadOptions]]:
@@ -330,52 +142,52 @@ class SampleReader(BaseReader):
         for count in (self.skipped, *counts):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
-    def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones."""
+    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
+
+        With `on_demand`, large samples are read when they are requested, and read ahead by the system.
+        """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
         groups = [*self.catalog.group_by_shard(numbers)]
-        result: list[Sample | ShardError] = [{}] * len(numbers)
-        read_singly = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY or self.mean_size >= LATE_SAMPLE_BYTES
-        if groups and self._plain and read_singly and self._is_indexed(groups[0][0]):
-            order = np.argsort(numbers, kind="stable")
-            for index, sample in zip(order.tolist(), self._each(groups, numbers[order]), strict=True):
-                result[index] = sample
-            return result
+        if self._plain and groups:
+            if on_demand and self._expect_large(groups, len(numbers)):
+                return self._read_each(groups, numbers)
+            read_singly = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY or self.mean_size >= LARGE_SAMPLE_BYTES
+            if read_singly and self._is_indexed(groups[0][0]):
+                order = np.argsort(numbers, kind="stable")
+                return _reordered([order], [self._read_each(groups, numbers[order])], len(numbers))
         map_groups = map_requests if self.catalog.is_remote else map
         parts = map_groups(lambda group: self._read_from_shard(*group[:2]), groups)
-        for (*_, indexes), part in zip(groups, parts, strict=True):
-            for index, sample in zip(indexes.tolist(), part, strict=True):
-                result[index] = sample
-        return result
+        return _reordered([indexes for *_, indexes in groups], parts, len(numbers))
 
     def _is_indexed(self, shard: int) -> bool:
         with suppress(CorruptShard):
             return self.opened(shard).readers is not None
         return True
 
-    def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read`, but large ones on demand, read ahead by the system."""
-        groups = [*self.catalog.group_by_shard(numbers)] if self._plain else []
-        if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
-            return self.read(numbers)
+    def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
+        """Return whether to read samples on demand; the system then starts to read them ahead."""
+        if len(groups) > self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
+            return False
         size, spans = 0, []
         for shard, rows, _ in groups:
             with suppress(CorruptShard):
-                starts, ends = self.opened(shard).spans(rows, self._fields)
+                opened = self.opened(shard)
+                starts, ends = opened.spans(rows, self._fields)
                 size += int((ends - starts).sum())
-                spans.append((shard, starts, ends))
-        if size < LATE_SAMPLE_BYTES * len(numbers):
-            return self.read(numbers)
-        for shard, starts, ends in spans:
-            self.opened(shard).file.expect(starts, ends)
-        return self._each(groups, numbers)
+                spans.append((opened.file, starts, ends))
+        if size < LARGE_SAMPLE_BYTES * count:
+            return False
+        for file, starts, ends in spans:
+            file.expect(starts, ends)
+        return True
 
-    def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
+    def _read_each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
             with suppress(CorruptShard):
                 parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
-                return read_each_late(parts, numbers, self._fields, self.read_one)
+                return read_on_demand(parts, numbers, self._fields, self.read_one)
         return map(self.read_one, numbers.tolist())
 
     def read_one(self, number: int) -> Sample | ShardError:
@@ -402,20 +214,24 @@ class SampleReader(BaseReader):
             # Only the dataset file, or the record itself, determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
-            opened = self._open_shards[shard] = ReadableShard(index, file, is_tar, {} if is_tar else readers)
-        return replace(opened, readers=None) if self._parses and not opened.is_tar else opened
+            lists = frozenset[str]() if is_tar else self.catalog.lists
+            size, crc = self._sizes[shard], int(self.catalog.crcs[shard])
+            opened = ReadableShard(index, file, {} if is_tar else readers, lists, size, crc)
+            self._open_shards[shard] = opened
+        return opened
 
     def _read_from_shard(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
         """Return samples of one shard; retry once if a cached copy is damaged."""
         error = self._broken.get(shard)
         if error is None:
             try:
-                request = ShardRead(self, shard, rows)
-                samples = request.samples()
-                damaged = any(isinstance(read_one, ShardError) for read_one in samples)
-                if damaged and self._files.renew(self.catalog.shards[shard], request.opened.file):
+                metadata = self.store.metadata(shard).take(pa.array(rows)) if self.options.metadata else None
+                opened = self.opened(shard)
+                samples = opened.read_many(rows, self.options, metadata)
+                damaged = any(isinstance(sample, ShardError) for sample in samples)
+                if damaged and self._files.renew(self.catalog.shards[shard], opened.file):
                     self._open_shards.pop(shard, None)
-                    samples = ShardRead(self, shard, rows).samples()
+                    samples = self.opened(shard).read_many(rows, self.options, metadata)
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
@@ -423,3 +239,79 @@ class SampleReader(BaseReader):
             else:
                 return samples
         return [error] * len(rows)
+
+
+def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int) -> list[Sample | ShardError]:
+    """Return samples in the order of their indexes."""
+    samples: list[Sample | ShardError] = [{}] * count
+    for part_indexes, part in zip(indexes, parts, strict=True):
+        for index, sample in zip(part_indexes.tolist(), part, strict=True):
+            samples[index] = sample
+    return samples
+
+
+class MixedReader:
+    """Reads samples of several datasets, and adds their dataset's number as `__dataset__`."""
+
+    mean_size: int
+    copies: bool
+    concurrent_reads: int
+
+    def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
+        self.readers, self._source = readers, source
+        spans = [part.span for part in source.sources]
+        self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
+        self._datasets = [0, *accumulate(source.datasets)]  # first dataset of each source
+        sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
+        self.mean_size = sum(sizes) // sum(source.weights)
+        self.copies = any(reader.copies for reader in readers)
+        self.concurrent_reads = max(reader.concurrent_reads for reader in readers)
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Start copying the shards of these samples into the cache."""
+        for reader, own_numbers in self._split_by_reader(numbers, np.searchsorted(self._ends, numbers, side="right")):
+            reader.expect(own_numbers, seen)
+
+    def reader_of_fields(self, fields: frozenset[str] | None) -> MixedReader:
+        """Return a reader of these fields."""
+        return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
+
+    def with_on_error(self, on_error: OnError) -> MixedReader:
+        """Return a reader with this `on_error`."""
+        return MixedReader([reader.with_on_error(on_error) for reader in self.readers], self._source)
+
+    def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
+        """Count a skipped sample, or raise its error."""
+        source = int(np.searchsorted(self._ends, number, side="right"))
+        self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
+
+    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
+        """Return samples in the order of `numbers`, or their errors; see `SampleReader.read`."""
+        sources = np.searchsorted(self._ends, numbers, side="right")
+        parts = self._split_by_reader(numbers, sources)
+        samples = [iter(reader.read(own_numbers, on_demand=on_demand)) for reader, own_numbers in parts]
+        return (_with_dataset_number(self._datasets[source], next(samples[source])) for source in sources.tolist())
+
+    def _split_by_reader(self, numbers: Numbers, sources: Numbers) -> Iterator[tuple[AnySampleReader, Numbers]]:
+        for source, reader in enumerate(self.readers):
+            yield reader, numbers[sources == source] - self._firsts[source]
+
+
+def _with_dataset_number(number: int, sample: Sample | ShardError) -> Sample | ShardError:
+    if isinstance(sample, dict):
+        sample["__dataset__"] = number + sample.get("__dataset__", 0)  # type: ignore[operator]
+    return sample
+
+
+AnySampleReader = SampleReader | MixedReader
+
+
+def read_valid(reader: AnySampleReader, numbers: Numbers) -> list[Sample]:
+    """Return the samples `numbers`, int64 [n], without damaged ones if `reader` skips these."""
+    samples = []
+    for index, sample in enumerate(reader.read(numbers)):
+        if isinstance(sample, ShardError):
+            reader.skip_or_raise(sample, int(numbers[index]))
+        else:
+            samples.append(sample)
+    return samples

@@ -18,8 +18,8 @@ from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles, share
 from shardtool.read import order as orders
 from shardtool.read.pipeline_methods import PipelineMethods, SampleT
-from shardtool.read.readable_shard import LATE_SAMPLE_BYTES
 from shardtool.read.sample_reader import SkippedSamples
+from shardtool.read.shard_read import LARGE_SAMPLE_BYTES
 from shardtool.read.stream_state import StreamState
 from shardtool.request.option_checks import check_choice
 from shardtool.units import pluralize
@@ -71,7 +71,7 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache
-_LATE_READ_BYTES = 2**25  # large samples; each is read on demand
+_LARGE_READ_BYTES = 2**25  # large samples; each is read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # one read starts while the last requests of another finish
@@ -268,12 +268,12 @@ class Stream(SampleSource[SampleT]):
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size
-        samples = min(_MAX_SAMPLES_PER_READ, (_LATE_READ_BYTES if mean >= LATE_SAMPLE_BYTES else _READ_BYTES) // mean)
+        samples = min(_MAX_SAMPLES_PER_READ, (_LARGE_READ_BYTES if mean >= LARGE_SAMPLE_BYTES else _READ_BYTES) // mean)
         return max(1, samples) * share.world_size * share.workers
 
     def _read(self, order: StreamOrder, positions: Numbers) -> _NumberedSamples:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self.reader.read_late(numbers)
+        batch = self.reader.read(numbers, on_demand=True)
         if isinstance(self.reader, bundles.BundleReader):
             batch = self.reader.with_skip_callback(batch, lambda: self.skipped)
         if self.share.ends == "pad":

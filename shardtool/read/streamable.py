@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from shardtool.read.bundles import StreamReader, StreamSamples
     from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples
-    from shardtool.read.mixed_reader import AnySampleReader
     from shardtool.read.order import Shuffle
     from shardtool.read.pipeline import OnMissing
     from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.sample_reader import AnySampleReader
     from shardtool.read.share import Ends
     from shardtool.values import OnError
 

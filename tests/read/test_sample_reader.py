@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,7 @@ from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.read import index_store, open_files, sample_reader
 from shardtool.read.catalog import open_catalog
 from shardtool.read.options import ReadOptions
-from shardtool.read.sample_reader import SampleReader
+from shardtool.read.sample_reader import SampleReader, read_valid
 from shardtool.storage import shared_blocks
 from tests.helpers import flip, shards, typed
 from tests.read.made_data import SAMPLES, Made, make, numbers, write_examples
@@ -42,7 +43,7 @@ def own(ending: str, tmp_path: Path) -> Made:
 @given(asked=ORDERS)
 def test_samples_equal_their_source(made: Made, asked: list[int]) -> None:
     """Any numbers, in any order and repeated, return their samples in this order."""
-    assert made.reader(check=True).fetch(numbers(asked)) == [made.samples[at] for at in asked]
+    assert read_valid(made.reader(check=True), numbers(asked)) == [made.samples[at] for at in asked]
     assert [made.reader().read_one(at) for at in asked[:5]] == [made.samples[at] for at in asked[:5]]
 
 
@@ -52,7 +53,7 @@ def test_selected_fields(made: Made, asked: list[int], fields: frozenset[str]) -
     """Samples have those of the selected fields that they have, and their key."""
     expected = [{k: v for k, v in made.samples[at].items() if k in {*fields, "__key__"}} for at in asked]
     reader = made.reader()
-    assert reader.with_options(fields=fields).fetch(numbers(asked)) == expected
+    assert read_valid(reader.with_options(fields=fields), numbers(asked)) == expected
     assert [reader.with_options(fields=fields).read_one(at) for at in asked[:5]] == expected[:5]
 
 
@@ -62,17 +63,17 @@ def test_samples_with_equal_fields_are_read_as_columns(ending: str, tmp_path: Pa
     asked = [*range(40, 10, -1), *range(50), 7, 7]
     for fields in ({"jpg"}, {"jpg", "txt"}, {"cls", "jpg", "txt"}, set()):
         expected = [{k: v for k, v in made.samples[at].items() if k in fields | {"__key__"}} for at in asked]
-        assert made.reader().with_options(fields=frozenset(fields)).fetch(numbers(asked)) == expected
+        assert read_valid(made.reader().with_options(fields=frozenset(fields)), numbers(asked)) == expected
 
 
 def test_only_selected_payloads_are_read(own: Made) -> None:
     """Damage in other fields does not matter."""
     sample, shard, offset = own.place(70_000)
     flip(shard, offset + 10_000)
-    labels = own.reader(check=True, fields=frozenset({"cls"})).fetch(numbers(range(SAMPLES)))
+    labels = read_valid(own.reader(check=True, fields=frozenset({"cls"})), numbers(range(SAMPLES)))
     assert [one["cls"] for one in labels] == [one["cls"] for one in own.samples]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
-        own.reader(check=True).fetch(numbers(range(SAMPLES)))
+        read_valid(own.reader(check=True), numbers(range(SAMPLES)))
 
 
 def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
@@ -81,11 +82,11 @@ def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
     flip(shard, offset + 17)
     what = rf"{shard}: at {offset:,}: {sample['__key__']}, jpg: the checksum [0-9a-f]{{8}}; expected [0-9a-f]{{8}}"
     with pytest.raises(CorruptShard, match=what) as error:
-        own.reader(check=True).fetch(numbers(range(SAMPLES)))
+        read_valid(own.reader(check=True), numbers(range(SAMPLES)))
     assert pickle.loads(pickle.dumps(error.value)).offset == offset  # noqa: S301 - our own
-    assert len(own.reader().fetch(numbers(range(SAMPLES)))) == SAMPLES
+    assert len(read_valid(own.reader(), numbers(range(SAMPLES)))) == SAMPLES
     reader = own.reader(check=True, on_error="skip")
-    assert reader.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
+    assert read_valid(reader, numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
     assert (reader.skipped.samples, dict(reader.skipped.shards)) == (1, {str(shard): 1})
     with pytest.raises(CorruptShard, match=what):
         own.open(check=True, on_error="skip")[own.samples.index(sample)]
@@ -102,10 +103,10 @@ def test_a_missing_or_changed_shard_is_named(own: Made, *, how: str) -> None:
         shard.write_bytes(data[:-2000] if how == "cut" else data + bytes(1024))
     firsts = own.reader().catalog.firsts.tolist()
     with pytest.raises(CorruptShard, match=shard.stem):
-        own.reader().fetch(numbers([firsts[1]]))
+        read_valid(own.reader(), numbers([firsts[1]]))
     reader = own.reader(on_error="skip")
     rest = own.samples[: firsts[1]] + own.samples[firsts[2] :]
-    assert reader.fetch(numbers(range(SAMPLES))) == rest
+    assert read_valid(reader, numbers(range(SAMPLES))) == rest
     assert (reader.skipped.samples, len(reader.skipped.reasons)) == (firsts[2] - firsts[1], 1)
 
 
@@ -113,10 +114,10 @@ def test_a_shard_truncated_while_open_is_detected(own: Made) -> None:
     """The error names the sample; samples before the end are still read."""
     reader = own.reader(on_error="skip")
     all_numbers = numbers(range(SAMPLES))
-    assert reader.fetch(all_numbers) == own.samples
+    assert read_valid(reader, all_numbers) == own.samples
     with own.shard(0).open("r+b") as file:
         file.truncate(60_000)
-    found = reader.fetch(all_numbers)
+    found = read_valid(reader, all_numbers)
     assert found[0] == own.samples[0]
     assert len(found) == SAMPLES - reader.skipped.samples
     assert reader.skipped.samples > 0
@@ -130,7 +131,7 @@ def test_check_requires_checksums(tmp_path: Path) -> None:
         index.unlink()
     reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
     with pytest.raises(InvalidRequest, match="no checksums are known"):
-        reader.fetch(numbers([1, 2]))
+        read_valid(reader, numbers([1, 2]))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -140,17 +141,17 @@ def test_a_shard_without_a_sidecar_is_checked_as_a_whole(own: Made, on_error: st
     sidecar.unlink()
     everything = numbers(range(SAMPLES))
     reader = own.reader(check=True, on_error=on_error)
-    assert reader.fetch(everything) == own.samples
+    assert read_valid(reader, everything) == own.samples
     assert reader.skipped.samples == 0
     offset = own.shard(1).read_bytes().rfind(own.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
     flip(own.shard(1), offset)
     reader = own.reader(check=True, on_error=on_error)
     if on_error == "raise":
         with pytest.raises(CorruptShard, match=r"the checksum .* as in its dataset file"):
-            reader.fetch(everything)
+            read_valid(reader, everything)
     else:
         first, last = reader.catalog.firsts[1:3].tolist()
-        assert reader.fetch(everything) == own.samples[:first] + own.samples[last:]
+        assert read_valid(reader, everything) == own.samples[:first] + own.samples[last:]
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -167,7 +168,7 @@ def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: boo
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
     if indexed:  # the dataset file records which features are lists
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
-    found = reader.fetch(numbers([1, 0]))
+    found = read_valid(reader, numbers([1, 0]))
     assert [{k: v for k, v in one.items() if k != "__key__"} for one in found] == expected[::-1]
 
 
@@ -181,10 +182,11 @@ def test_metadata(tmp_path: Path) -> None:
     ran = typed(*words)
     assert ran.code == 0, ran
     reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
-    found = reader.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
+    found = read_valid(reader, numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
     (tmp_path / "out-001.index").unlink()
-    lost = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
+    reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
+    lost = read_valid(reader, numbers([0, 8]))
     assert [one["width"] for one in lost] == [0, None]
 
 
@@ -193,9 +195,9 @@ def test_threads_and_pickled_readers_agree(made: Made) -> None:
     reader = made.reader()
     jobs = [numbers([at, SAMPLES - 1 - at, 3]) for at in range(SAMPLES)] * 3
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(reader.fetch, jobs))
+        found = list(threads.map(partial(read_valid, reader), jobs))
     assert found == [[made.samples[at] for at in job] for job in jobs]
-    assert pickle.loads(pickle.dumps(reader)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
+    assert read_valid(pickle.loads(pickle.dumps(reader)), jobs[5]) == found[5]  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -223,7 +225,7 @@ def test_large_samples_are_read_on_demand(
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
     asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
     reader = own.reader().with_options(fields=fields)
-    early, late = reader.read(asked), reader.read_late(asked)
+    early, late = reader.read(asked), reader.read(asked, on_demand=True)
     cut = own.shard(1)
     os.truncate(cut, 100_000)
     first, last = (int(at) for at in reader.catalog.firsts[1:3])

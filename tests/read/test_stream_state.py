@@ -204,13 +204,13 @@ def test_a_state_of_many_ranks_is_read_in_pieces(dataset: shardtool.Dataset, mon
     """One rank that continues for fifty reads at most four of its rounds at a time."""
     state = dataset.stream(rank=0, world_size=50, parts=50, buffer=100).state_dict()
     sizes: list[list[int]] = []
-    read = SampleReader.read_late
+    read = SampleReader.read
 
-    def counted(self: SampleReader, numbers: NDArray[np.int64]) -> Samples:
+    def counted(self: SampleReader, numbers: NDArray[np.int64], **options: bool) -> Samples:
         sizes[-1].append(len(numbers))
-        return read(self, numbers)
+        return read(self, numbers, **options)
 
-    monkeypatch.setattr(SampleReader, "read_late", counted)
+    monkeypatch.setattr(SampleReader, "read", counted)
     found = []
     for buffer, parts in ((100, 50), (4, 2)):
         sizes.append([])
