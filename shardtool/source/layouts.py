@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.source.table_head import Match
 
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys to examine, in runs of neighbours, which often belong together
 _TESTED_KEYS = 64  # keys of a group for which partners are searched
@@ -34,7 +35,7 @@ _MAX_FOLDERS = 8  # more sibling folders are classes
 _MAX_STRAY_FILES = 64  # files next to folders
 _MAX_DEPTH = 4  # levels with a single folder
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 3  # with the same extension
+_MAX_TABLES = 10  # with the same extension: Common Voice has eight
 _SHOWN_FIELDS = 3
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -369,14 +370,13 @@ def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> 
     from shardtool.source.table_head import row_packing_options
 
     options, has_paths = row_packing_options(tree.inside(first))
-    if location.ending != PARQUET_ENDING[1:].encode():
-        rows = f"rows.{to_text(location.ending)}"
-        if has_paths and location.is_one_folder:
-            options["root"] = tree.inside(location.folder)
-        return Advice(found, f"cat {_glob(tree, location)} > {rows} && {_create_command([rows], options)}", _ROWS)
+    if has_paths and location.is_one_folder:
+        options["root"] = tree.inside(location.folder)
     if not location.is_one_folder:
         return Advice(found, "", _PAGES["Parquet"])
-    return Advice(found, _create_call([f"{tree.inside(location.folder)}/*{PARQUET_ENDING}"], **options), _ROWS)
+    return Advice(
+        found, _create_call([f"{tree.inside(location.folder)}/*.{to_text(location.ending)}"], **options), _ROWS
+    )
 
 
 def _find_transcripts(tree: _Tree) -> Advice | None:
@@ -395,37 +395,105 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
 
 
 def _find_table(tree: _Tree) -> Advice | None:
+    """Find a table next to media, a table for each split, or a table in each split's folder."""
     counts = tree.entries.code_counts()
-    tables, media = [], 0
+    codes, media = [], 0
     for code, field in enumerate(tree.entries.fields):
         if table_ending(f"x.{field}") and counts[code] <= _MAX_TABLES:
-            tables.append(code)
+            codes.append(code)
         elif field.rpartition(".")[2].lower() in _MEDIA:
             media += counts[code]
+    tables = _files_with(tree, codes, _MAX_TABLES * len(codes)) if codes else []
     if not tables or media < _MIN_PARTNER_SHARE * (len(tree.entries.rows.code) - len(tables)):
         return None
-    at_top = [path for path in _files_with(tree, tables, _MAX_TABLES * len(tables)) if b"/" not in path]
-    if len(at_top) != 1:
-        return None
+    at_top = [path for path in tables if b"/" not in path]
+    in_splits = [path for path in tables if _is_split(path)]
+    if len(in_splits) < 2 or len({path[: path.rfind(b"/") + 1] for path in in_splits}) > 1:  # noqa: PLR2004 - two splits
+        in_splits = tables if len(tables) == 1 else []
+    if chosen := at_top if len(at_top) == 1 else in_splits:
+        return _advise_table(tree, chosen)
+    if (splits := _find_split_annotations(tree, tables)) is not None:
+        return splits
+    folders = [path.rpartition(b"/")[0] for path in tables]
+    if len({*map(_file_name, tables)}) == 1 and len({*folders}) > 1 and all(map(_is_split, folders)):
+        return _advise_split_folders(tree, tables)
+    return None
+
+
+def _is_split(path: bytes) -> bool:
+    return to_text(_file_name(path)).partition(".")[0].lower() in SPLIT_NAMES
+
+
+def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match] | None:
+    """Return the folder to which the values of a table are relative, and the matching column."""
     from shardtool.source.table_head import matching_column, read_table_head
 
-    name = at_top[0]
-    if (head := read_table_head(tree.inside(name))) is None:
+    if (head := read_table_head(tree.inside(table))) is None:
         return None
     folders = _folders_in(tree, _Folder(b"", 0, len(tree.keys)))
-    for root in (b"", *(folder.path for folder in folders)):
-        if match := matching_column(head, tree.has_file, tree.has, root):
-            break
-    else:
+    folders += [inner for folder in folders for inner in _folders_in(tree, folder)]
+    roots = dict.fromkeys((table[: table.rfind(b"/") + 1], b"", *(folder.path for folder in folders)))
+    matches = ((root, matching_column(head, tree.has_file, tree.has, root)) for root in roots)
+    return next(((root, match) for root, match in matches if match), None)
+
+
+def _advise_table(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
+    if (matched := _match_table(tree, tables[0])) is None:
         return None
-    samples = pluralize(len(tree.entries) - 1, "sample")
-    found = f"{samples} lack the columns of {printable(name)}, which is packed as a separate sample"
+    root, match = matched
+    samples, names = pluralize(len(tree.entries) - len(tables), "sample"), [printable(name) for name in tables]
+    if len(tables) > 1:
+        found = f"{samples} lack the columns of {format_list(names)}, which are packed as separate samples"
+        if not match.as_source:
+            return Advice(found, "", _PAGES["Parquet"])
+        options = {"root": tree.inside(root), **match.options, "split_by": "file"}
+        command = _create_call([tree.inside(name) for name in tables], **options)
+        return Advice(found, command.replace("OUTPUT", "'out/{split}-{000000..}.tar'"))
+    found = f"{samples} lack the columns of {names[0]}, which is packed as a separate sample"
+    folder = tables[0][: tables[0].rfind(b"/") + 1]
     if match.as_source:
-        options = {**({"root": tree.inside(root)} if root else {}), **match.options}
-        return Advice(found, _create_call([tree.inside(name)], **options))
-    excluded = {} if root else {"exclude": (to_text(name),)}
-    options = {"join": tree.inside(name), **match.options, **excluded}
+        options = {**({"root": tree.inside(root)} if root != folder else {}), **match.options}
+        return Advice(found, _create_call([tree.inside(tables[0])], **options))
+    excluded = {"exclude": (to_text(_file_name(tables[0])),)} if folder.startswith(root) else {}
+    options = {"join": tree.inside(tables[0]), **match.options, **excluded}
     return Advice(found, _create_call([tree.inside(root)], **options))
+
+
+def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
+    """Find a table for each folder, such as annotations/instances_val2017.json for val2017 of COCO."""
+    names = [folder.path[:-1] for folder in _folders_in(tree, _Folder(b"", 0, len(tree.keys)))]
+    prefixes: dict[tuple[bytes, bytes], list[bytes]] = {}
+    for name, table in ((name, table) for name in names for table in tables):
+        stem, ending = table.rsplit(b".", 1)
+        if stem.endswith(b"_" + name):
+            prefixes.setdefault((stem.removesuffix(name), ending), []).append(name)
+    if not prefixes:
+        return None
+    prefix, ending = max(prefixes, key=lambda key: (_file_name(key[0]) == b"instances_", len(prefixes[key])))
+    splits = prefixes[prefix, ending]
+    matched = _match_table(tree, prefix + splits[0] + b"." + ending)
+    if matched is None or matched[0] != splits[0] + b"/" or matched[1].as_source:
+        return None
+    found = f"{pluralize(len(tree.entries) - len(tables), 'sample')} lack the columns of {printable(prefix)}*"
+    shown = " ".join(quote(to_text(name)) for name in splits)
+    folder, annotations = f'{quote(tree.inside())}/"$split"', f'{quote(tree.inside(prefix))}"$split".{to_text(ending)}'
+    words = [word for option, value in matched[1].options.items() for word in cli_words(option, value)]
+    typed = " ".join([folder, "out/\"$split\"-'{000000..}'.tar", "--join", annotations, *map(quote, words)])
+    return Advice(found, f"for split in {shown}; do shardtool create {typed}; done")
+
+
+def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
+    """Advise on tables such as train/metadata.csv and test/metadata.csv, as in folders of Hugging Face."""
+    matched = _match_table(tree, tables[0])
+    if matched is None or not matched[1].as_source or matched[0] != tables[0][: tables[0].rfind(b"/") + 1]:
+        return None
+    parent, name = tables[0].rpartition(b"/")[0].rpartition(b"/")[0], _file_name(tables[0])
+    splits = " ".join(quote(to_text(_file_name(table.rpartition(b"/")[0]))) for table in tables)
+    found = f"{pluralize(len(tree.entries) - len(tables), 'sample')} lack the columns of {printable(name)} in {splits}"
+    words = [word for option, value in matched[1].options.items() for word in cli_words(option, value)]
+    typed = " ".join([f'{quote(tree.inside(parent))}/"$split"/{quote(to_text(name))}', *map(quote, words)])
+    command = f"for split in {splits}; do shardtool create {typed} out/\"$split\"-'{{000000..}}'.tar; done"
+    return Advice(found, command)
 
 
 _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _find_table)

@@ -47,6 +47,12 @@ def _parquet(**columns: Any) -> bytes:
     return file.getvalue()
 
 
+def _coco(name: str) -> bytes:
+    images = [{"id": at, "file_name": name.format(at), "width": 1, "height": 1} for at in range(SAMPLES)]
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1], "area": 1, "iscrowd": 0}
+    return json.dumps({"images": images, "annotations": [box], "categories": [{"id": 1, "name": "cat"}]}).encode()
+
+
 def _notes(place: Path, *words: str) -> list[tuple[str, str]]:
     """Return the observations and the commands of the notes about the layout."""
     ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "0", *words, cwd=place)
@@ -149,21 +155,76 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     "COCO": (
         {
             **_files("val/{:04}.jpg"),
-            "instances.json": json.dumps(
-                {
-                    "images": [
-                        {"id": at, "file_name": f"{at:04}.jpg", "width": 1, "height": 1} for at in range(SAMPLES)
-                    ],
-                    "annotations": [
-                        {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1], "area": 1, "iscrowd": 0}
-                    ],
-                    "categories": [{"id": 1, "name": "cat"}],
-                }
-            ).encode(),
+            "instances.json": _coco("{:04}.jpg"),
         },
         "6 samples lack the columns of instances.json, which is packed as a separate sample",
         "shardtool create src/val OUTPUT --join src/instances.json",
         ["0000.jpg", "0001.jpg"],
+    ),
+    "COCO by split": (
+        {
+            **_files("train2017/{:04}.jpg", "val2017/1{:03}.jpg"),
+            **{
+                f"annotations/{kind}_{split}2017.json": _coco(f"{first}{{:03}}.jpg")
+                for kind in ("captions", "instances")
+                for split, first in (("train", 0), ("val", 1))
+            },
+        },
+        "12 samples lack the columns of annotations/instances_*",
+        (
+            'for split in train2017 val2017; do shardtool create src/"$split" out/"$split"-\'{000000..}\'.tar '
+            '--join src/annotations/instances_"$split".json; done'
+        ),
+        ["0000.jpg", "0001.jpg"],
+    ),
+    "Common Voice": (
+        {
+            **_files("clips/c_{}.mp3"),
+            "train.tsv": b"client_id\tpath\tsentence\nx\tc_0.mp3\thi\nx\tc_1.mp3\tho\n",
+            "dev.tsv": b"client_id\tpath\tsentence\ny\tc_2.mp3\thi\n",
+            "validated.tsv": b"client_id\tpath\tsentence\ny\tc_2.mp3\thi\n",
+        },
+        "7 samples lack the columns of dev.tsv, train.tsv, which are packed as separate samples",
+        ("shardtool create src/dev.tsv src/train.tsv 'out/{split}-{000000..}.tar' --root src/clips --split-by file"),
+        ["c_2.json", "c_2.mp3"],
+    ),
+    "metadata in a folder": (
+        {**_files("train/{:04}.jpg"), "train/metadata.csv": b"file_name,text\n0000.jpg,a\n0001.jpg,b\n"},
+        "6 samples lack the columns of train/metadata.csv, which is packed as a separate sample",
+        "shardtool create src/train/metadata.csv OUTPUT",
+        ["0000.jpg", "0000.json"],
+    ),
+    "metadata by split": (
+        {
+            **_files("train/{:04}.jpg", "test/{:04}.jpg"),
+            **dict.fromkeys(("train/metadata.csv", "test/metadata.csv"), b"file_name,text\n0000.jpg,a\n0001.jpg,b\n"),
+        },
+        "12 samples lack the columns of metadata.csv in test train",
+        (
+            'for split in test train; do shardtool create src/"$split"/metadata.csv '
+            "out/\"$split\"-'{000000..}'.tar; done"
+        ),
+        ["0000.jpg", "0000.json"],
+    ),
+    "Pascal VOC": (
+        {
+            **_files("JPEGImages/{:06}.jpg", "Annotations/{:06}.xml"),
+            "ImageSets/Main/train.txt": b"000000\n",
+        },
+        "7 of 13 samples lack jpg, 7 lack xml; files in Annotations, JPEGImages have the same names",
+        "shardtool create src/Annotations src/JPEGImages OUTPUT",
+        ["000000.jpg", "000000.xml"],
+    ),
+    "LLaVA": (
+        {
+            **_files("images/{}.jpg"),
+            "chat.json": json.dumps(
+                [{"id": f"{at}", "image": f"{at}.jpg", "conversations": []} for at in range(6)]
+            ).encode(),
+        },
+        "6 samples lack the columns of chat.json, which is packed as a separate sample",
+        "shardtool create src/chat.json OUTPUT --root src/images",
+        ["0.jpg", "0.json"],
     ),
     "LibriSpeech": (
         {
@@ -190,7 +251,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     "JSON lines": (
         {f"p{n}.jsonl": b"".join(b'{"key": "%d-%d", "text": "a"}\n' % (n, at) for at in range(3)) for n in range(3)},
         "3 JSON-lines files, each packed as one sample",
-        "cat src/*.jsonl > rows.jsonl && shardtool create rows.jsonl OUTPUT --field txt=text",
+        "shardtool create 'src/*.jsonl' OUTPUT --field txt=text",
         ["0-0.txt", "0-1.txt"],
     ),
     "zip": (
