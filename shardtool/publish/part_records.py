@@ -18,6 +18,7 @@ from shardtool.errors import CorruptShard, OutputExists, format_list, os_error_t
 from shardtool.fingerprint import crc32c
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_output_name
+from shardtool.publish.journal import list_journals
 from shardtool.request.run_part import MAX_PARTS, RunPart
 from shardtool.skipped import Skipped
 
@@ -44,6 +45,9 @@ _MAX_PLANNED_SHARDS = 2**62
 
 
 _LOCK_SUFFIX = ".lock"
+
+
+_TAG_PATTERN = "part([0-9]{1,7})of([0-9]{1,7})"
 
 
 class PartRecord(NamedTuple):
@@ -131,9 +135,7 @@ def _parse(data: bytes, pattern: ShardPattern, part: RunPart, where: str) -> Par
 
 def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
     """Return the parts with a record, and those with a lock, which run or were interrupted."""
-    name_pattern = re.compile(
-        rf"\.{re.escape(pattern.base)}\.part([0-9]{{1,7}})of([0-9]{{1,7}})({re.escape(_LOCK_SUFFIX)}|)", re.ASCII
-    )
+    name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []
     for name in names:
@@ -146,11 +148,13 @@ def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list
     return finished, started
 
 
-def list_part_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
-    """Return the names of records and locks of parts."""
-    finished, started = find_part_records(pattern, folder.names())
+def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
+    """Return the journals of a dataset, and the records, locks and journals of its parts."""
+    names = folder.names()
+    finished, started = find_part_records(pattern, names)
     records = [part_record_name(pattern, part) for part in finished]
-    return [*records, *(part_record_name(pattern, part) + _LOCK_SUFFIX for part in started)]
+    locks = [part_record_name(pattern, part) + _LOCK_SUFFIX for part in started]
+    return [*records, *locks, *list_journals(pattern.base, names, _TAG_PATTERN)]
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:

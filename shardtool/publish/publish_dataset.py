@@ -67,7 +67,7 @@ def finish_dataset(
     dataset: DatasetFile,
     skipped: Sequence[Skipped],
 ) -> None:
-    """Finish a publication: delete files of the pattern that the dataset does not list, and records of parts."""
+    """Finish a publication. Delete journals, records of parts, and files that the dataset does not list."""
     pattern, old, rows = destination.pattern, destination.old, skipped_list.encode_skipped(skipped)
     small = {pattern.skipped_file: rows} if rows else {}
     kept_names = {*new_shards, *map(sidecar_name, new_shards), pattern.dataset_file, *small}
@@ -79,7 +79,7 @@ def finish_dataset(
         [shard.name for shard in dataset.shards],
         before=small,
         stale=stale,
-        leftovers=lambda: part_records.list_part_files(destination.folder, pattern),
+        leftovers=lambda: part_records.list_run_files(destination.folder, pattern),
     )
 
 

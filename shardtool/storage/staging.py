@@ -238,14 +238,15 @@ class Folder:
         """Return the content of a small file."""
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
-    def append(self, name: str, data: bytes) -> None:
-        """Append durably; a killed process may have written only a part."""
+    def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Append to a file; a killed process may have written only a part."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 write_all(fd, data)
-                os.fsync(fd)
+                if durable:
+                    os.fsync(fd)
             finally:
                 os.close(fd)
 

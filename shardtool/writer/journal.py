@@ -1,9 +1,4 @@
-"""The journal of a writer, `.NAME.writer`, from which another writer resumes.
-
-It exists until the dataset file does: one line of JSON with the options, then one per shard with what neither the shard
-nor its sidecar contains. An incomplete line, and all lines after it, are ignored. A store cannot append to files, so
-there each line is an object, `.NAME.writer.N`, until a writer that resumes moves it into the file.
-"""
+"""The lines of a writer's journal: its options, and for each shard what neither the shard nor its sidecar contains."""
 
 from __future__ import annotations
 
@@ -51,8 +46,3 @@ def parse_entry(line: dict[str, Any]) -> JournalEntry:
     if not is_valid or not isinstance(entry.columns, dict) or type(entry.inline) is not bool:
         raise ValueError("not a journal line")
     return entry
-
-
-def journal_name(base: str) -> str:
-    """Return the name of the journal of dataset `base`."""
-    return f".{base}.writer"

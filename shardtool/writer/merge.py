@@ -18,12 +18,12 @@ from shardtool.pattern import ShardPattern, abbreviate_names, check_writable, pa
 from shardtool.publish import join_datasets, listed_files, part_records
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
+from shardtool.publish.journal import list_journals
 from shardtool.publish.publication import Publication
 from shardtool.request.observer import Observer
 from shardtool.storage.folders import open_folder
 from shardtool.table.keys import find_repeated
 from shardtool.verbs.create import parts
-from shardtool.writer.journal import journal_name
 from shardtool.writer.output import make_writer_record
 from shardtool.writer.parts import EMPTY_SUFFIX, PartFiles, add_tag, find_writer_parts, make_part_tag
 
@@ -104,7 +104,7 @@ class _Merge:
                 part_pattern.dataset_file,
                 part_pattern.skipped_file,
                 part_pattern.base + EMPTY_SUFFIX,
-                journal_name(part_pattern.base),
+                *list_journals(part_pattern.base, self._folder.names()),
             ]
         if new_datasets:
             small = {self._pattern.skipped_file: rows} if rows else {}

@@ -7,12 +7,11 @@ Until then each sidecar announces one more shard; at the end, sidecars that diff
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +37,15 @@ from shardtool.plan.plan import count_rounded
 from shardtool.publish import publish_dataset
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.destination import Destination, inspect_destination
+from shardtool.publish.journal import Journal
 from shardtool.publish.totals import DatasetTotals
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
 from shardtool.storage.files import read_crc
 from shardtool.storage.folders import open_folder
-from shardtool.storage.staging import Folder
 from shardtool.values import __version__
 from shardtool.write.task import compute_content_fingerprint
-from shardtool.writer.journal import JOURNAL_VERSION, JournalEntry, journal_name, parse_entry
+from shardtool.writer.journal import JOURNAL_VERSION, JournalEntry, parse_entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +73,7 @@ class WriterOutput:
         self.rounded: Counter[str] = Counter()
         requested = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self._journal_options = json.loads(json.dumps({"version": JOURNAL_VERSION, **requested}))
-        self.journal, self._started = journal_name(pattern.base), False
+        self._journal = Journal(self.folder, pattern.base)
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
         destination = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
@@ -91,9 +90,8 @@ class WriterOutput:
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
-        journal = self._read_journal()
-        if journal is not None:
-            self._check_not_replacing(journal[0])
+        if lines := self._journal.read():
+            self._check_not_replacing(lines[0])
         return check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
@@ -106,8 +104,6 @@ class WriterOutput:
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
         """Add the shards that match the journal of an earlier writer; return the entry of the last one."""
         entries = self._read_entries()
-        if entries is None:
-            return None
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):
             name = self.pattern.shard(number)
@@ -126,18 +122,18 @@ class WriterOutput:
             reused.append(entry)
         if reused:
             encoder.restore(reused[-1].kinds, inline=reused[-1].inline)
-        self.start_journal(reused)
+            self.start_journal(reused)
         return reused[-1] if reused else None
 
-    def _read_entries(self) -> list[JournalEntry] | None:
-        journal = self._read_journal()
-        if journal is None:
+    def _read_entries(self) -> list[JournalEntry]:
+        lines = self._journal.read()
+        if not lines or "run" in lines[0]:
             if shards := [name for name in self.destination.existing if name.endswith(f".{self.pattern.format}")]:
                 found = f"{units.pluralize(len(shards), 'shard')} without the journal of their writer"
                 remedy = f"Choose another name, or replace the existing shards with {flag_text('overwrite')}."
-                raise OutputExists(self.pattern.text, found, expected=self.journal, remedy=remedy)
-            return None
-        requested, entries = journal
+                raise OutputExists(self.pattern.text, found, expected=self._journal.name, remedy=remedy)
+            return []
+        requested, entries = lines[0], list[JournalEntry]()
         self._check_not_replacing(requested)
         if requested != self._journal_options:
             earlier_options = [
@@ -146,6 +142,8 @@ class WriterOutput:
             problem = f"a writer with other options: {', '.join(earlier_options)}"
             remedy = f"Use the same options, or replace the existing shards with {flag_text('overwrite')}."
             raise InvalidRequest(self.pattern.text, problem, remedy=remedy)
+        with suppress(ValueError, TypeError, AttributeError):
+            entries += map(parse_entry, lines[1:])
         return entries
 
     def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
@@ -177,9 +175,8 @@ class WriterOutput:
         skipped_rows = [[row.key, row.code, row.message] for row in skipped]
         encoder_state = dict(encoder.kinds), encoder.inline, self.columns.state()
         version = self.folder.version(shard.name)
-        self._append_entry(
-            JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
-        )
+        entry = JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
+        self._journal.append(asdict(entry))
         self.add_to_totals(facts, data, index.tally(), digest)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
@@ -198,7 +195,6 @@ class WriterOutput:
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         publish_dataset.publish_dataset(self.totals, self.publication, self.destination, make_writer_record(record))
-        self.remove_journal()
 
     def close(self) -> None:
         """Delete staged files and release the lock. The journal stays if there are shards to resume."""
@@ -206,50 +202,14 @@ class WriterOutput:
         try:
             self.destination.discard_staged()
             can_resume = self.totals.shards and not self.options.overwrite
-            if self._started and not can_resume and not isinstance(raised[1], AccessRefused):
-                self.remove_journal()
+            if self._journal.is_started and not can_resume and not isinstance(raised[1], AccessRefused):
+                self._journal.remove()
         finally:
             self._stack.__exit__(*raised)
 
-    def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        try:
-            lines = self.folder.read(self.journal).splitlines(keepends=True)
-            with suppress(FileNotFoundError):
-                while not self.folder.has_staging:
-                    lines.append(self.folder.read(f"{self.journal}.{len(lines) - 1}"))
-        except OSError:
-            return None
-        entries: list[Any] = []
-        for line in lines:
-            try:
-                document: Any = json.loads(line) if line.endswith(b"\n") else None
-                entries.append(parse_entry(document) if entries else document)
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                break
-        return (entries[0], entries[1:]) if entries and isinstance(entries[0], dict) else None
-
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
         """Write a new journal, with the entries of reused shards."""
-        lines = [self._journal_options, *map(asdict, entries)]
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        self.folder.publish_bytes(self.journal, data)
-        self.folder.remove(self._list_line_objects())  # only now, so that an interruption loses no entry
-        self._started = True
-
-    def _append_entry(self, entry: JournalEntry) -> None:
-        line = json.dumps(asdict(entry)).encode() + b"\n"
-        if isinstance(self.folder, Folder):
-            self.folder.append(self.journal, line)
-        else:
-            self.folder.publish_bytes(f"{self.journal}.{len(self.totals.shards)}", line)
-
-    def remove_journal(self) -> None:
-        """Delete the journal."""
-        self.folder.remove([self.journal, *self._list_line_objects()])
-
-    def _list_line_objects(self) -> list[str]:
-        name_pattern = re.compile(re.escape(self.journal) + r"\.[0-9]+")
-        return [] if self.folder.has_staging else [name for name in self.folder.names() if name_pattern.fullmatch(name)]
+        self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:
         """Rewrite sidecars that are not final; return the columns of all."""

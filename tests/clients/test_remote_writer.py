@@ -208,7 +208,7 @@ def test_an_overwrite_that_ends_early(store: Server, wanted: dict[str, bytes]) -
     writer.abandon()
     left = _files(folder)
     assert "out.json" not in left
-    assert not [name for name in left if ".writer" in name or ".lock" in name]
+    assert not [name for name in left if ".journal" in name or ".lock" in name]
     with pytest.raises(OutputExists, match="without the journal"):
         write(f"{folder}/{_PATTERN}.tar", resume=True)
     write(f"{folder}/{_PATTERN}.tar", overwrite=True)

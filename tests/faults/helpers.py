@@ -187,8 +187,8 @@ def finished(folder: Path) -> list[str]:
 
 
 def hidden(folder: Path) -> list[str]:
-    """Return temporary names and locks."""
-    return [name for name in os.listdir(folder) if name.startswith(".")]
+    """Return temporary names and locks, but not the journal, which an interrupted run leaves."""
+    return [name for name in os.listdir(folder) if name.startswith(".") and not name.endswith(".journal")]
 
 
 def write_samples(folder: Path, count: int, size: int) -> Path:

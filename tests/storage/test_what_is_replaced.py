@@ -107,7 +107,7 @@ def test_a_report_replaces_only_its_kind(name: str, words: tuple[str, ...]) -> N
     assert path.is_symlink()
 
 
-@pytest.mark.parametrize("name", ["out-000.tar", ".out.writer", ".out.lock"])
+@pytest.mark.parametrize("name", ["out-000.tar", ".out.journal", ".out.lock"])
 def test_shard_writer_replaces_only_files(name: str) -> None:
     """`ShardWriter` follows the same rule for all its files."""
     os.mkfifo(f"new/{name}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 def test_an_invalid_journal_line_is_ignored(change: dict[str, object], tmp_path: Path) -> None:
     """A line that is invalid or does not match its shard is ignored, and the shard is written again."""
-    pattern, journal = f"{tmp_path}/out-{{0..}}.tar", tmp_path / ".out.writer"
+    pattern, journal = f"{tmp_path}/out-{{0..}}.tar", tmp_path / ".out.journal"
     writer = shardtool.ShardWriter(pattern, max_count=2)
     for number in range(5):
         writer.write({"__key__": f"{number}", "txt": "x"})

@@ -472,9 +472,9 @@ def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
         _write(pattern, _then_raise(_BYTES[:17], KeyboardInterrupt), max_count=5)
-    (tmp_path / ".out.writer").write_bytes(b"{\n")
+    (tmp_path / ".out.journal").write_bytes(b"{\n")
     before = read_tree(tmp_path)
-    with pytest.raises(OutputExists, match=r"3 shards without the journal .*; expected .out.writer. .*overwrite=True"):
+    with pytest.raises(OutputExists, match=r"3 shards without the journal .*; expected .out.journal. .*overwrite=True"):
         ShardWriter(pattern, max_count=5, resume=True)
     assert read_tree(tmp_path) == before
     _write(pattern, _BYTES, max_count=5, overwrite=True)
@@ -515,9 +515,9 @@ def test_an_interrupted_overwrite_is_not_resumed(tmp_path: Path) -> None:
     writer = ShardWriter(pattern, overwrite=True, max_count=1)
     for sample, _ in _BYTES[:3]:
         writer.write(sample)
-    journal = (tmp_path / ".out.writer").read_bytes()
+    journal = (tmp_path / ".out.journal").read_bytes()
     writer.abandon()
-    (tmp_path / ".out.writer").write_bytes(journal)  # as a kill leaves it
+    (tmp_path / ".out.journal").write_bytes(journal)  # as a kill leaves it
     with pytest.raises(InvalidRequest, match=r"was replacing .*Run it again with overwrite=True"):
         ShardWriter(pattern, resume=True, max_count=1)
 

@@ -83,7 +83,9 @@ class Packing:
         self.planned, self.listed, self.run = planned, planned.listed, planned.run
         self.output, self.plan, self.destination = output, output.plan, output.destination
         self.publication, self.observer = output.destination.open_publication(), self.run.notes.observer
-        self.mtime_ns = resume.get_run_mtime_ns(self.listed)
+        self._run_stamp = resume.get_run_stamp(self.listed)
+        self._journal = resume.ShardJournal(self.destination)
+        self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
         part = self.destination.part  # only the first part lists the samples that the plan skips
@@ -126,6 +128,7 @@ class Packing:
             self._first_number += self._plan.shards
             self._plan = self._plan.subset(remaining)
             self._round_shards = range(self._plan.shards)
+            self._unpublished += self._plan.shards
             self._check_names()
         if self._finished_samples != samples:
             found = (
@@ -154,6 +157,7 @@ class Packing:
         if not isinstance(self.destination.append, FinishedAppend):
             shards = [self.output.pattern.shard(number) for number in self._numbers.values()]
             self.destination.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
+            self._journal.remove()
 
     def _note_missing_dataset_file(self) -> None:
         destination = self.destination
@@ -168,10 +172,13 @@ class Packing:
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
+        lines = self._journal.lines
         for shard in shards:
             name, folder = self.output.pattern.shard(self._first_number + shard), self.destination.folder
             planned = resume.ShardPlan(self.listed, plan, shard, name, build_shard_samples(plan, shard))
-            action, kept_index = ("write", None) if write else resume.choose_action(planned, self.destination)
+            action, kept_index = (
+                ("write", None) if write else resume.choose_action(planned, self.destination, lines.get(name))
+            )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
                     folder = folder.temporary  # only compared: the existing dataset lists this name
@@ -185,7 +192,7 @@ class Packing:
                 folder=folder,
                 samples=planned.samples,
                 on_error="skip" if run.fetches else run.options.on_error,
-                mtime_ns=resume.get_shard_mtime_ns(planned, self.mtime_ns),
+                mtime_ns=resume.get_shard_stamp(planned, self._run_stamp),
                 todo=action,
                 work=work and make_shard_work(plan, shard, work),
                 reads=reads,
@@ -312,9 +319,12 @@ class Packing:
             check_same_append(append, number, entry, self.destination)
         else:
             self.publication.add(result.staged, data, name)
-            mtime_ns = resume.get_shard_mtime_ns(planned, self.mtime_ns)
-            if result.compared and resume.is_source_unchanged(planned, mtime_ns):  # unless the clocks differ too much
-                folder.set_mtime(name, mtime_ns)  # the next run then trusts the shard
+            stamp = resume.get_shard_stamp(planned, self._run_stamp)
+            if result.compared and resume.is_source_unchanged(planned, stamp):  # unless the clocks differ too much
+                folder.set_mtime(name, stamp)  # the next run then trusts the shard
+            self._unpublished -= 1
+            if self._unpublished and (result.compared or not is_kept):
+                self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
         reported_samples, reported_bytes, failed = self._reported.pop(shard, (0, 0, 0))
         size = fact.size if self.run.fetches else int(self._plan.sizes[shard])
         if self.run.fetches:

@@ -34,6 +34,7 @@ from shardtool.publish import listed_files, part_records
 from shardtool.publish.append_target import remaining_names
 from shardtool.publish.destination import Destination
 from shardtool.publish.join_datasets import join_parts
+from shardtool.publish.journal import Journal
 from shardtool.publish.part_records import PartRecord
 from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset
 from shardtool.publish.totals import build_dataset_file
@@ -152,6 +153,7 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
     if not is_contained:
         output.publication.withdraw()
     destination.folder.publish(staged)
+    Journal(destination.folder, name[1:]).remove()
     return dataset
 
 
@@ -274,7 +276,7 @@ def _finish_earlier_merge(
         raise OutputExists(
             folder.full_path(pattern.dataset_file), found, remedy="Move it to another folder and merge again."
         )
-    folder.remove(part_records.list_part_files(folder, pattern))
+    folder.remove(part_records.list_run_files(folder, pattern))
     return len(finished), dataset
 
 

@@ -1,15 +1,17 @@
 """Choose whether to keep, compare or rewrite the shard of an earlier run, without reading it.
 
-The modification time of a shard is shortly before its run listed the source. Its nanoseconds identify the root of the
-source and, in a store, the versions of the shard's objects. If the times match, the files under that root have not
-changed since. A copied shard has another time and is not trusted. With `--trust size`, times are ignored.
+Each finished shard has a stamp: a time shortly before its run listed the source, whose nanoseconds identify the root of
+the source and, in a store, the versions of the objects. If the stamp matches, the files under that root have not
+changed since. The journal of an unfinished run records the stamp with the size and checksum of the shard. A finished
+dataset, and a run of earlier versions, has no journal: then the stamp is the modification time of the shard. A copied
+shard has another time and is not trusted. With `--trust size`, stamps are ignored.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import to_output_name
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import hash_shard_plan
+from shardtool.publish.journal import Journal
 from shardtool.shard_samples import SPAN, ShardSamples
 from shardtool.skipped import failed_rows
 from shardtool.storage.paths import source_identity
@@ -61,27 +64,73 @@ class ShardPlan(NamedTuple):
         return hash_shard_plan(plan.format, self.samples, work)
 
 
-def get_run_mtime_ns(listed: Listed) -> int:
-    """Return the modification time of a run's shards."""
+def get_run_stamp(listed: Listed) -> int:
+    """Return the stamp of a run's shards."""
     return (int(listed.run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(listed.entries)
 
 
-def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
-    """Return the modification time of a shard in a run with `mtime_ns`. For objects, it identifies their versions."""
+def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
+    """Return the stamp of a shard. For objects, it identifies their versions."""
     if not planned.plan.entries.is_remote:
-        return mtime_ns
-    seconds, nanoseconds = divmod(mtime_ns, _SECOND_NS)
+        return run_stamp
+    seconds, nanoseconds = divmod(run_stamp, _SECOND_NS)
     return seconds * _SECOND_NS + _hash_to_nanoseconds(planned.samples.mtimes, nanoseconds)
 
 
-def is_source_unchanged(planned: ShardPlan, mtime_ns: int) -> bool:
-    """Return whether a shard's modification time shows an unchanged source."""
-    run_mtime_ns = mtime_ns // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
-    return planned.plan.changed_ns(planned.shard) < mtime_ns == get_shard_mtime_ns(planned, run_mtime_ns)
+def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
+    """Return whether a shard's stamp shows an unchanged source."""
+    run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
 
 
-def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a shard, and the index of a kept shard of transformed samples."""
+class JournalLine(NamedTuple):
+    """A finished shard in the journal of a run."""
+
+    shard: str
+    size: int
+    crc: int
+    stamp: int
+
+
+class ShardJournal:
+    """The journal of a run in a folder. In a store, `--resume` compares each shard with its source instead.
+
+    A journal starts with the first shard that is not the last, and only if finished shards are published at once.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        base, part = destination.pattern.base, destination.part
+        self._journal = Journal(destination.folder, base if part is None else f"{base}.{part.tag}")
+        self._is_used = destination.folder.has_staging and destination.if_exists != "overwrite"
+        lines = self._journal.read()[1:] if self._is_used and destination.resumes else []
+        self.lines = {line.shard: line for line in map(_parse_line, lines) if line is not None}
+
+    def add(self, line: JournalLine) -> None:
+        """Record a published shard."""
+        if not self._is_used or self.lines.get(line.shard) == line:
+            return
+        if not self._journal.is_started:
+            self._journal.start({"version": 1, "run": "create"}, (earlier._asdict() for earlier in self.lines.values()))
+        self._journal.append(line._asdict(), durable=False)  # a lost line costs a comparison
+
+    def remove(self) -> None:
+        """Delete the journal."""
+        self._journal.remove()
+
+
+def _parse_line(line: dict[str, Any]) -> JournalLine | None:
+    try:
+        parsed = JournalLine(**line)
+    except TypeError:
+        return None
+    is_valid = type(parsed.shard) is str and {*map(type, parsed[1:])} == {int}
+    return parsed if is_valid else None
+
+
+def choose_action(
+    planned: ShardPlan, output: Destination, line: JournalLine | None
+) -> tuple[ShardAction, shard_index.ShardIndex | None]:
+    """Return the action for a shard with its line in the journal, and the index of a kept shard of changed samples."""
     file_info, samples = output.existing.get(planned.name), planned.samples
     options, transform = planned.listed.run.options, planned.listed.transform
     if not output.resumes or file_info is None:
@@ -91,13 +140,13 @@ def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction,
         # The shard has another plan, or it skipped samples and would skip them again.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
-    index = (
-        _read_matching_index(planned, output)
-        if trusts_sizes or is_source_unchanged(planned, file_info.mtime_ns)
-        else None
-    )
+    if line is None:
+        is_unchanged = is_source_unchanged(planned, file_info.mtime_ns)
+    else:
+        is_unchanged = line.size == file_info.size and is_source_unchanged(planned, line.stamp)
+    index = _read_matching_index(planned, output) if trusts_sizes or is_unchanged else None
     crc = None if index is None else index.fact.crc
-    if index is None or crc is None:
+    if index is None or crc is None or not (trusts_sizes or line is None or line.crc == crc):
         return "compare" if transform is None else "write", None
     if transform is None:
         crcs = b"" if index.crcs is None else index.crcs.tobytes()

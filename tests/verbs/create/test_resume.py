@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, index
 from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.request.observer import Observer
 from shardtool.request.option_values import parse_share
 from shardtool.request.results import ResumeChanges
+from shardtool.verbs.create import resume
 from tests.helpers import existing, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -289,3 +291,96 @@ def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
         times.append(young.stat().st_mtime_ns)
     assert times[0] > time.time_ns() - 120 * 10**9
     assert times == [times[0]] * 2
+
+
+def _kill_after_two_shards(place: Path) -> Path:
+    """Leave what a run that was killed after its second shard leaves; return the journal."""
+
+    class Dead(BaseException):
+        """The end of a process."""
+
+    class Killer(Observer):
+        left = 2
+
+        def shard(self, *_: object) -> None:
+            self.left -= 1
+            if not self.left:
+                raise Dead
+
+    shutil.rmtree(place / "out")
+    with pytest.raises(Dead):
+        create(place / "in", f"{place}/out/x-{{000..}}.tar", _OPTIONS, observer=Killer())
+    return place / "out" / ".x.journal"
+
+
+@pytest.fixture
+def old_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each source seem older than the run, so that its shards can be trusted."""
+    monkeypatch.setattr(resume, "_CLOCK_SLACK_S", -3600)
+
+
+@pytest.mark.usefixtures("old_source")
+def test_the_journal_of_an_interrupted_run_replaces_times(place: Path) -> None:
+    """Shards in the journal of an interrupted run are kept without the source, whatever their times."""
+    journal = _kill_after_two_shards(place)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [line.get("shard") for line in lines] == [None, "x-000.tar", "x-001.tar"]
+    for shard in shards(place / "out"):
+        os.utime(shard)
+    (place / "in" / "001.txt").write_bytes(b"TEXT OF 1")  # seems older than the run, too
+    assert _pack(place, resume=True).kept == 2
+    assert not journal.exists()
+    assert (place / "out" / "x-000.tar").read_bytes().count(b"text of 1") == 1
+
+
+@pytest.mark.usefixtures("old_source")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: {**line, "crc": line["crc"] ^ 1},
+        lambda line: {**line, "size": line["size"] + 1},
+        lambda line: {**line, "stamp": line["stamp"] + 1},
+        lambda line: {**line, "stamp": "now"},
+        lambda line: {**line, "other": 1},
+        lambda line: [line],
+        lambda line: json.dumps(line)[:-20],
+    ],
+)
+def test_a_wrong_line_of_a_journal_is_not_trusted(change: Callable[[dict[str, Any]], object], place: Path) -> None:
+    """A shard whose line is wrong or torn is compared with its source."""
+    journal = _kill_after_two_shards(place)
+    header, line, _ = journal.read_text().splitlines()
+    changed = change(json.loads(line))
+    journal.write_text(f"{header}\n{changed if isinstance(changed, str) else json.dumps(changed)}")
+    for shard in shards(place / "out"):
+        os.utime(shard)
+    (place / "in" / "001.txt").write_bytes(b"TEXT OF 1")
+    _pack(place, resume=True)
+    assert b"TEXT OF 1" in (place / "out" / "x-000.tar").read_bytes()
+
+
+@pytest.mark.usefixtures("old_source")
+def test_a_copied_shard_does_not_match_the_journal(place: Path) -> None:
+    """A valid shard of the same size that replaced the one in the journal is compared, and written again."""
+    _kill_after_two_shards(place)
+    write_tree(place / "other", {name: data.upper() for name, data in _samples(range(_COUNT)).items()})
+    create(place / "other", f"{place}/theirs/x-{{000..}}.tar", _OPTIONS)
+    for name in ("x-000.tar", "x-000.index"):
+        shutil.copy2(place / "theirs" / name, place / "out" / name)
+    assert _pack(place, resume=True).kept == 1
+    assert b"text of 1" in (place / "out" / "x-000.tar").read_bytes()
+
+
+def test_a_part_ends_its_own_journal(place: Path) -> None:
+    """A part has a journal of its own, which is deleted with the last of its shards."""
+    shutil.rmtree(place / "out")
+    _pack(place, part="1/2")
+    assert sorted(path.name for path in (place / "out").glob(".*")) == [".x.lock", ".x.part1of2"]
+
+
+def test_a_journal_that_is_left_is_deleted_with_the_next_dataset(place: Path) -> None:
+    """Whatever run finishes the dataset deletes the journal of an earlier run."""
+    journal = _kill_after_two_shards(place)
+    assert journal.exists()
+    _pack(place, overwrite=True)
+    assert [path.name for path in (place / "out").glob(".*")] == []

@@ -1,0 +1,89 @@
+"""The journal of an unfinished run, `.NAME.journal`, from which another run of `create` or of a writer continues.
+
+It exists until the dataset file does. The first line of JSON describes the run, each further line a published shard. An
+incomplete line, and all lines after it, are ignored. Nothing in it is trusted alone: a shard is kept only if its size
+and checksum, and its sidecar, match its line. A store cannot append to files, so there each line is an object,
+`.NAME.journal.N`, until a run that resumes moves it into the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardtool.storage.staging import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardtool.storage.folders import OutputFolder
+
+
+_SUFFIX = ".journal"
+_OLD_SUFFIX = ".writer"  # of journals of earlier versions
+
+
+class Journal:
+    """The journal of the dataset, or of the part, with the name `base`. Its lock must be held."""
+
+    def __init__(self, folder: OutputFolder, base: str) -> None:
+        self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder
+        self.is_started = False
+        self._lines = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the complete lines; none if there is no journal."""
+        for name in (self.name, f".{self._base}{_OLD_SUFFIX}"):
+            with suppress(OSError):
+                lines = self._folder.read(name).splitlines(keepends=True)
+                with suppress(FileNotFoundError):
+                    while not self._folder.has_staging:
+                        lines.append(self._folder.read(f"{name}.{len(lines) - 1}"))
+                return _parse(lines)
+        return []
+
+    def start(self, header: Mapping[str, object], lines: Iterable[Mapping[str, object]] = ()) -> None:
+        """Replace the journal, durably."""
+        encoded = [_encode(line) for line in (header, *lines)]
+        self._folder.publish_bytes(self.name, b"".join(encoded))
+        older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
+        self._folder.remove(older)  # only now, so that an interruption loses no line
+        self._lines, self.is_started = len(encoded), True
+
+    def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
+        """Append a line. After a power failure, a line that is not durable may be missing."""
+        if isinstance(self._folder, Folder):
+            self._folder.append(self.name, _encode(line), durable=durable)
+        else:
+            self._folder.publish_bytes(f"{self.name}.{self._lines - 1}", _encode(line))
+        self._lines += 1
+
+    def remove(self) -> None:
+        """Delete the journal, and those of earlier versions."""
+        self._folder.remove(list_journals(self._base, self._folder.names()))
+
+
+def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
+    """Return the files of the journals of a dataset, and of its parts if there is a pattern for their tags."""
+    tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
+    pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+def _encode(line: Mapping[str, object]) -> bytes:
+    return json.dumps(line).encode() + b"\n"
+
+
+def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    documents = []
+    for line in lines:
+        try:
+            document = json.loads(line) if line.endswith(b"\n") else None
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(document, dict):
+            break
+        documents.append(document)
+    return documents
