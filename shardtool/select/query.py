@@ -466,7 +466,9 @@ class _Evaluator:
     def _class_to_number(self, text: _Value, labels: _Value) -> _Value:
         if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
             return text
-        if not (names := self._query.classes.get(self._query.column(labels.node))):
+        column, classes = self._query.column(labels.node), self._query.classes
+        names = classes.get(column) or classes.get(f"{column}.json")  # a field of lists is JSON
+        if not names:
             return text
         if text.data not in names:
             raise missing_name_error("class", self._query.where, text.data, names)

@@ -135,6 +135,22 @@ def test_coco_classes_as_a_field(tmp_path: Path) -> None:
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
 
 
+def test_coco_annotations_in_queries(tmp_path: Path) -> None:
+    """Queries accept class names of a joined table, of a manifest, and of a dataset with a field of the labels."""
+    write_tree(tmp_path, {"imgs/2.jpg": b"x", "imgs/3.jpg": b"y", "imgs/5.jpg": b"z", "coco.json": _coco()})
+    query, fields = "labels.contains('dog') and boxes.len() == 1", {"labels.json": "labels"}
+    for name, where in (("all", None), ("some", query)):
+        create(
+            tmp_path / "imgs", f"{tmp_path}/{name}-{{0..}}.tar", join=tmp_path / "coco.json", values=fields, where=where
+        )
+    rows = create(tmp_path / "coco.json", f"{tmp_path}/rows-{{0..}}.tar", root=tmp_path / "imgs", where=query)
+    assert rows.samples == 1
+    assert [*shardtool.open(tmp_path / "some.json").keys] == ["2"]
+    assert [*shardtool.open(tmp_path / "all.json").where(query).keys] == ["2"]
+    with pytest.raises(InvalidRequest, match="no class 'cow'; expected one of car, cat, dog"):
+        shardtool.open(tmp_path / "all.json").where("labels.contains('cow')")
+
+
 def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
     """On append, a new category gets the next number, even with a lower id; existing numbers stay."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})

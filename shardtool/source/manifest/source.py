@@ -159,7 +159,9 @@ class ManifestSource(Source):
         if options.where is not None:
             from shardtool.select.query import match_partially
 
-            selected, later = match_partially(add_field_columns(self.table, roles.values), options.where, options.found)
+            selected, later = match_partially(
+                add_field_columns(self.table, roles.values), options.where, options.found, self._table.classes
+            )
             self.keep_rows(selected)
         if not self._count:
             found = "no rows" if self._numbers is None else "no remaining row"
