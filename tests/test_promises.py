@@ -45,7 +45,7 @@ from shardtool.storage.remote.http import _MAX_LENGTH_DIGITS as CLIENT_DIGITS
 from shardtool.storage.remote.http import _MAX_REASON_BYTES as CLIENT_REASON
 from shardtool.storage.remote.http import _MAX_REDIRECTS as CLIENT_MOST_REDIRECTS
 from shardtool.storage.remote.retry import DEFAULT_POLICY
-from shardtool.table import limits
+from shardtool.table import columns as limits
 from shardtool.transform import image_decode
 from shardtool.verbs.verify import examine
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE as FINDINGS_MOST

@@ -38,8 +38,8 @@ class RecordColumns(NamedTuple):
         fields: Field names, indexed by `code`.
         code: uint16[rows].
         stored: int64[rows], payload bytes in the shard.
-        whole: bool[rows], whether a payload is the complete encoded TFRecord list, which needs no tag and length of its
-            own; None: never.
+        is_list: bool[rows], whether a payload is a complete TFRecord list, including its tag and length; None: no
+            payload is.
     """
 
     keys: PackedStrings
@@ -47,7 +47,7 @@ class RecordColumns(NamedTuple):
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
     stored: NDArray[np.int64]
-    whole: NDArray[np.bool_] | None = None
+    is_list: NDArray[np.bool_] | None = None
 
 
 def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -71,8 +71,8 @@ def _slice_samples(p: RecordColumns, start: int, stop: int) -> RecordColumns:
         PackedStrings(p.keys.data, p.keys.starts[start : stop + 1]),
         p.first[start : stop + 1] - p.first[start],
     )
-    whole = None if p.whole is None else p.whole[rows]
-    return RecordColumns(keys, first, p.fields, p.code[rows], p.stored[rows], whole)
+    is_list = None if p.is_list is None else p.is_list[rows]
+    return RecordColumns(keys, first, p.fields, p.code[rows], p.stored[rows], is_list)
 
 
 def _tar_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -90,7 +90,7 @@ def _tar_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     names = [to_bytes(field) for field in p.fields]
     lengths = np.array([len(name) for name in names] or [0], np.int64)[p.code]
-    heads = _feature_sizes(lengths, p.stored, p.whole) - p.stored
+    heads = _feature_sizes(lengths, p.stored, p.is_list) - p.stored
     tails = np.zeros(len(heads), np.int64)
     keys = _feature_sizes(np.int64(len(tfrecord_write.KEY_FEATURE)), p.keys.lengths())
     starts, lasts = p.first[:-1], p.first[1:] - 1
@@ -107,15 +107,15 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def _feature_sizes(
-    name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], whole: NDArray[np.bool_] | None = None
+    name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
     """Return the bytes of a map entry that contains a name and a list of one value.
 
-    `sizes` are the bytes of the value; for `whole` rows, of the encoded list.
+    `sizes` are the bytes of the value or, where `is_list` is true, of the encoded list.
     """
     total = sizes + 1 + _varint_sizes(sizes)  # the list
-    if whole is not None:
-        total[whole] = sizes[whole]
+    if is_list is not None:
+        total[is_list] = sizes[is_list]
     total += 1 + _varint_sizes(total)  # the feature
     total += 1 + _varint_sizes(total)  # the map entry's value
     total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # the map entry's key

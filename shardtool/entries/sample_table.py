@@ -40,8 +40,8 @@ class FieldRows:
         code: uint16[rows], index of the field name in `SampleTable.fields`.
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
-        mtime_ns: int64[rows], when the source was listed; for remote objects, the version as a number.
-        changed_ns: int64[rows], latest time at which the content of the path may have changed.
+        mtime_ns: int64[rows], modification time of the listed file; for a remote object, its version as a number.
+        changed_ns: int64[rows], latest status-change time (ctime) of the file and the folders on its path.
         paths: Path of each row relative to `SampleTable.root`, or its URL; None: each is key + "." + field.
     """
 
@@ -79,8 +79,8 @@ class FieldSpans:
         file: uint32[samples], index in `files` of each sample's rows.
         offset: int64[rows], payload offset in its file.
         expected: int64[rows], expected CRC-32C; -1: unknown.
-        whole: bool[rows], whether the payload is the field's complete list, or numbers packed as one value; None:
-            never.
+        is_list: bool[rows], whether the payload is a TFRecord list with several values or none, including tags and
+            lengths; None: no payload is.
         row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
     """
 
@@ -88,7 +88,7 @@ class FieldSpans:
     file: NDArray[np.uint32]
     offset: NDArray[np.int64]
     expected: NDArray[np.int64]
-    whole: NDArray[np.bool_] | None = None
+    is_list: NDArray[np.bool_] | None = None
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
@@ -97,9 +97,9 @@ class FieldSpans:
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, in that order, for the same samples."""
-        whole = None if self.whole is None else self.whole[rows]
+        is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
-        return replace(self, offset=self.offset[rows], expected=expected, whole=whole, row_file=row_file)
+        return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
 
 
 _NO_VALUES: Mapping[str, Any] = {}

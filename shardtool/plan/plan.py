@@ -211,10 +211,10 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
 
 
 def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
-    rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
+    rows, is_list = entries.rows, None if entries.spans is None else entries.spans.is_list
     stored_sizes = rows.size if stored is None else stored
     return sample_sizes(
-        shard_format, RecordColumns(entries.keys, entries.first, entries.fields, rows.code, stored_sizes, whole)
+        shard_format, RecordColumns(entries.keys, entries.first, entries.fields, rows.code, stored_sizes, is_list)
     )
 
 

@@ -45,10 +45,10 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
         inline=_inline_payloads(e) if e.values.inline else b"",
     )
     if STORES_NUMBERS[plan.format]:
-        whole = None if e.spans is None else e.spans.whole
+        is_list = None if e.spans is None else e.spans.is_list
         content = replace(
             content,
-            whole=b"" if whole is None else whole.tobytes(),
+            whole=b"" if is_list is None else is_list.tobytes(),
             numbers={e.fields.index(name): number for name, number in e.values.numbers.items()},
             lists={e.fields.index(name): kind for name, kind in e.values.lists.items()},
         )

@@ -1,4 +1,7 @@
-"""Add fields with known values, replacing fields of the same names. Rows stay in the byte order of field names."""
+"""Add fields to samples: fields with known values (`--field`), or those of another dataset (`--add`).
+
+Rows stay in the byte order of field names.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from shardtool.entries import metadata_columns
-from shardtool.entries.sample_table import FieldRows, FieldValues, SampleTable, concat_columns, take_values
+from shardtool.entries.sample_table import FieldRows, FieldSpans, FieldValues, SampleTable, concat_columns, take_values
 from shardtool.entries.strings import PackedStrings, StringColumn
+from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
 from shardtool.names import to_bytes
 from shardtool.select.field_rows import check_field_count, field_codes, order_rows
 from shardtool.shard_samples import INLINE
+from shardtool.table.keys import find_positions
 from shardtool.values import ValueType, chunk_slices
 
 if TYPE_CHECKING:
@@ -72,10 +77,10 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         return take_values(concat_columns((np.broadcast_to(values.dtype.type(value), new_rows), values)), order)
 
     if spans is not None:
-        whole = None if spans.whole is None else extend(spans.whole, 0)
+        is_list = None if spans.is_list is None else extend(spans.is_list, 0)
         row_file = None if spans.row_file is None else extend(spans.row_file, 0)
         offset, expected = extend(spans.offset, 0), extend(spans.expected, -1)
-        spans = replace(spans, offset=offset, expected=expected, whole=whole, row_file=row_file)
+        spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
         """Check whether all values of a field are of one type; samples that do not get it may have another."""
@@ -112,3 +117,52 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
         texts = iter(paths.gather(chunk[chunk >= 0]).split(b"\0"))
         parts.append(b"".join([(next(texts) if row >= 0 else b"") + b"\0" for row in chunk.tolist()]))
     return PackedStrings.parse(b"".join(parts))
+
+
+def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
+    """Return int64[samples]: the index in `other` of the sample with the same key, or -1. No field may be in both."""
+    shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
+    if shared:
+        found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
+        drop, rename = option_text("drop_fields", tuple(shared)), option_text("rename_fields", {shared[0]: "NEW"})
+        remedy = f"Drop them from the samples with {drop}, or rename one with {rename}."
+        raise InvalidRequest(option_text("add"), found, expected="fields that the samples lack", remedy=remedy)
+    return find_positions(entries.keys, other.keys)
+
+
+def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
+    """Return the samples with the fields and new metadata columns of one sample of `other` each."""
+    names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
+    check_field_count(option_text("add"), names)
+    codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
+    order, first = order_rows([entries.first, other.first], codes)
+    if other.metadata is not None:
+        for name in other.metadata.column_names:
+            if columns is None or name not in columns.column_names:
+                columns = metadata_columns.with_column(columns, name, other.metadata.column(name))
+    return replace(
+        entries,
+        first=first,
+        fields=tuple(names),
+        rows=FieldRows.concat([entries.rows, other.rows], codes).take(order),
+        values=entries.values.merge(other.values),
+        spans=_merge_spans(entries, other).take_rows(order),
+        metadata=columns,
+        identity=f"{entries.identity} {other.identity}",
+    )
+
+
+def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
+    spans, other_spans = entries.known_spans, other.known_spans
+    file_numbers = [one.file_numbers(np.arange(len(one.rows.code))) for one in (entries, other)]
+    list_flags = [
+        np.zeros(len(one.offset), np.bool_) if one.is_list is None else one.is_list for one in (spans, other_spans)
+    ]
+    return replace(
+        spans,
+        files=(*spans.files, *other_spans.files),
+        offset=np.concatenate((spans.offset, other_spans.offset)),
+        expected=concat_columns((spans.expected, other_spans.expected)),
+        is_list=None if spans.is_list is None and other_spans.is_list is None else np.concatenate(list_flags),
+        row_file=np.concatenate((file_numbers[0], file_numbers[1] + np.uint32(len(spans.files)))),
+    )

@@ -26,7 +26,7 @@ from shardtool.table.columns import (
 )
 from shardtool.table.keys import find_positions, inexact_positions, is_key_type, iter_key_texts, may_repeat
 from shardtool.table.open import open_table, read_columns
-from shardtool.table.payload_values import missing_positions, nul_positions
+from shardtool.table.payloads import missing_positions, nul_positions
 from shardtool.table.render import has_text_form
 from shardtool.table.rows import TableRows
 from shardtool.units import pluralize
@@ -101,14 +101,14 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
         if not has_text_form(columns[name].type):
             problem, expected = f"column {name!r}: {columns[name].type}", "text, numbers, times, or lists of these"
             remedy = f"Remove the column, for example with df.drop(columns=[{name!r}])."
-            raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
-    rows, keys = _row_keys(TableRows(source.where, columns, None), on), _sample_keys(entries, on)
+            raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
+    rows, keys = _row_keys(TableRows(source.location, columns, None), on), _sample_keys(entries, on)
     del columns[on]
     matched_rows, table_notes = find_positions(keys, rows), [*source.notes, *default_key]
     if on not in sample_types and not np.any(matched_rows >= 0):
         matched_part = "file's path"
         if _has_paths(entries):
-            matched_rows = _match_paths(entries, rows, source.where)
+            matched_rows = _match_paths(entries, rows, source.location)
         if not np.any(matched_rows >= 0) and not may_repeat(stems := _strip_endings(rows)):
             matched_rows, matched_part = find_positions(keys, stems), "key, with an ending"
         if on != source.on and np.any(matched_rows >= 0):
@@ -119,7 +119,7 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
         problem = f"no row matches a sample: column {on!r} contains {show_keys(rows, np.arange(1))}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         remedy = f"Choose another column with {option_text('on')}."
-        raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
+        raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
     used = np.zeros(len(rows) + 1, bool)  # the last one is for -1
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
@@ -158,7 +158,7 @@ def add_table_columns(
             if (unified := _unify_types(column, before)) is None:
                 problem, remedy = f"column {name!r} holds {column.type}", "Convert or rename the column."
                 expected = f"{before.type}, the type of the dataset's column of that name"
-                raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
+                raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
             column, before = unified
         table = metadata_columns.with_column(table, name, _take_values(column, rows, before))
         if old_table is not None and name in old_table.column_names and not table[name].equals(old_table[name]):
@@ -193,7 +193,7 @@ def _default_key_column(source: Table) -> str:
     if _DEFAULT_KEY_COLUMN not in columns:
         remedy = f"Name the key column with {option_text('on', 'COLUMN')}."
         raise InvalidRequest(
-            source.where,
+            source.location,
             f"no column {_DEFAULT_KEY_COLUMN!r} among {format_list(columns, 100)}",
             expected="a key column",
             remedy=remedy,
@@ -203,27 +203,29 @@ def _default_key_column(source: Table) -> str:
 
 def _check_columns(source: Table, on: str) -> list[str]:
     columns = source.schema.names
-    check_column_names(source.where, columns)
+    check_column_names(source.location, columns)
     if on not in columns:
         raise missing_name_error("column", option_text("on"), on, columns)
     unread = {on, *find_byte_columns(source.schema)}
     names = [name for name in columns if name not in unread and not is_index_name(name)]
-    check_sidecar_names(source.where, names, remedy="remove them from the table")
+    check_sidecar_names(source.location, names, remedy="remove them from the table")
     if not names:
         expected = "columns to join, other than columns of bytes"
-        raise InvalidRequest(source.where, f"no column except {on!r}", expected=expected)
+        raise InvalidRequest(source.location, f"no column except {on!r}", expected=expected)
     return names
 
 
 def _row_keys(rows: TableRows, on: str) -> PackedStrings:
     column = rows.columns[on]
     if not len(column):
-        raise InvalidRequest(rows.where, "no rows", expected="a row for each key")
+        raise InvalidRequest(rows.location, "no rows", expected="a row for each key")
     remedy = "Remove these rows from the table."
     no_key = f"column {on!r}: no key (empty, null or NaN)"
     rows.refuse(missing_positions(column), no_key, expected="a key in each row", remedy=remedy)
     if not is_key_type(column.type):
-        raise InvalidRequest(rows.where, f"column {on!r} (key) holds {column.type}", expected="text or whole numbers")
+        raise InvalidRequest(
+            rows.location, f"column {on!r} (key) holds {column.type}", expected="text or whole numbers"
+        )
     inexact = inexact_positions(column)
     rows.refuse(inexact, f"column {on!r}: a key is not a whole number", expected="text or whole numbers")
     rows.refuse(nul_positions(column), f"column {on!r}: a NUL in the text", expected="text without NUL")

@@ -25,8 +25,7 @@ from shardtool.names import (
     to_bytes,
     to_text,
 )
-from shardtool.select.field_rows import check_field_count, list_source_paths
-from shardtool.select.grouping import group_by_key, merge_groups
+from shardtool.select.field_rows import check_field_count, group_by_key, list_source_paths, merge_groups
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
-"""Assign each sample to a split: by hash, with exact shares per label, or from a column.
+"""Assign each sample to a split, or select a share of the samples: by hash, with exact shares per label, or by column.
 
-The hash depends only on the key (or the group's value), the seed and the shares, so a sample keeps its split when other
-samples are added or removed.
+A hash depends only on the key (or the group's value), the seed and the shares, so the result for a sample does not
+change when other samples are added or removed.
 """
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from shardtool.entries.strings import PackedStrings, hash_strings
 from shardtool.errors import Bug, InvalidRequest, format_list, printable
 from shardtool.messages import option_text
+from shardtool.request.option_values import parse_share
 from shardtool.request.split_options import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.units import pluralize
 from shardtool.values import chunk_slices
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from shardtool.entries.strings import PackedStrings
 
 
 _MAX_SPLITS = 1000  # each is a dataset with its own shards
@@ -246,3 +250,29 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
         ]
         found = f"{pluralize(len(small), 'label')} of {column} too small for every split"
         yield f"{found}: {format_list(named, total=len(small))}"
+
+
+def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
+    """Return a random share of the samples (int64, in order), chosen by the hash of each key alone.
+
+    A sample stays in or out when others are added or removed, and a larger share includes a smaller one. The hash is
+    BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is selected if it is below share * 2^64. `share` is more than
+    0, at most 1: a number, `0.01` or `1%`.
+    """
+    last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
+    return np.flatnonzero(keys.hashes() <= last)
+
+
+def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the result of `sample_by_key`, and notes about the deviation; refuse an empty result."""
+    selected, total = sample_by_key(keys, share), len(keys)
+    if not len(selected):
+        found = f"{share} selects none of {total:,} samples"
+        raise InvalidRequest(option_text("sample"), found, expected="at least one sample")
+    target = parse_share("sample", share) * total
+    if abs(len(selected) - target) * _NOTE_DEVIATION <= target:
+        return selected, []
+    found = f"{option_text('sample', share)} selects {len(selected):,} of {pluralize(total, 'sample')}"
+    return selected, [
+        f"{found}: samples are selected by hash, which is uneven for few keys ({option_text('head')} selects a number)"
+    ]

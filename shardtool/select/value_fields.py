@@ -20,8 +20,14 @@ from shardtool.table.columns import (
     check_labels,
     missing_name_error,
 )
-from shardtool.table.payload_values import check_list_field, missing_positions, number_labels
-from shardtool.table.payloads import check_field_values, field_texts, field_type
+from shardtool.table.payloads import (
+    check_field_values,
+    check_list_field,
+    field_texts,
+    field_type,
+    missing_positions,
+    number_labels,
+)
 from shardtool.table.render import has_text_form
 from shardtool.units import pluralize
 from shardtool.values import ValueType, number_fields

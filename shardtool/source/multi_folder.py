@@ -61,7 +61,7 @@ class MultiFolderSource(FolderSource):
         scans = [tree.scan(pool, observer) for tree in self._trees]
         import numpy as np
 
-        from shardtool.select.grouping import group_by_key, merge_groups
+        from shardtool.select.field_rows import group_by_key, merge_groups
 
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, scans, strict=True):

@@ -14,7 +14,7 @@ from shardtool.errors import format_list, printable
 from shardtool.messages import option_text, uses_cli_names
 from shardtool.request.option_values import parse_pairs
 from shardtool.select.sample_table import make_sample_table, sort_order, table_column
-from shardtool.select.sampling import sample_with_notes
+from shardtool.select.splits import sample_with_notes
 from shardtool.source.base import Listing, check_skipped, no_match_error
 from shardtool.source.json_columns import add_json_columns
 from shardtool.table.columns import is_text_type
@@ -85,7 +85,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
         return listed
     from shardtool.dataset.class_names import read_classes
     from shardtool.select.value_fields import set_value_fields
-    from shardtool.table.payload_values import renumber_columns
+    from shardtool.table.payloads import renumber_columns
 
     known_classes, entries = read_classes(options.classes_from), listed.entries
     column_of = make_sample_table(entries, listed.shards).column

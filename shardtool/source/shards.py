@@ -14,7 +14,7 @@ from shardtool.messages import call_text, flag_text, option_text
 from shardtool.names import to_text
 from shardtool.request.option_values import parse_pairs
 from shardtool.select import duplicate_keys, sample_table
-from shardtool.select.add_dataset import match_samples, merge_fields
+from shardtool.select.add_fields import match_samples, merge_fields
 from shardtool.select.field_rows import drop_empty_samples
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped

@@ -13,7 +13,7 @@ from shardtool.entries import arrow
 from shardtool.entries.classes import are_class_names, recorded_names
 from shardtool.errors import InvalidRequest, is_out_of_memory
 from shardtool.storage import paths
-from shardtool.table.limits import MAX_ROW_BYTES
+from shardtool.table.columns import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -43,7 +43,7 @@ class Table:
     """A readable table.
 
     Attributes:
-        where: Its path, or another label for error messages.
+        location: Its path, or another name for messages.
         folder: Base directory of relative paths in the table.
         name: File name, or kind of table.
         schema: The columns.
@@ -54,9 +54,9 @@ class Table:
 
     schema: pa.Schema
 
-    def __init__(self, where: str, name: str = "") -> None:
-        self.where, self.name = where, name or paths.base_name(paths.real_path(where))
-        self.folder = "." if name else paths.folder_of(where.rstrip("/")) or "."
+    def __init__(self, location: str, name: str = "") -> None:
+        self.location, self.name = location, name or paths.base_name(paths.real_path(location))
+        self.folder = "." if name else paths.folder_of(location.rstrip("/")) or "."
         self.classes: Mapping[str, list[str]] = {}
         self.on = ""
         self.notes: tuple[str, ...] = ()
@@ -87,8 +87,8 @@ class Table:
 class MemoryTable(Table):
     """A table in memory."""
 
-    def __init__(self, where: str, table: pa.Table, name: str = "") -> None:
-        super().__init__(where, name)
+    def __init__(self, location: str, table: pa.Table, name: str = "") -> None:
+        super().__init__(location, name)
         self._table, self.schema = table, table.schema
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:

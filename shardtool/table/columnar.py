@@ -62,7 +62,7 @@ class _FileTable(Table):
         if not same:
             expected = "a table that does not change during the run"
             remedy = f"Run again; {resume_hint()} keeps the finished shards."
-            raise SampleFailed(self.where, "changed while it was read", expected=expected, remedy=remedy)
+            raise SampleFailed(self.location, "changed while it was read", expected=expected, remedy=remedy)
 
 
 class ParquetTable(_FileTable):
@@ -91,7 +91,7 @@ class ParquetTable(_FileTable):
         """Return the selected columns."""
         partition_columns = [name for name in columns if any(name in partition for partition in self._partitions)]
         tables = []
-        with reading_table(self.where):
+        with reading_table(self.location):
             for (_, file), partition in zip(self._open_files(pre_buffer=False), self._partitions, strict=True):
                 file_columns = [name for name in file.schema_arrow.names if name in columns]
                 table = _read_columns(file, file_columns)
@@ -109,12 +109,12 @@ class ParquetTable(_FileTable):
 
     def count(self) -> int:
         """Return the number of rows."""
-        with reading_table(self.where):
+        with reading_table(self.location):
             return sum(file.metadata.num_rows for _, file in self._open_files())
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of the columns."""
-        with reading_table(self.where):
+        with reading_table(self.location):
             for path, file in self._open_files(pre_buffer=False, buffer_size=_BUFFER_BYTES):
                 missing = [name for name in columns if name not in file.schema_arrow.names]
                 if missing:
@@ -171,7 +171,7 @@ class ArrowTable(_FileTable):
     def _reader(
         self, columns: list[str] | None, open_local: Callable[[str], pa.NativeFile] = pa.OSFile
     ) -> Iterator[pa.RecordBatchReader]:
-        with open_local(self.where) if isinstance(source := arrow_input(self.where), str) else source as file:
+        with open_local(self.location) if isinstance(source := arrow_input(self.location), str) else source as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             try:
@@ -185,7 +185,7 @@ class ArrowTable(_FileTable):
         """Return the selected columns."""
         if not columns:
             return pa.table({})
-        with reading_table(self.where), self._reader(columns) as reader:
+        with reading_table(self.location), self._reader(columns) as reader:
             table = reader.read_all()
         self._check_same()
         return table
@@ -193,7 +193,7 @@ class ArrowTable(_FileTable):
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of the columns."""
         with (
-            reading_table(self.where),
+            reading_table(self.location),
             self._reader(columns, pa.memory_map) as reader,
         ):  # map the file: a batch may be all of it
             if isinstance(reader, pa.RecordBatchFileReader):

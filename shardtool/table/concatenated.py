@@ -98,7 +98,7 @@ class ConcatenatedTable(Table):
         types = {name: sorted(kinds) for name, kinds in _types_by_column(schemas).items() if len(kinds) > 1}
         listed = format_list([f"{name!r} ({', '.join(kinds)})" for name, kinds in types.items()])
         found = f"types differ between the files: {listed}"
-        return InvalidRequest(self.where, found, expected="values of one type in each column")
+        return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
         """Refuse text files with differing headers: a missing column is more likely a mistake than a null."""
@@ -106,7 +106,7 @@ class ConcatenatedTable(Table):
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})
             if isinstance(table, DelimitedTable) and differing:
-                found = f"columns differ from those of {first.where}: {format_list(differing)}"
+                found = f"columns differ from those of {first.location}: {format_list(differing)}"
                 raise InvalidRequest(file, found, expected="the same columns in each file")
 
 

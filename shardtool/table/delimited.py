@@ -25,7 +25,7 @@ from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import choose_text
 from shardtool.table.base import HEADER_BYTES, READ_BLOCK_BYTES, RECODE_HINT, Table, check_text_start, read_in_blocks
-from shardtool.table.limits import row_size_error
+from shardtool.table.columns import row_size_error
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DelimitedTable(Table):
     """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text.
 
     Args:
-        where: Path, or label for error messages.
+        location: Path, or another name for messages.
         opened: Opens the text.
         form: Format options.
         separator: Delimiter, if `form` has none.
@@ -61,14 +61,14 @@ class DelimitedTable(Table):
         InvalidRequest: The file is not text, has no header, or uses another delimiter.
     """
 
-    def __init__(self, where: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
-        super().__init__(where, name)
+    def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
+        super().__init__(location, name)
         self._open, self._separator = opened, form.delimiter or separator
         self._header, self._quoted = form.header, self._separator != _UNQUOTED_DELIMITER
         self._table: pa.Table | None = None
         with opened() as stream:
             head = stream.read(HEADER_BYTES)
-        names = _first_row(where, head, self._separator, form)
+        names = _first_row(location, head, self._separator, form)
         names = names if form.header else [str(number) for number in range(1, len(names) + 1)]
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
@@ -122,7 +122,7 @@ class DelimitedTable(Table):
             if "Empty CSV" in message:  # a header without a newline
                 return self.schema.empty_table()
             if "straddl" in message:
-                raise row_size_error(self.where) from None
+                raise row_size_error(self.location) from None
             if "CSV parse error: Expected" in message:
                 raise self._row_length_error() from None
             raise
@@ -174,7 +174,7 @@ class DelimitedTable(Table):
         if not tail.rstrip(b"\r\n").endswith(b'"'):
             found = f"row {table.num_rows:,}: an opening quotation mark that is never closed"
             expected = "a closing quotation mark; quotation marks inside a value are doubled"
-            raise InvalidRequest(self.where, found, expected=expected)
+            raise InvalidRequest(self.location, found, expected=expected)
 
     def _row_length_error(self) -> InvalidRequest:
         invalid_rows: list[InvalidRow | None] = []
@@ -183,7 +183,7 @@ class DelimitedTable(Table):
         rows = [row for row in invalid_rows[:_MAX_LISTED_ROWS] if row is not None]
         reference = "the header" if self._header else "row 1"
         if not rows:
-            return InvalidRequest(self.where, f"rows with more or fewer values than {reference}")
+            return InvalidRequest(self.location, f"rows with more or fewer values than {reference}")
         header_rows = int(self._header)
         found = [f"row {row.number - header_rows} has {row.actual_columns}" for row in rows]
         first = rows[0].text.encode("latin-1", "replace")
@@ -193,7 +193,7 @@ class DelimitedTable(Table):
             remedy += " Check for a quotation mark that is not closed."
         count = pluralize(len(invalid_rows), "row")
         problem = f"{count} with more or fewer values than {reference}: {format_list(found, total=len(invalid_rows))}"
-        return InvalidRequest(self.where, problem, expected=f"{rows[0].expected_columns}", remedy=remedy)
+        return InvalidRequest(self.location, problem, expected=f"{rows[0].expected_columns}", remedy=remedy)
 
 
 def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) -> list[str]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, printable
 from shardtool.table.base import HEADER_BYTES, READ_BLOCK_BYTES, UTF8_MARK, check_text_start, read_in_blocks
-from shardtool.table.limits import (
+from shardtool.table.columns import (
     MAX_COLUMNS,
     MAX_NESTING,
     MAX_ROW_BYTES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, printable
-from shardtool.table.limits import MAX_ROW_BYTES, nesting_error, row_size_error
+from shardtool.table.columns import MAX_ROW_BYTES, nesting_error, row_size_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

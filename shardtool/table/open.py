@@ -21,12 +21,11 @@ from shardtool.storage.remote import address
 from shardtool.table import detect
 from shardtool.table.base import RECODE_HINT, MemoryTable, Table, reading_table
 from shardtool.table.columnar import ArrowTable, ParquetTable
-from shardtool.table.columns import PATH_NAMES, check_column_names
+from shardtool.table.columns import PATH_NAMES, check_column_names, check_shape
 from shardtool.table.concatenated import ConcatenatedTable
 from shardtool.table.delimited import DelimitedTable
 from shardtool.table.in_memory import open_in_memory
 from shardtool.table.json_lines import read_json_lines
-from shardtool.table.limits import check_shape
 from shardtool.table.rows import TableRows, format_rows
 
 if TYPE_CHECKING:
@@ -75,10 +74,10 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
         table = open_in_memory(source) if path is None else _open_path(path, named, form)
     if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable | ConcatenatedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
-        raise InvalidRequest(table.where, f"used with {given}", expected="CSV or other delimited text")
-    with reading_table(table.where):  # names may be invalid UTF-8
-        check_column_names(table.where, table.schema.names)
-        check_shape(table.where, table.schema)
+        raise InvalidRequest(table.location, f"used with {given}", expected="CSV or other delimited text")
+    with reading_table(table.location):  # names may be invalid UTF-8
+        check_column_names(table.location, table.schema.names)
+        check_shape(table.location, table.schema)
     return table
 
 
@@ -159,14 +158,14 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
     Raises:
         InvalidRequest: The table cannot be read, or contains invalid UTF-8.
     """
-    with reading_table(table.where):
+    with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
         remaining = selected.columns[::-1]
         column_names, selected = selected.column_names, None
         for name in column_names:
             column = remaining.pop()  # drop each reference, to avoid two copies in memory
-            check_column(table.where, name, column)
+            check_column(table.location, name, column)
             columns[name] = arrow.to_one_chunk(arrow.to_plain(column))
             del column
     return columns

@@ -1,6 +1,7 @@
-"""Column values as field payloads: text, or an array for a field that ends in npy.
+"""Column values as field payloads: text, class numbers, or an array for a field that ends in npy.
 
-Every path from a column to a field uses these functions, so all refuse the same values.
+Every path from a column to a field uses these functions, so all refuse the same values. Nulls are refused only where a
+function says so; `missing_positions` finds them.
 """
 
 from __future__ import annotations
@@ -8,21 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
+from shardtool.entries.classes import Classes, number_classes
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.names import BINARY_ENDINGS
 from shardtool.shard_samples import ENCODED_PAYLOAD_MARK
-from shardtool.table.payload_values import check_payload, value_type
-from shardtool.table.render import ArrowStrings, render_column, render_values
+from shardtool.table.render import ArrowStrings, number_type, render_column, render_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +37,7 @@ _DTYPES = {
     "uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8",
 }  # fmt: skip
 _STEP_BYTES = 2**24  # text rendered at a time
+_MAX_INT64 = 2**63 - 1
 _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # two digits for each byte
 
 
@@ -149,3 +152,166 @@ def _numbers_of(level: pa.Array) -> NDArray[Any]:
     if pa.types.is_boolean(level.type):
         level = pc.cast(level, pa.uint8())
     return np.ascontiguousarray(arrow.number_values(level))
+
+
+def missing_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the positions of null and NaN."""
+    if pa.types.is_floating(column.type):
+        return arrow.true_positions(pc.is_null(column, nan_is_null=True))
+    return arrow.true_positions(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
+
+
+def nul_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the positions of text that contains a NUL."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return np.zeros(0, np.int64)
+    return arrow.true_positions(pc.match_substring(column, "\0"))
+
+
+def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the positions of numbers that do not fit into int64."""
+    if not pa.types.is_uint64(column.type):
+        return np.zeros(0, np.int64)
+    too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
+    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)  # the value at a null is undefined
+
+
+def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
+    """Return the positions of values that contain an infinite float at any nesting level."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return arrow.true_positions(pc.is_inf(column))
+    if not pa.types.is_nested(kind) or not _has_infinite(column):
+        return np.zeros(0, np.int64)
+    return np.array([index for index in range(len(column)) if _has_infinite(column.slice(index, 1))], np.int64)
+
+
+def _has_infinite(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_infinite(part) for part in column.flatten())
+    if pa.types.is_map(kind):
+        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
+    if pa.types.is_nested(kind):
+        return _has_infinite(column.flatten())
+    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+
+
+def check_payload(
+    name: str, column: pa.ChunkedArray, class_names: Sequence[str] | None, refuse: Callable[..., None]
+) -> None:
+    """Refuse column values that no field can store.
+
+    `refuse` is `TableRows.refuse` or the like. `class_names` are set if the values are class numbers or lists of them.
+
+    Raises:
+        InvalidRequest: A value is refused.
+    """
+    refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
+    refuse(
+        over_int64_positions(column), f"column {name!r}: a number over 2^63", expected="a number that fits into int64"
+    )
+    if class_names is not None:
+        expected, remedy = f"0 to {len(class_names) - 1:,}", f"Exclude such rows with {option_text('where')}."
+        found = f"column {name!r}: a number without a class"
+        refuse(unknown_class_positions(column, class_names), found, expected=expected, remedy=remedy)
+    if pa.types.is_nested(column.type):
+        infinite = infinite_positions(column)
+        refuse(infinite, f"column {name!r}: an infinite number", expected="finite numbers: JSON has no infinity")
+
+
+def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the positions of numbers that are not in `classes`; lists are not checked."""
+    if not pa.types.is_integer(column.type):
+        return np.zeros(0, np.int64)
+    numbers = arrow.number_values(pc.fill_null(column, 0))
+    return np.flatnonzero((numbers < 0) | (numbers >= len(classes)))
+
+
+def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
+    """Refuse lists of class numbers in a field that readers interpret as one number.
+
+    Raises:
+        InvalidRequest: The field name does not end in json.
+    """
+    if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
+        found = f"column {column!r} (field {name}) holds lists of class numbers"
+        remedy = f"Use {option_text('values', {f'{column}.json': column})}."
+        raise InvalidRequest(option_text("values"), found, expected="a field name that ends in json", remedy=remedy)
+
+
+def value_type(kind: pa.DataType) -> ValueType:
+    """Return the type of a value of an Arrow type, written as text."""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"
+
+
+def renumber_columns(
+    column_of: Callable[[str], pa.ChunkedArray],
+    classes: dict[str, list[str]],
+    fields: Iterable[tuple[str, str]],
+    requested_fields: Collection[str],
+    class_lists: Classes | None,
+) -> Iterator[tuple[str, pa.Array]]:
+    """Yield class-number columns that become fields, renumbered to match existing class lists.
+
+    Args:
+        column_of: Returns a column by name.
+        classes: Class names by column; updated to the new numbering.
+        fields: (field, column).
+        requested_fields: Fields that a fixed class list applies to; empty: all.
+        class_lists: Existing class lists; None: keep the columns' numbers.
+
+    Raises:
+        InvalidRequest: A class is missing in a fixed list, or a list applies to no field.
+    """
+    if class_lists is None:
+        return
+    if not (requested_fields or class_lists.grows or any(column in classes for _, column in fields)):
+        raise InvalidRequest(
+            option_text("classes_from"), "no labels to number", expected=f"{option_text('classes')} in addition"
+        )
+    for field, column in fields:
+        values = (
+            column_of(column)
+            if column in classes and (class_lists.grows or not requested_fields or field in requested_fields)
+            else None
+        )
+        if values is None or len(unknown_class_positions(values, classes[column])):
+            continue
+        values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
+        is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
+        flat = values.flatten() if is_list else values
+        if class_lists.grows:  # add all classes of the table, in table order
+            class_lists = class_lists._replace(
+                names={**class_lists.names, field: [*dict.fromkeys([*class_lists.of(field), *classes[column]])]}
+            )
+        used = {class_names[number] for number in pc.unique(flat).drop_null().to_pylist()}
+        number_of, classes[column] = number_classes(used, field, class_lists)
+        numbers = pa.array([number_of.get(name) for name in class_names], pa.int64()).take(flat)
+        if len(classes[column]) <= 2 ** (flat.type.bit_width - 1):
+            numbers = numbers.cast(flat.type)
+        if is_list:
+            ends = np.cumsum(arrow.number_values(pc.fill_null(pc.list_value_length(values), 0)))
+            offsets = arrow.number_array(np.append(0, ends).astype(np.int32))
+            numbers = pa.ListArray.from_arrays(offsets, numbers, mask=values.is_null())
+        yield column, numbers
+
+
+def number_labels(
+    labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
+) -> tuple[pa.Array, list[str]]:
+    """Return labels (none null) as int64 class numbers, and the class names.
+
+    Without `class_lists`, names are in byte order.
+
+    Raises:
+        InvalidRequest: A label is not in the class list.
+    """
+    encoded = labels.dictionary_encode()
+    texts = render_column(pa.table({"": encoded.dictionary}), render_values)
+    label_texts = texts.span(0, len(texts)).split(b"\0")[:-1]
+    number_of, names = number_classes(set(label_texts), field, class_lists)
+    numbers = np.array([number_of[label] for label in label_texts], np.int64)[arrow.number_values(encoded.indices)]
+    return arrow.number_array(numbers), names

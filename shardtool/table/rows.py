@@ -44,13 +44,13 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        where: Label of the table.
+        location: The path of the table, or another name for messages.
         columns: Columns without bytes.
         numbers: int64, row numbers counted from 0; None: all rows.
         files: Path and number of rows of each file, if the table has several.
     """
 
-    where: str
+    location: str
     columns: Mapping[str, pa.ChunkedArray]
     numbers: NDArray[np.int64] | None
     files: Sequence[tuple[str, int]] = ()
@@ -79,7 +79,7 @@ class TableRows(NamedTuple):
         """
         if len(positions):
             raise InvalidRequest(
-                self.where, f"{found} in {self.format_positions(positions)}", expected=expected, remedy=remedy
+                self.location, f"{found} in {self.format_positions(positions)}", expected=expected, remedy=remedy
             )
 
     def refuse_repeated_keys(
@@ -98,7 +98,7 @@ class TableRows(NamedTuple):
             ]
             listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
             found = f"{pluralize(len(repeated), 'key')} more than once: {listed}"
-            raise InvalidRequest(self.where, found, expected=expected, remedy=remedy)
+            raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
         """Return the first few values at these positions."""

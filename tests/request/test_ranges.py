@@ -21,7 +21,7 @@ from shardtool.request.dataset_options import IndexOptions, VerifyOptions
 from shardtool.request.option_spec import cli_spellings, option_specs
 from shardtool.request.output_options import MAX_WORKERS, OutputOptions
 from shardtool.request.split_options import parse_shares
-from shardtool.select.sampling import sample_by_key
+from shardtool.select.splits import sample_by_key
 from shardtool.units import parse_size
 from shardtool.verbs.index.export import export
 

@@ -208,7 +208,7 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.select.duplicate_keys import resolve_duplicate_keys
 from shardtool.select.select_fields import select_fields
 from shardtool.select.sample_table import table_column, sort_order, make_sample_table
-from shardtool.select.sampling import sample_by_key
+from shardtool.select.splits import sample_by_key
 from tests.made import flat_entries
 entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6], offset=[0, 5])
 entries, _ = select_fields(entries, rename=(("x", "y"),))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
 from shardtool.request.split_options import SplitOptions, parse_shares
-from shardtool.select.sampling import sample_by_key
-from shardtool.select.splits import assign_splits
+from shardtool.select.splits import assign_splits, sample_by_key
 
 KEYS = st.lists(st.binary(min_size=1, max_size=8).filter(lambda key: b"\0" not in key), unique=True, max_size=60)
 SHARES = (

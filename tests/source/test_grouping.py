@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.entries.strings import PackedStrings
-from shardtool.select.grouping import group_by_key
+from shardtool.select.field_rows import group_by_key
 from tests.helpers import members, shards, write_tree
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
+from shardtool.table.columns import MAX_COLUMNS, MAX_NESTING
 from shardtool.table.json_lines import check_json_lines, read_json_lines
-from shardtool.table.limits import MAX_COLUMNS, MAX_NESTING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from shardtool.names import MAX_NAME_BYTES
 from shardtool.source.manifest.paths import PathEndings, find_absolute, find_upward
 from shardtool.source.manifest.roles import META_FIELD, ColumnRoles, meta_field_advice
 from shardtool.table import columns as tables
-from shardtool.table import keys, payload_values, render, rows
+from shardtool.table import keys, payloads, render, rows
 from shardtool.table.payloads import check_field_values
 from shardtool.units import pluralize
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.strings import PackedStrings
-    from shardtool.select.grouping import SampleGroups
+    from shardtool.select.field_rows import SampleGroups
 
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
@@ -57,7 +57,7 @@ def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collec
         kind = rows.columns[column].type if column in rows.columns else schema.field(column).type
         if not is_right(kind):
             found = f"column {column!r} ({role}) holds {kind}"
-            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
+            raise InvalidRequest(rows.location, found, expected=expected, remedy=remedy)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -69,16 +69,16 @@ def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mappi
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
     for role, name in needed:
-        missing = payload_values.missing_positions(rows.columns[name])
+        missing = payloads.missing_positions(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
         remedy = f"Exclude such rows with {option_text('where')}."
         rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
     for field, name in roles.values:
         check_field_values(field, name, rows.columns[name], classes.get(name), rows.refuse)
     for name in (*roles.paths(), *roles.columns_of("urls")):
-        payload_values.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
+        payloads.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
     for name in roles.meta:
-        infinite = payload_values.infinite_positions(rows.columns[name])
+        infinite = payloads.infinite_positions(rows.columns[name])
         expected = "values that JSON can represent"
         remedy = f"Make it null, or exclude the column from {option_text('meta')}."
         rows.refuse(infinite, f"column {name!r}: an infinite number", expected=expected, remedy=remedy)
@@ -89,7 +89,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
     column, expected = rows.columns.get(name), "bytes of the file"
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected=expected)
-    missing, inexact = payload_values.missing_positions(column), keys.inexact_positions(column)
+    missing, inexact = payloads.missing_positions(column), keys.inexact_positions(column)
     rows.refuse(missing, f"column {name!r}: no size (null or NaN)", expected=expected)
     rows.refuse(inexact, f"column {name!r}: not a whole number", expected=expected)
     sizes = arrow.number_values(column).astype(np.int64)

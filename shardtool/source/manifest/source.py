@@ -20,8 +20,8 @@ from shardtool.entries.sample_table import FieldValues, SampleTable
 from shardtool.errors import InvalidRequest, SampleFailed, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import MAX_FIELDS
-from shardtool.select.grouping import SampleGroups, group_by_key, merge_groups
-from shardtool.select.sampling import sample_with_notes
+from shardtool.select.field_rows import SampleGroups, group_by_key, merge_groups
+from shardtool.select.splits import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
@@ -58,7 +58,7 @@ from shardtool.source.stat_files import StatResult, StatTask, stat_files
 from shardtool.storage.paths import is_address, source_root
 from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.table import columns as tables
-from shardtool.table import keys, payload_values, render, rows
+from shardtool.table import keys, payloads, render, rows
 from shardtool.table import rows as table_rows
 from shardtool.table.base import reading_table
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
@@ -90,7 +90,7 @@ class ManifestSource(Source):
         self._options, self._known = options, read_classes(options.classes_from)
         requested = {column for _, column in requested_columns(options)}
         self._table = table = open_table(source, requested, options.text_form)
-        self.name, self._where = table.name, table.where
+        self.name, self._where = table.name, table.location
         self._roles = roles = choose_roles(self._where, table.schema, options, self._first_ending)
         self.notes = [*table.notes, *roles.notes]
         self._root = _resolve_root(options, table.folder)
@@ -468,19 +468,19 @@ class ManifestSource(Source):
     def _number_labels(self) -> None:
         """Number the labels before samples are selected, so that numbers do not depend on the selection."""
         names, fields, label_fields = {**self._table.classes}, self._roles.values, self._options.classes
-        for column, numbers in payload_values.renumber_columns(
+        for column, numbers in payloads.renumber_columns(
             self._columns.__getitem__, names, fields, label_fields, self._known
         ):
             self._columns[column] = numbers
         for name, column in fields:
             values, class_names = self._columns[column], names.get(column)
             if class_names is not None:
-                payload_values.check_list_field(name, column, values.type)
+                payloads.check_list_field(name, column, values.type)
                 self._classes[name] = class_names
             if name in label_fields and class_names is not None:
                 self._labels[name] = values.cast(pa.int64())
             elif name in label_fields:
-                self._labels[name], self._classes[name] = payload_values.number_labels(values, name, self._known)
+                self._labels[name], self._classes[name] = payloads.number_labels(values, name, self._known)
 
     def _stat_tasks(self, paths: list[pa.Array]) -> Iterator[StatTask]:
         size = -(-self._count // TASK_COUNT)
