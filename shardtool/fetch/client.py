@@ -313,6 +313,8 @@ def _parse_url(text: str) -> URL:
         is_valid = False
     if not is_valid:
         raise FetchFailed("bad-url", "not an http or https URL with a host" if text else "the URL is empty")
+    if str(url.raw_host).isdigit():  # an address as one number, which resolvers accept
+        raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:
         str(url.raw_host).encode("idna")  # as sent to DNS
     except UnicodeError:

@@ -51,11 +51,6 @@ class KeyPattern:
         import pyarrow.compute as pc  # importing it takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
-        if not hasattr(pc, "extract_regex_span"):
-            found = f"pyarrow {pa.__version__}"
-            raise InvalidRequest(
-                option_text("key_pattern"), found, expected="21 or newer", remedy="pip install -U pyarrow"
-            )
         groups = 0
 
         def name_group(group: re.Match[str]) -> str:
