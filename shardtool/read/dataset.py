@@ -6,13 +6,16 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
+from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, explaining_missing_cwd, format_list
+from shardtool.names import list_names
 from shardtool.read.catalog import join_catalogs, open_catalog
 from shardtool.read.epoch_samples import CatalogSamples
 from shardtool.read.metadata import arrow_schema, matching_samples, metadata_schema, read_column, read_table
@@ -24,6 +27,7 @@ from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
+from shardtool.storage.remote.store_access import address_with_options
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -334,17 +338,20 @@ def check_in_range(positions: Numbers, count: int) -> Numbers:
 def open(  # noqa: A001
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
     on_error: OnError = ..., metadata: Literal[False] = ..., splits: SplitShares | None = ..., seed: int = ...,
+    storage_options: Mapping[str, str | bool] | None = ...,
 ) -> Dataset[RawSample]: ...  # fmt: skip
 @overload
 def open(  # noqa: A001
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
     on_error: OnError = ..., metadata: bool, splits: SplitShares | None = ..., seed: int = ...,
+    storage_options: Mapping[str, str | bool] | None = ...,
 ) -> Dataset[dict[str, Any]]: ...  # fmt: skip
 @with_dataloader_hints
 @explaining_missing_cwd()
 def open(  # noqa: A001, PLR0913 - its public name and options
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnError = "raise", metadata: bool = False, splits: SplitShares | None = None, seed: int = 0,
+    storage_options: Mapping[str, str | bool] | None = None,
 ) -> Dataset[Any]:  # fmt: skip
     """Open a dataset for reading.
 
@@ -360,6 +367,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.
+        storage_options: Settings of an `s3://` dataset, instead of the environment's: `endpoint`, `region`, `profile`,
+            `access_key_id`, `secret_access_key`, `session_token`, `anonymous`.
 
     Raises:
         InvalidRequest: The dataset does not exist, or an option is invalid.
@@ -379,7 +388,13 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     shares = None
     if splits is not None:
         shares = SplitOptions(parse_shares(splits if isinstance(splits, str) else _split_texts(splits)), seed=seed)
-    return Dataset(SampleReader(open_catalog(dataset), ReadOptions(check, cache, on_error, metadata)), shares=shares)
+    options = ReadOptions(check, cache, on_error, metadata)
+    if storage_options:
+        names = list_names("the dataset", dataset, EXPECTED_DATASET)
+        names = [address_with_options(name, storage_options) for name in names]
+        options = replace(options, storage=(names[0], storage_options))
+        dataset = names[0] if len(names) == 1 else names
+    return Dataset(SampleReader(open_catalog(dataset), options), shares=shares)
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload, runtime_checkable
 
@@ -79,13 +80,19 @@ class GrowingCache(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How samples are read; see `read.dataset.open`. `fields`: None: all."""
+    """How samples are read; see `read.dataset.open`.
+
+    Attributes:
+        fields: None: all.
+        storage: An address with its storage options, for other processes.
+    """
 
     check: bool = False
     cache: ShardCache | None = None
     on_error: OnError = "raise"
     metadata: bool = False
     fields: frozenset[str] | None = None
+    storage: tuple[str, Mapping[str, str | bool]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnError)

@@ -41,6 +41,7 @@ SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source only
 
 
 SOURCE_MARKER = "source="  # precedes the source's server in an address
+OPTIONS_MARKER = "options="  # precedes the name of the storage options of one call in an address
 
 
 _LOCAL_SCHEMES = ("file", "local", "data")

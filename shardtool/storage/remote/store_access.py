@@ -11,12 +11,14 @@ import os
 import re
 from contextlib import contextmanager
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.messages import option_text
 from shardtool.storage.remote.address import (
+    OPTIONS_MARKER,
     SOURCE_MARKER,
     SOURCE_PREFIX,
     STORES,
@@ -151,16 +153,52 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
 
 
-def _environment_for(server: str) -> dict[str, str]:
-    source_values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
-    hidden = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*source_values}.intersection(_REGION_VARIABLES) else ())}
-    hidden |= (
-        {*_IDENTITY_VARIABLES, *_REGION_VARIABLES, ANONYMOUS_VARIABLE}
-        if {*source_values}.intersection(_IDENTITY_VARIABLES)
-        else set()
-    )
+def _source_environment(server: str) -> dict[str, str]:
+    values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
+    return _environment_with({**values, ENDPOINT_VARIABLE: server})
+
+
+def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with other values. An endpoint, region or identity replaces all variables of its kind."""
+    identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
+    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES)]
+    hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
     kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
-    return {**kept, **source_values, ENDPOINT_VARIABLE: server}
+    return {**kept, **values}
+
+
+_STORAGE_OPTIONS = {  # of one call, by the variables that they replace
+    "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
+    "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN", "anonymous": ANONYMOUS_VARIABLE,
+}  # fmt: skip
+_known_options: dict[str, dict[str, str]] = {}
+
+
+def address_with_options(address: str, options: Mapping[str, str | bool]) -> str:
+    """Return the address through which an S3 object is read with the storage options of one call.
+
+    Only this process knows the options: another one that uses the address must call this function first.
+
+    Raises:
+        InvalidRequest: An option is unknown or invalid, or this is not S3.
+    """
+    where = "storage_options"
+    if not address.lower().startswith("s3://"):
+        raise InvalidRequest(where, f"given for {display_address(address)}", expected="an s3:// address")
+    for name, value in options.items():
+        if name not in _STORAGE_OPTIONS:
+            raise InvalidRequest(where, f"the option {name!r}", expected=f"one of {', '.join(_STORAGE_OPTIONS)}")
+        if not isinstance(value, bool if name == "anonymous" else str) or value == "":
+            expected = "True or False" if name == "anonymous" else "text"
+            raise InvalidRequest(f"{where}[{name!r}]", f"a {type(value).__name__}", expected=expected)
+    if "endpoint" in options:
+        _check_endpoint(str(options["endpoint"]), f"{where}['endpoint']")
+    values = {_STORAGE_OPTIONS[name]: str(value) for name, value in options.items()}
+    key = blake2b(repr(sorted(values.items())).encode(), digest_size=8).hexdigest()
+    _known_options[key] = values
+    parts = parse_address(address)
+    return parts._replace(host=f"{OPTIONS_MARKER}{key}@{parts.host.rpartition('@')[2]}").text()
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
@@ -169,14 +207,17 @@ def store_for(address: str) -> tuple[Any, str | None]:
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
         raise InvalidRequest(where, f"{parts.scheme}:// locations are read-only", expected=expected)
-    source, _, bucket = parts.host.rpartition("@")
-    if source.startswith(SOURCE_MARKER):
-        return _make_store(
-            parts.scheme,
-            bucket,
-            tuple(_environment_for(unquote(source[len(SOURCE_MARKER) :])).items()),
-            from_source=True,
-        )
+    marker, _, bucket = parts.host.rpartition("@")
+    environment = None
+    if marker.startswith(SOURCE_MARKER):
+        environment = _source_environment(unquote(marker.removeprefix(SOURCE_MARKER)))
+    elif marker.startswith(OPTIONS_MARKER):
+        if (values := _known_options.get(marker.removeprefix(OPTIONS_MARKER))) is None:
+            remedy = "Open the dataset in this process, or pickle the whole dataset."
+            raise InvalidRequest(display_address(address), "storage options of another process", remedy=remedy)
+        environment = _environment_with(values)
+    if environment is not None:
+        return _make_store(parts.scheme, bucket, tuple(environment.items()), from_source=True)
     return _make_store(
         parts.scheme, parts.host, tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
     )
