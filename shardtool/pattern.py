@@ -166,6 +166,11 @@ def replacement_plan_name(base: str) -> str:
     return f".{base}.replacing"
 
 
+def old_list_name(base: str) -> str:
+    """Return the name of a withdrawn dataset file, which lists the files that `copy` must delete."""
+    return f".{base}.replaced"
+
+
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
     """Parse a pattern, or the names to which a shell has expanded it.
 

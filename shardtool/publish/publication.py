@@ -53,6 +53,9 @@ class Publication:
         existing: The existing files in `folder`.
         stale_indexes: Index files of other tools; None: no shard changes.
         shards_folder: The folder of the shards; None: `folder`.
+
+    Attributes:
+        old_list: The name under which a withdrawn dataset file stays until the end, if only it knows the old files.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Publication:
         stale_indexes: StaleIndexes | None = None,
         shards_folder: OutputFolder | None = None,
     ) -> None:
+        self.old_list = ""
         self.folder, self.dataset_file = folder, dataset_file
         self.stale_indexes = stale_indexes or StaleIndexes(folder, None, (), appends=True)
         self.shards_folder = folder if shards_folder is None else shards_folder
@@ -74,6 +78,8 @@ class Publication:
     def withdraw(self) -> None:
         """Delete the old dataset file, unless it stays valid."""
         if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
+            if self.old_list:
+                self.folder.publish_bytes(self.old_list, self.folder.read(self.dataset_file))
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
@@ -135,7 +141,7 @@ class Publication:
         before: Mapping[str, bytes] | None = None,
         stale: Sequence[str] = (),
         stale_shards: tuple[OutputFolder, Sequence[str]] | None = None,
-        leftovers: Callable[[], Sequence[str]] = lambda: (),
+        leftovers: Sequence[str] = (),
     ) -> None:
         """Publish the waiting files, delete stale ones, and publish the dataset file last.
 
@@ -145,7 +151,7 @@ class Publication:
             before: Bytes by name of other small files, published just before the dataset file.
             stale: Files that only the old dataset file lists.
             stale_shards: The same for shards in another folder.
-            leftovers: Returns files that are deleted once the dataset file exists.
+            leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
@@ -167,7 +173,7 @@ class Publication:
                 stale_shards[0].remove([*stale_shards[1]])
                 self.folder.publish(last)
             self._waiting = []
-        self.folder.remove([*leftovers()])
+        self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
         """Delete the staged files with these final names, unless a plan needs them."""

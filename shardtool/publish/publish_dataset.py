@@ -79,7 +79,7 @@ def finish_dataset(
         [shard.name for shard in dataset.shards],
         before=small,
         stale=stale,
-        leftovers=lambda: part_records.list_run_files(destination.folder, pattern),
+        leftovers=part_records.list_run_files(destination.folder, pattern),
     )
 
 

@@ -1,16 +1,15 @@
-"""Order of fsync and rename, seen with strace; and each such call failing, or being the last one."""
+"""Order of fsync and rename, seen with strace; and each such call failing."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.helpers import contents, create, finished, hidden, identity, plain
+from tests.faults.helpers import contents, create, hidden, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,26 +95,6 @@ def test_new_folders_are_durable(strace: str, small: Path, place: Path) -> None:
     events = _events(log, place)
     first = next(at for at, (call, _) in enumerate(events) if call == "name")
     assert {("sync", ""), ("sync", "new")} <= set(events[:first])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2, 4, 6, 7])
-def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dict[str, str], place: Path) -> None:
-    """After a kill at any rename, every visible file is complete, and resume produces the same bytes."""
-    out = place / "out"
-    inject = f"inject={_RENAMES}:signal=SIGKILL:when={number}"
-    traced = [strace, "-f", "-qq", "-e", f"trace={_RENAMES}", "-e", inject, "-o", str(place / "log")]
-    run = create(small, out, *OPTIONS, before=traced)
-    assert run.code in {-signal.SIGKILL, 128 + signal.SIGKILL}
-    assert run.all_gone()
-    seen = {name: digest for name, digest in contents(out).items() if not name.startswith(".")}
-    assert seen.items() <= expected.items()
-    assert "out.json" not in seen
-    before = identity(out, finished(out))
-    again = create(small, out, *OPTIONS, "--resume")
-    assert (again.code, again.err) == (0, "")
-    assert identity(out, list(before)) == before
-    assert contents(out) == expected
 
 
 @pytest.mark.slow

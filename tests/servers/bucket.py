@@ -37,6 +37,7 @@ class Bucket(WebServer):
         self.is_held = threading.Event()
         self.copies = True
         self.url = ""
+        self._over, self._connections = asyncio.Event(), list[asyncio.StreamWriter]()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,6 +54,19 @@ class Bucket(WebServer):
         """Count the writes from 0 again, and hold one of them; None: no write."""
         self.writes, self.held_write = [], write
         self.is_held.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer all requests of a connection."""
+        self._connections.append(writer)
+        await super().serve(reader, writer)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._over.set()
+        for writer in self._connections:
+            writer.close()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=20)
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer as S3 does."""
@@ -71,7 +85,8 @@ class Bucket(WebServer):
         self.writes += [(action, one) for one in keys]
         if self.held_write is not None and len(self.writes) > self.held_write:
             self.is_held.set()
-            await asyncio.sleep(3600)
+            await self._over.wait()
+            return False
         status, headers, data = self._delete(keys) if action == "DELETE" else self._put(request, key, body)
         return await self.reply(writer, answer(status, len(data), headers), data)
 
@@ -128,23 +143,22 @@ def _tag(data: bytes) -> str:
 @contextmanager
 def served(bucket: Bucket) -> Iterator[None]:
     """Serve a bucket in a thread."""
-    loop, started = asyncio.new_event_loop(), threading.Event()
+    loop, started, over = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         server = await asyncio.start_server(bucket.serve, "127.0.0.1", 0, limit=2**20)
         bucket.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
+        await over.wait()
+        server.close()
+        await bucket.close()
 
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(serve())
-        loop.run_forever()
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     assert started.wait(20)
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(over.set)
         thread.join(20)
+        loop.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,8 +26,7 @@ from shardtool import (
 )
 from shardtool.pattern import sidecar_name
 from shardtool.storage.files import read_crc
-from shardtool.storage.staging import Folder, StagedFile
-from shardtool.verbs.copy import copy as copy_module
+from shardtool.storage.staging import Folder
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -115,44 +113,6 @@ def test_a_missing_source_file_is_found_before_writing(which: str, source: Path,
     with pytest.raises(CorruptShard, match=lost.name):
         copy(source, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-def _kill(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, at: int) -> None:
-    """Have this process killed when a function is called for the `at`-th time."""
-    function, calls = getattr(owner, name), [0]
-
-    def counted(*given: object, **named: object) -> object:
-        calls[0] += 1
-        if calls[0] > at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*given, **named)
-
-    monkeypatch.setattr(owner, name, counted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (copy_module, "copy_indexes")],
-)
-def test_a_copy_killed_at_any_step_can_continue(
-    at: int, owner: object, name: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After SIGKILL all visible files are complete, and the next run copies only the rest."""
-    child = os.fork()
-    if not child:
-        _kill(monkeypatch, owner, name, at)
-        copy(packed, tmp_path / "copy", CopyOptions(workers=2))
-        os._exit(0)
-    os.waitpid(child, 0)
-    visible = {name: data for name, data in read_tree(tmp_path / "copy").items() if not name.startswith(".out")}
-    assert visible.items() <= read_tree(packed).items()
-    assert "out.json" not in visible or {path.name for path in shards(packed)} <= visible.keys()
-    before = {name: fact for name, fact in identity(tmp_path / "copy").items() if name in visible}
-    copy(packed, tmp_path / "copy")
-    assert read_tree(tmp_path / "copy") == read_tree(packed)
-    assert before.items() <= identity(tmp_path / "copy").items()
 
 
 def test_only_appended_shards_are_copied(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from shardtool import InvalidRequest, create, remove, verify
 from shardtool.skipped import hash_key
 from tests import stored
-from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, sidecar, typed, write_tree
 from tests.verbs.test_inspect import tar_of
 
@@ -237,54 +235,3 @@ def test_a_damaged_sample_can_be_removed(source: Path, ending: str) -> None:
     assert typed("remove", dataset, "--where", f"key == '{_KEYS[2]}'").code == 0
     assert verify(dataset).sound
     assert _keys(dataset) == [key for key in sorted(_KEYS) if key != _KEYS[2]]
-
-
-_KILLED = """
-import os, signal
-calls = [AT]
-def killing(real):
-    def call(*words, **more):
-        calls[0] -= 1
-        if not calls[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*words, **more)
-    return call
-for name in ("rename", "unlink", "fsync"):
-    setattr(os, name, killing(getattr(os, name)))
-"""
-
-
-@pytest.mark.slow
-def test_a_removal_killed_at_each_step_is_old_or_finished(source: Path) -> None:
-    """After a kill at any rename, deletion or fsync, the dataset is unchanged, or the next run finishes."""
-    first, gone = _packed(source, count=30), [_KEYS[0], _KEYS[30]]
-    keys, left = source.parent / "{keys}", [key for key in sorted(_KEYS) if key not in gone]
-    keys.write_text("\n".join(gone))
-    seen = set()
-    for at in range(1, 60):
-        folder = source.parent / f"at{at}"
-        shutil.copytree(first.parent, folder)
-        dataset = folder / "out.json"
-        run = start(
-            dataset, f"--keys-from={keys}", verb="remove", code=f"exec({_KILLED.replace('AT', str(at))!r}, {{}})"
-        ).end()
-        if run.code == 0:
-            break
-        assert run.code == -signal.SIGKILL, run.err
-        unfinished = (folder / ".out.replacing").exists()
-        seen.add((dataset.exists(), unfinished))
-        if dataset.exists():
-            assert verify(dataset).sound or unfinished
-        if unfinished:
-            ran = typed(
-                "create", source, folder / "out-{000..}.tar", "--max-count", "30", "--label-from-folder", "--resume"
-            )
-            assert (ran.code, "shardtool remove" in ran.err) == (5, True)
-        elif dataset.exists():
-            assert _keys(dataset) in (left, sorted(_KEYS))
-        assert typed("remove", dataset, "--keys-from", keys).code == 0
-        assert (_keys(dataset), _traces(folder, gone)) == (left, [])
-        assert sorted(read_tree(folder)) == sorted({*read_tree(first.parent), "out.skipped"})
-        shutil.rmtree(folder)
-    assert run.code == 0
-    assert seen == {(True, False), (True, True), (False, True)}

@@ -41,8 +41,8 @@ class CopyTarget(NamedTuple):
         folder: The folder of the dataset file and the sidecars.
         below: The folder of the shards: the same folder, or one below it.
         facts: Existing files with names of the dataset, in `folder` and in `below`.
-        data: The bytes of the existing dataset file, if any.
-        old: The existing dataset file; None: it does not exist, or is damaged.
+        data: The bytes of the existing dataset file, or of the one that an interrupted copy has withdrawn, if any.
+        old: That dataset file; None: there is none, or it is damaged.
         old_below: The folder of the shards that `old` lists.
     """
 
@@ -95,11 +95,11 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     for output, existing in zip((folder, below), facts, strict=True):
         check_entries(output.full_path, existing)
     data, old = None, None
-    if source.name in facts[0]:
+    if name := next((name for name in (source.name, source.old_list) if name in facts[0]), ""):
         data = b""
         with suppress(OSError):
-            data = folder.read(source.name)
-        file = folder.full_path(source.name)
+            data = folder.read(name)
+        file = folder.full_path(name)
         if parse_shard_names(data) is None:
             problem = "a file that is not a dataset file of shardtool"
             raise errors.OutputExists(file, problem, remedy="Choose another folder, or move it away.")

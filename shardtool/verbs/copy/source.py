@@ -9,6 +9,7 @@ from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, parse_datase
 from shardtool.dataset.find import check_not_damaged, find_dataset
 from shardtool.dataset.skipped_list import read_skipped_bytes
 from shardtool.names import to_local_name
+from shardtool.pattern import DATASET_SUFFIX, old_list_name
 from shardtool.publish.listed_files import wrong_size_error
 from shardtool.storage import files, lookup, paths
 from shardtool.storage.copying import OriginalFile
@@ -72,14 +73,19 @@ class CopySource(NamedTuple):
         return paths.base_name(self.path)
 
     @property
+    def old_list(self) -> str:
+        """The name under which a copy keeps a dataset file that it replaces, until the end."""
+        return old_list_name(self.name.removesuffix(DATASET_SUFFIX))
+
+    @property
     def folder(self) -> str:
         """The folder of the dataset file and the sidecars."""
         return paths.folder_of(self.path)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of the files in `folder`, including the dataset file, and of the shards."""
-        names = [self.name, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
+        """The names of the files in `folder`, with those of new and old dataset files, and of the shards."""
+        names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
     def has_changed(self) -> bool:

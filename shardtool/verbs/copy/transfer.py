@@ -39,6 +39,7 @@ class Transfer:
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._grows)
         old: OldDataset = "keep" if self._grows else "replace"
         self._publication = Publication(target.folder, target.source.name, old, target.facts[0], indexes, target.below)
+        self._publication.old_list = target.source.old_list
 
     def run(self) -> None:
         """Copy the pending shards, and publish the dataset."""
@@ -117,6 +118,7 @@ class Transfer:
             before={source.file.skipped_file: source.skipped} if source.skipped else {},
             stale=stale,
             stale_shards=(target.old_below, stale_shards),
+            leftovers=[source.old_list] if source.old_list in target.facts[0] or not self._grows else [],
         )
 
 
