@@ -66,6 +66,8 @@ def _pack_other(out: str, root: Path, *keys: str) -> None:
 
 def _pack_part(out: str, root: Path, part: str, *, resume: bool = False) -> None:
     _pack(out, root, part=part, resume=resume)
+    if resume:  # records that an interrupted merge has left stay until all parts run again, or the next merge
+        _merge(out, root, AGAIN)
 
 
 def _packed_elsewhere(root: Path, *keys: str) -> Path:
