@@ -90,9 +90,13 @@ class WriterOutput:
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
-        if lines := self._journal.read():
+        lines = self._journal.read()
+        if lines:
             self._check_not_replacing(lines[0])
-        return check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
+        dataset = check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
+        if lines:
+            self._journal.remove()  # of a writer that was killed at its end
+        return dataset
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
         """Refuse to resume an interrupted `overwrite`, whose files can belong to either dataset."""

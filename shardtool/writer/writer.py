@@ -141,7 +141,6 @@ class ShardWriter(SampleWriter):
         )
         if self._finished_dataset is not None:
             output.totals.shards += self._finished_dataset.shards
-            output.remove_journal()  # of a writer that was killed at its end
         elif self._options.resume:
             last = output.reuse_finished_shards(self._encoder, self._notes)
         if self._finished_dataset is None and last is None:

@@ -101,7 +101,8 @@ class ShardJournal:
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part
         self._journal = Journal(destination.folder, base if part is None else f"{base}.{part.tag}")
-        self._is_used = destination.folder.has_staging and destination.if_exists != "overwrite"
+        publishes_at_once = destination.if_exists != "overwrite" and destination.expected is None
+        self._is_used = destination.folder.has_staging and publishes_at_once
         lines = self._journal.read()[1:] if self._is_used and destination.resumes else []
         self.lines = {line.shard: line for line in map(_parse_line, lines) if line is not None}
 
