@@ -247,7 +247,7 @@ class DownloadClient:
                     await response.read()
             if status in _REDIRECT_STATUSES:
                 return _redirect_target(url, response.headers.get("Location", ""))
-            message = f"the server answered {status} {responses.get(status, '')}".rstrip()
+            message = f"the server returned {status} {responses.get(status, '')}".rstrip()
             wait_s = retry_after(response.headers.get("Retry-After", "")) or 0
             raise FetchFailed(http_skip_code(status), message, is_temporary=status in BUSY_STATUSES, wait_s=wait_s)
 

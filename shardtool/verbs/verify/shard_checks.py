@@ -152,7 +152,9 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = index_text(scan.names[scan.codes[row]])
         key = index_text(scan.keys[sample])
-        yield Finding("field-duplicate", name, "a field twice", offset=scan.offsets[row], key=key, field=field)
+        yield Finding(
+            "field-duplicate", name, "the sample has this field twice", offset=scan.offsets[row], key=key, field=field
+        )
 
 
 class SidecarFile(NamedTuple):
@@ -203,7 +205,7 @@ def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
     description = f"an index of {printable(fact.name)}, {fact.size:,} bytes"
     if fact.name != case.name or (case.size is not None and fact.size != case.size):
         size = "" if case.size is None else f", {case.size:,} bytes"
-        yield Finding("sidecar-stale", case.sidecar, description, f"one of {case.name}{size}")
+        yield Finding("sidecar-stale", case.sidecar, description, f"an index of {case.name}{size}")
     elif entry is not None and None not in (fact.crc, entry.crc) and fact.crc != entry.crc:
         yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
 

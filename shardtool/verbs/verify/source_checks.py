@@ -93,14 +93,14 @@ class SourceComparison:
         recorded, unchecked = self.recorded, self.findings.unchecked
         scans = self._first_shards(all_scans)
         if recorded.has_added_fields:
-            unchecked.append(f"fields that the source does not have: {option_text('add')} added them")
+            unchecked.append(f"fields from other datasets, which {option_text('add')} added")
         if not scans:
             return
         positions = find_positions(_shard_keys(scans), entries.keys)
         others = {number: all_scans[number] for number in all_scans if number not in scans}
         appended = find_positions(_shard_keys(others), entries.keys)
         if np.any(appended >= 0) and not np.any(positions >= 0):
-            unchecked.append("the source: it is the source of appended samples, which are not compared")
+            unchecked.append("the source: it contains only appended samples, which are not compared")
             self._add_uncompared(all_scans)
             return
         if not np.any(positions >= 0):
@@ -196,17 +196,22 @@ class SourceComparison:
         )
         mine, source, extra, missing = match_ids(ours, theirs)
         missing = missing[np.isin(entries.owners(missing), positions)]  # only of samples in the dataset
-        parts = ("source-missing", self.subject.name, "a field that the dataset does not have", "as in the source")
+        parts = (
+            "source-missing",
+            self.subject.name,
+            "the field is missing in the dataset",
+            "the field, as in the source",
+        )
         keys = (index_text(entries.keys[int(entries.owners(row))]) for row in missing)
         missing_names = (entries.fields[int(code)] for code in entries.rows.code[missing])
         findings = (Finding(*parts, key=key, field=name) for key, name in zip(keys, missing_names, strict=True))
         self._add("source-missing", len(missing), findings)
         if self.recorded.verb in ("create", "reshard"):
-            problem = "a field that the source does not have"
+            problem = "the field is not in the source"
             findings = (self._build_finding("source-extra", scans, int(row), problem) for row in extra)
             self._add("source-extra", len(extra), findings)
         else:
-            problem = "fields that the source does not have: the dataset's options are not recorded"
+            problem = "fields that are not in the source: the dataset file does not record how it was created"
             self.findings.unchecked.append(problem)
         self._compare_payloads(entries, scans, (mine, source), pool)
 
@@ -226,7 +231,10 @@ class SourceComparison:
 
         def findings() -> Iterator[Finding]:
             for index in different.tolist():
-                problem, expected = f"{int(crcs[mine[index]]):08x}", "the checksum of the bytes in the source"
+                problem, expected = (
+                    f"the checksum {int(crcs[mine[index]]):08x}",
+                    "the checksum of the file in the source",
+                )
                 if size_differs[index]:
                     problem, expected = (
                         f"{int(lengths[mine[index]]):,} bytes",

@@ -163,7 +163,7 @@ def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
     path = dataset.dataset_file
     try:
         if path is not None and parse_shard_names(data := read_small(path)) is None:
-            findings.unchecked.append(f"checksums: {printable_name(path)} is an index of wids, which records none")
+            findings.unchecked.append(f"checksums: {printable_name(path)} is a wids index, which has no checksums")
         elif path is not None:
             return dataset.with_dataset_file(parse_dataset(data, path)), findings
     except OSError as error:
@@ -197,23 +197,22 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
     if unrecognised:
         unchecked.append(f"{pluralize(unrecognised, 'member')} of tar shards that do not belong to a sample")
     if undecoded:
-        images = f"images over {format_size(examine.MAX_IMAGE_BYTES)}, or over 1 GiB once decoded,"
-        limits = f"{images} and JSON over {format_size(examine.MAX_JSON_BYTES)}"
+        images = f"images up to {format_size(examine.MAX_IMAGE_BYTES)} (1 GiB once decoded)"
+        limits = f"it decodes {images} and JSON up to {format_size(examine.MAX_JSON_BYTES)}"
         unchecked.append(f"{pluralize(undecoded, 'payload')} too large for {flag_text('decode')}: {limits}")
     size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.scan is not None]
     if subject.is_partial:
-        seed, unread_percent = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
-        unread = f"{pluralize(len(cases) - len(read), 'shard')} of {len(cases):,}, {unread_percent:.0f}% of the bytes"
-        seeds = f"{option_text('sample', options.sample)} {option_text('seed', seed)}"
-        seeds += f"; {option_text('seed', seed + 1)} reads others"
-        unchecked.append(f"{unread}, except their names, sizes and sidecars: {seeds}")
+        seed, percent = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
+        unread = f"the bytes of {len(cases) - len(read):,} of {pluralize(len(cases), 'shard')} ({percent:.0f}%)"
+        seeds = f"{option_text('sample', options.sample)} {option_text('seed', seed)} does not select them"
+        unchecked.append(f"{unread}: {seeds}; {option_text('seed', seed + 1)} selects others")
     checked = ["names and numbering", "sidecars"] if options.quick else ["every byte"]
     if subject.is_partial:
         checked = [f"every byte of {len(read):,} of {pluralize(len(cases), 'shard')}"]
     if subject.file is not None:
         checked.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
     if not options.quick:
-        checked += ["framing", "keys across these" if subject.is_partial else "keys across shards"]
+        checked += ["record structure", "duplicate keys in these shards" if subject.is_partial else "duplicate keys"]
     checked += ["images, JSON and labels decoded"] if options.decode else []
     return Report(
         dataset=redact_secrets(to_output_name(subject.dataset.where)),

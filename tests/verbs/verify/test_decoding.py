@@ -158,7 +158,7 @@ def test_large_json_is_skipped_and_counted(name: str, tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
     assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
     assert report.unchecked == (
-        "1 payload too large for decode=True: images over 250 MB, or over 1 GiB once decoded, and JSON over 8 MB",
+        "1 payload too large for decode=True: it decodes images up to 250 MB (1 GiB once decoded) and JSON up to 8 MB",
     )
 
 

@@ -68,7 +68,7 @@ def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:
     sound = next(one for one in reports if one.sound)
     assert sound.read == (2, 2 * shards(dataset)[0].stat().st_size)
     assert sound.samples == 4
-    assert any(text.startswith("6 shards of 8, 75% of the bytes") for text in sound.unchecked)
+    assert any(text.startswith("the bytes of 6 of 8 shards (75%)") for text in sound.unchecked)
     assert sound.to_json()["read"] == {"shards": 2, "size": sound.read[1]}
 
 
