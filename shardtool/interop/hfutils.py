@@ -58,8 +58,6 @@ def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
 
 SHARD_INDEXES = {
     "huggingface": ShardIndexFile(
-        hfutils_index,
-        matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'),
-        compare_hfutils_index,
+        hfutils_index, matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), compare_hfutils_index
     )
 }

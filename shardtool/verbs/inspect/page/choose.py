@@ -24,12 +24,7 @@ from shardtool.request.observer import Observer
 from shardtool.table.rows import shorten
 from shardtool.units import format_size
 from shardtool.verbs.inspect.inspect import summarize
-from shardtool.verbs.inspect.overview import (
-    MAX_READ_SAMPLES,
-    DatasetOverview,
-    shard_random_numbers,
-    stored_samples,
-)
+from shardtool.verbs.inspect.overview import MAX_READ_SAMPLES, DatasetOverview, shard_random_numbers, stored_samples
 from shardtool.verbs.inspect.summary import is_scalar_type
 
 if TYPE_CHECKING:
