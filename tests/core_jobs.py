@@ -47,9 +47,11 @@ OPTIONAL_MODULES = frozenset({
 class CoreFinder:
     """Finds modules like Python, except optional modules of shardtool and packages that the core does not need."""
 
-    def __init__(self, modules: frozenset[str]) -> None:
+    find_distributions = staticmethod(PathFinder.find_distributions)
+
+    def __init__(self, modules: frozenset[str], packages: frozenset[str] = CORE_PACKAGES) -> None:
         installed = {name for distribution in distributions() for name in _top_level(distribution.files or ())}
-        self._hidden = (installed - CORE_PACKAGES - {"shardtool"}) | modules
+        self._hidden = (installed - packages - {"shardtool"}) | modules
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -79,7 +81,7 @@ def run_jobs(samples: str, work: Path) -> None:
     listed = shardtool.create(manifest, str(work / "list" / "m-{000000..}.tfrecord"), allow_outside=True)
     assert listed.samples == len(files)
     dataset = str(work / "out.json")
-    for name in ("copy", "whole", "extracted"):
+    for name in ("copy", "whole", "extracted", "parts"):
         (work / name).mkdir()
     resharded = shardtool.reshard(dataset, str(work / "whole" / "all-{000000..}.tar"), where="size > 0", shuffle=True)
     assert resharded.samples == created.samples
@@ -98,6 +100,12 @@ def run_jobs(samples: str, work: Path) -> None:
     assert summary.samples == created.samples - 1
     extracted = shardtool.extract(copied, work / "extracted")
     assert extracted.samples == summary.samples
+    (work / "more").mkdir()
+    (work / "more" / "new.txt").write_text("new")
+    appended = shardtool.create(work / "more", pattern, max_count=5, append=True)
+    assert appended.samples == created.samples + 1
+    for part in ("1/2", "2/2"):
+        shardtool.create(samples, str(work / "parts" / "p-{000000..}.tar"), max_count=5, part=part)
     with shardtool.ShardWriter(str(work / "w-{000000..}.tar"), max_count=2) as writer:
         for number in range(5):
             writer.write({"__key__": f"s{number}", "txt": f"text {number}", "cls": number})

@@ -26,7 +26,16 @@ def _run(*arguments: object) -> str:
 @pytest.mark.slow
 def test_the_core_works_alone(tmp_path: Path) -> None:
     """The core packs, reads, verifies, indexes, copies and changes datasets without optional features."""
-    assert "98 samples" in _run(REPO / "sample_data" / "photos", tmp_path)
+    assert "99 samples" in _run(REPO / "sample_data" / "photos", tmp_path)
+
+
+@pytest.mark.slow
+def test_tests_of_the_core_pass_alone() -> None:
+    """Tests of formats, plans, entries and packing pass without optional features."""
+    rooms = [f"tests/{room}" for room in ("entries", "format", "plan", "write")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.core_plugin", "-p", "no:cacheprovider", *rooms]
+    process = subprocess.run([*command, "-m", "not slow"], cwd=REPO, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout[-3000:]
 
 
 def test_optional_modules_exist() -> None:

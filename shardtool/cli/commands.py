@@ -452,7 +452,6 @@ def _index_dataset(
     dataset: Sequence[str], options: _IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
     """Index one dataset and export indexes of other tools; return the result as JSON and as lines."""
-    from shardtool.verbs.index.export import check_index_names, export
     from shardtool.verbs.index.index import index as run
 
     document: dict[str, object] = {}
@@ -464,6 +463,8 @@ def _index_dataset(
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
         else:
             if forms:
+                from shardtool.verbs.index.export import check_index_names
+
                 check_index_names(dataset, forms)
             result = run(dataset, options, observer=terminal)
         document, file = result.to_json(), result.dataset_file
@@ -473,6 +474,8 @@ def _index_dataset(
             f"dataset file  {printable(result.dataset_file)}"
         )
     if forms:
+        from shardtool.verbs.index.export import export
+
         exported = export(file, forms, options.pick(ExportOptions), observer=terminal)
         document = {**document, "export": exported.to_json()} if document else exported.to_json()
         kept = f", {exported.kept:,} already existed" if exported.kept else ""

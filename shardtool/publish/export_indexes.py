@@ -17,10 +17,15 @@ from shardtool.dataset.expand import splits_in
 from shardtool.dataset.find import check_folders_inside
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
 from shardtool.interop import exports, huggingface, indexed_shard
-from shardtool.messages import export_call_text, export_text, flag_text, option_text, recreate_hint
+from shardtool.messages import export_text, flag_text, option_text, recreate_hint
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern
-from shardtool.publish.foreign_index_files import open_subfolder, read_or_empty, read_sample_counts
+from shardtool.publish.foreign_index_files import (
+    find_existing_exports,
+    open_subfolder,
+    read_or_empty,
+    read_sample_counts,
+)
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.shard_names import is_compressed_name
 from shardtool.storage import paths
@@ -309,30 +314,6 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
                 raise InvalidRequest(export_text(name), found, expected=expected)
             owners[index_name] = shard
     return [*owners]
-
-
-def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
-    """Return the `--export` names of the indexes next to an existing dataset."""
-    if old is None or not old.shards:
-        return []
-    own_shards, existing = {shard.name for shard in old.shards}, []
-    for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # it can list shards of other datasets
-            is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
-        else:
-            name_of_first = exports.index_name(old.shards[0].name, export)
-            is_there = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
-        if is_there and export.shard_format == old.format:
-            existing.append(name)
-    return existing
-
-
-def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Return notes on indexes that an append makes incomplete."""
-    with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
-    if stale := sorted(with_hashes.difference(renewed)):
-        advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
-        yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {advice}"
 
 
 def renew_exports(

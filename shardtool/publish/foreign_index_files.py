@@ -6,12 +6,16 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardtool.errors import AccessRefused, OutputExists
+from shardtool.errors import AccessRefused, OutputExists, format_list
 from shardtool.interop import exports, huggingface, indexed_shard
+from shardtool.messages import export_call_text
 from shardtool.storage import files
 from shardtool.storage.folders import open_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.interop.exports import ExportFormat
     from shardtool.storage.folders import OutputFolder
 
@@ -56,3 +60,27 @@ def read_or_empty(folder: OutputFolder, path: str) -> bytes:
     with suppress(OSError):
         return folder.read(path)
     return b""
+
+
+def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
+    """Return the `--export` names of the indexes next to an existing dataset."""
+    if old is None or not old.shards:
+        return []
+    own_shards, existing = {shard.name for shard in old.shards}, []
+    for name, export in exports.EXPORTS.items():
+        if export.folder_file:  # it can list shards of other datasets
+            is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
+        else:
+            name_of_first = exports.index_name(old.shards[0].name, export)
+            is_there = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
+        if is_there and export.shard_format == old.format:
+            existing.append(name)
+    return existing
+
+
+def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
+    """Return notes on indexes that an append makes incomplete."""
+    with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
+    if stale := sorted(with_hashes.difference(renewed)):
+        advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
+        yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {advice}"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.storage.remote import connections, store_access
 from tests.servers import stores
 from tests.servers.faults import FaultyProxy, behind
 
@@ -95,6 +94,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]
         return server
 
     def forget() -> None:
+        from shardtool.storage.remote import connections, store_access
+
         store_access._make_store.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
         connections._make_pool.cache_clear()  # noqa: SLF001
 

@@ -19,6 +19,7 @@ from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
+from shardtool.publish.foreign_index_files import export_notes
 from shardtool.publish.join_datasets import join_kinds, join_schemas
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.table.keys import contains_hashes, hash_keys
@@ -157,8 +158,6 @@ def append_notes(planned: Planned) -> Iterator[str]:
     destinations = planned.destinations
     for output in planned.outputs:
         if (old := output.destination.old) is not None:
-            from shardtool.publish.export_indexes import export_notes
-
             if not isinstance(output.destination.append, FinishedAppend):
                 yield from _field_notes(old, output.plan, changed=listed.transform is not None)
             yield from export_notes(output.destination.folder, old, run.exports)

@@ -113,6 +113,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
 
 def _publish(packed: Packed) -> list[FinishedOutput]:
     """Publish the dataset files, or the record of a part, and update the indexes of other tools."""
+    from shardtool.publish.foreign_index_files import find_existing_exports
     from shardtool.publish.publish_dataset import publish_dataset
     from shardtool.verbs.create.outputs import remove_lost_splits
     from shardtool.verbs.create.parts import finish_part
@@ -131,7 +132,9 @@ def _publish(packed: Packed) -> list[FinishedOutput]:
         run.notes.add(*output.publication.stale_indexes.removal_notes(dataset_file, run.exports))
     run.notes.add(*(f"split {printable(name)} removed" for name in planned.lost_splits))
     for output in packed.outputs if run.exports or run.appends else ():
-        _export_indexes(run, output.planned.destination)
+        destination = output.planned.destination
+        if run.exports or find_existing_exports(destination.folder, destination.old):
+            _export_indexes(run, destination)
     return finished
 
 
@@ -149,7 +152,8 @@ def _export_missing_indexes(listed: Listed) -> None:
     run = listed.run
     if not run.exports:
         return
-    from shardtool.publish.export_indexes import Exporter, find_existing_exports
+    from shardtool.publish.export_indexes import Exporter
+    from shardtool.publish.foreign_index_files import find_existing_exports
 
     for destination in [output.destination for output in listed.finished]:
         folder, pattern = destination.folder, destination.pattern

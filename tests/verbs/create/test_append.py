@@ -45,7 +45,7 @@ from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.publish.append_target import Append, FinishedAppend, list_later_files, remaining_names
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.destination import Destination, inspect_destination
-from shardtool.publish.export_indexes import export_notes, find_existing_exports
+from shardtool.publish.foreign_index_files import export_notes, find_existing_exports
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.verbs.create.append import prepare_append
