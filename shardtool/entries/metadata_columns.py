@@ -80,7 +80,6 @@ def with_measured_columns(
         sample_values: For each sample, one value per new column.
     """
     for index, (name, kind) in enumerate(kinds):
-        columns = with_column(
-            columns, name, pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))
-        )
+        column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))
+        columns = with_column(columns, name, column)
     return columns

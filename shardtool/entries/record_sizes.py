@@ -22,11 +22,7 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18  # samples at a time, to limit temporary columns
 
-STORES_NUMBERS = {
-    "tar": False,
-    "tfrecord": True,
-    "files": False,
-}  # otherwise, numbers are stored as text
+STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # otherwise, numbers are stored as text
 
 
 class RecordColumns(NamedTuple):
@@ -67,10 +63,8 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
 
 def _slice_samples(p: RecordColumns, start: int, stop: int) -> RecordColumns:
     rows = slice(int(p.first[start]), int(p.first[stop]))
-    keys, first = (
-        PackedStrings(p.keys.data, p.keys.starts[start : stop + 1]),
-        p.first[start : stop + 1] - p.first[start],
-    )
+    keys = PackedStrings(p.keys.data, p.keys.starts[start : stop + 1])
+    first = p.first[start : stop + 1] - p.first[start]
     is_list = None if p.is_list is None else p.is_list[rows]
     return RecordColumns(keys, first, p.fields, p.code[rows], p.stored[rows], is_list)
 

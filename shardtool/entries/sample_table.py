@@ -224,9 +224,8 @@ class SampleTable:
     def files(self) -> tuple[bytes, ...]:
         """Return the first, middle and last of the files that contain payloads."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
-        paths = (
-            [self.file_path(int(file_rows[index])) for index in (0, len(file_rows) // 2, -1)] if len(file_rows) else []
-        )
+        file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
+        paths = [self.file_path(row) for row in file_rows.tolist()]
         spans = () if self.spans is None else self.spans.files
         paths += [spans[index].path for index in (0, len(spans) // 2, -1)] if spans else []
         return tuple(dict.fromkeys(paths))
@@ -236,7 +235,7 @@ class SampleTable:
         return np.diff(self.first)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of fields of each of `samples`, without work for the other samples."""
+        """Return the number of fields of each of `samples`."""
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
@@ -280,7 +279,7 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return only `rows`, in that order; the caller keeps track of their samples."""
+        """Return a table with only `rows`, in that order, but the same `first`: the caller must replace it."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 

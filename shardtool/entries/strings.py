@@ -97,9 +97,8 @@ class PackedStrings:
         """Gather with Arrow, in a third of the time for scattered strings."""
         import pyarrow as pa
 
-        indexes = pa.Array.from_buffers(
-            pa.int64(), len(positions), [None, pa.py_buffer(np.ascontiguousarray(positions))]
-        )
+        data = pa.py_buffer(np.ascontiguousarray(positions))
+        indexes = pa.Array.from_buffers(pa.int64(), len(positions), [None, data])
         _, offsets, data = self.array().take(indexes).buffers()
         return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(positions)]])
 
@@ -107,9 +106,8 @@ class PackedStrings:
         """Return an Arrow array of the strings, including their NULs."""
         import pyarrow as pa
 
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
-        )
+        buffers = [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
 
     def take(self, positions: NDArray[np.int64]) -> PackedStrings:
         """Return the strings at these positions, in that order."""
@@ -123,9 +121,8 @@ class PackedStrings:
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
         """Return the hash of each string; see `hash_strings`."""
-        return np.concatenate(
-            [np.zeros(0, np.uint64), *(hash_strings(names, person, seed) for _, names in self.chunks())]
-        )
+        hashes = [hash_strings(names, person, seed) for _, names in self.chunks()]
+        return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return positions with equal strings adjacent, in stable order, and the start of each run of equal strings."""

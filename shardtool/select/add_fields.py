@@ -38,7 +38,7 @@ class NewField(NamedTuple):
 
     Attributes:
         texts: The values, one per sample.
-        given: bool[samples]: which samples get the field; the others keep what they have.
+        has_value: bool[samples]: the samples that get the field; the others are unchanged.
         kind: The type of the values; None: bytes.
         labels: The class names, if the values are class numbers; else None.
         column: The numbers, which replace a metadata column of the field's name; None: not a column.
@@ -46,7 +46,7 @@ class NewField(NamedTuple):
 
     name: str
     texts: ArrowStrings | PackedStrings
-    given: NDArray[np.bool_]
+    has_value: NDArray[np.bool_]
     kind: ValueType | None = None
     labels: list[str] | None = None
     column: pa.Array | None = None
@@ -54,23 +54,20 @@ class NewField(NamedTuple):
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
     """Return the samples with these fields, without fields that no sample has any more."""
-    new_fields = [field for field in new_fields if field.given.any()]
+    new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
     rows, values, spans = entries.rows, entries.values, entries.spans
-    old_names, names = {*entries.used_fields()}, {field.name for field in new_fields}
-    fields = tuple(sorted(old_names | names, key=to_bytes))
+    old_names, names = {*entries.used_fields()}, [field.name for field in new_fields]
+    fields = tuple(sorted(old_names.union(names), key=to_bytes))
     check_field_count(option_text("values"), fields, f"Drop some with {option_text('drop_fields')}.")
-    sizes = [field.texts.lengths()[field.given] for field in new_fields]
-    new_codes = [
-        np.full(len(size), fields.index(field.name), np.uint16) for field, size in zip(new_fields, sizes, strict=True)
-    ]
-    firsts, codes = (
-        [np.append(0, np.cumsum(field.given)) for field in new_fields],
-        [*new_codes, field_codes(entries, fields)],
+    sizes = [field.texts.lengths()[field.has_value] for field in new_fields]
+    codes = [np.full(len(size), fields.index(name), np.uint16) for name, size in zip(names, sizes, strict=True)]
+    codes.append(field_codes(entries, fields))
+    order, first = order_rows(
+        [*(np.append(0, np.cumsum(field.has_value)) for field in new_fields), entries.first], codes
     )
-    order, first = order_rows([*firsts, entries.first], codes)
-    new_rows = sum(map(len, new_codes))
+    new_rows = sum(map(len, sizes))
 
     def extend(values: NDArray[_Number], value: int) -> NDArray[_Number]:
         """Return a value for each row; all new rows have `value`."""
@@ -84,7 +81,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
 
     def is_one_type(field: NewField) -> bool:
         """Check whether all values of a field are of one type; samples that do not get it may have another."""
-        return bool(field.given.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
+        return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     field_values = FieldValues(
         inline={field.name: field.texts for field in new_fields},
@@ -103,7 +100,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
             changed_ns=extend(rows.changed_ns, 0),
             paths=None if rows.paths is None else _extend_paths(rows.paths, order - new_rows),
         ),
-        values=values.select({*fields} - names).merge(field_values),
+        values=values.select({*fields}.difference(names)).merge(field_values),
         spans=spans,
         metadata=metadata_columns.with_number_columns(
             entries.metadata, {field.name: field.column for field in new_fields}
@@ -154,7 +151,7 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
 
 def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
     spans, other_spans = entries.known_spans, other.known_spans
-    file_numbers = [one.file_numbers(np.arange(len(one.rows.code))) for one in (entries, other)]
+    file_numbers = [table.file_numbers(np.arange(len(table.rows.code))) for table in (entries, other)]
     list_flags = [
         np.zeros(len(one.offset), np.bool_) if one.is_list is None else one.is_list for one in (spans, other_spans)
     ]

@@ -13,9 +13,7 @@ import numpy as np
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
-from shardtool.names import (
-    to_text,
-)
+from shardtool.names import to_text
 from shardtool.skipped import Skipped
 from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
@@ -33,9 +31,7 @@ _MAX_LISTED = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
 
 
-_INTERLEAVED_ADVICE = (
-    "This looks like a plain tar in which the fields of a sample are not adjacent: unpack it, and use `create`."
-)
+_INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
 
 
 class _KeyGroup(NamedTuple):
@@ -93,9 +89,8 @@ def _duplicate_keys_error(
         files = {_shard_number(entries, sample): None for sample in group.samples}
         interleaved &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + (
-            f", and {_APPENDED_TO}" if group.taken else ""
-        )
+        appended_to = f", and {_APPENDED_TO}" if group.taken else ""
+        shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + appended_to
         named.append(f"'{printable(group.key)}' ({times}{shard_names})")
     found = f"{pluralize(len(groups), 'key')} more than once: {format_list(named, _MAX_LISTED, total=len(groups))}"
     if interleaved:
@@ -103,10 +98,8 @@ def _duplicate_keys_error(
     elif any(group.taken for group in groups):
         remedy = f"Rename the new samples with {option_text('on_duplicate', 'rename')}, or skip them with first."
     else:
-        remedy = (
-            f"Rename the later samples with {option_text('on_duplicate', 'rename')}, or keep one per key with first or "
-            "last."
-        )
+        rename = option_text("on_duplicate", "rename")
+        remedy = f"Rename the later samples with {rename}, or keep one per key with first or last."
     return InvalidRequest(where, found, expected="a unique key for each sample", remedy=remedy)
 
 
@@ -132,9 +125,8 @@ def _rename_duplicates(
                 number += 1
             names[sample] = name
             number += 1
-    shown = [
-        f"'{printable(entries.keys[sample])}' -> '{printable(names[sample])}'" for sample in sorted(names)[:_MAX_LISTED]
-    ]
+    first = sorted(names)[:_MAX_LISTED]
+    shown = [f"'{printable(entries.keys[sample])}' -> '{printable(names[sample])}'" for sample in first]
     note = f"{pluralize(len(names), 'sample')} renamed: {format_list(shown, _MAX_LISTED, total=len(names))}"
     keys, index = entries.keys, np.arange(len(entries))
     index[[*names]] = len(keys) + np.arange(len(names))
@@ -154,9 +146,8 @@ def _keep_one_each(
     for group in groups:
         kept = None if group.taken else group.samples[keep]
         where = _APPENDED_TO if kept is None else printable(shards[_shard_number(entries, kept)])
-        messages |= {
-            sample: f"another sample with this key is in {where}" for sample in group.samples if sample != kept
-        }
+        messages |= dict.fromkeys(group.samples, f"another sample with this key is in {where}")
+        messages.pop(-1 if kept is None else kept, None)
     lost = sorted(messages)
     skipped = tuple(Skipped(to_text(entries.keys[sample]), "", "duplicate", messages[sample]) for sample in lost)
     return entries.without(lost), skipped

@@ -68,7 +68,8 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of several parts in the order of samples and fields, and where each sample starts.
 
-    Rows are numbered across the parts; the first part with a field of a sample counts. Chunks of samples save memory.
+    Rows are numbered across the parts. If several parts have a field of a sample, the first part's row is used. Samples
+    are processed in chunks to save memory.
 
     Args:
         firsts: For each part, int64[samples + 1]: where the rows of each sample start.
@@ -78,13 +79,12 @@ def order_rows(
     part_starts = np.cumsum([0, *map(len, codes)])
     for samples in chunk_slices(len(firsts[0]) - 1):
         bounds = [first[samples.start : samples.stop + 1] for first in firsts]
+        ranges = [slice(bound[0], bound[-1]) for bound in bounds]
         rows = np.concatenate(
-            [np.arange(bound[0], bound[-1]) + offset for bound, offset in zip(bounds, part_starts, strict=False)]
+            [np.arange(part.start, part.stop) + start for part, start in zip(ranges, part_starts, strict=False)]
         )
         owner = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
-        code = np.concatenate(
-            [part_codes[bound[0] : bound[-1]] for bound, part_codes in zip(bounds, codes, strict=True)]
-        )
+        code = np.concatenate([part_codes[part] for part, part_codes in zip(ranges, codes, strict=True)])
         order = np.lexsort((code, owner))
         rows, owner, code = rows[order], owner[order], code[order]
         part, first_equal = np.searchsorted(part_starts, rows, "right"), np.arange(len(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -173,9 +174,8 @@ def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArr
     owners = np.asarray(entries.owners(hits))
     twice = hits[1:][owners[1:] == owners[:-1]]
     if len(twice):
-        problem = (
-            f"two rows for files of one sample, such as {show_keys(rows, row_of_path[twice[0] - 1 : twice[0] + 1])}"
-        )
+        example = show_keys(rows, row_of_path[twice[0] - 1 : twice[0] + 1])
+        problem = f"two rows for files of one sample, such as {example}"
         remedy = "Keep the row of one file of each sample."
         raise InvalidRequest(where, problem, expected="one row for each sample", remedy=remedy)
     row_of_sample = np.full(len(entries), -1, np.int64)
@@ -192,12 +192,8 @@ def _default_key_column(source: Table) -> str:
     columns = source.schema.names
     if _DEFAULT_KEY_COLUMN not in columns:
         remedy = f"Name the key column with {option_text('on', 'COLUMN')}."
-        raise InvalidRequest(
-            source.location,
-            f"no column {_DEFAULT_KEY_COLUMN!r} among {format_list(columns, 100)}",
-            expected="a key column",
-            remedy=remedy,
-        )
+        found = f"no column {_DEFAULT_KEY_COLUMN!r} among {format_list(columns, 100)}"
+        raise InvalidRequest(source.location, found, expected="a key column", remedy=remedy)
     return _DEFAULT_KEY_COLUMN
 
 
@@ -223,9 +219,8 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
     no_key = f"column {on!r}: no key (empty, null or NaN)"
     rows.refuse(missing_positions(column), no_key, expected="a key in each row", remedy=remedy)
     if not is_key_type(column.type):
-        raise InvalidRequest(
-            rows.location, f"column {on!r} (key) holds {column.type}", expected="text or whole numbers"
-        )
+        found = f"column {on!r} (key) holds {column.type}"
+        raise InvalidRequest(rows.location, found, expected="text or whole numbers")
     inexact = inexact_positions(column)
     rows.refuse(inexact, f"column {on!r}: a key is not a whole number", expected="text or whole numbers")
     rows.refuse(nul_positions(column), f"column {on!r}: a NUL in the text", expected="text without NUL")
@@ -253,11 +248,9 @@ def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
 
 
 def _key_names(column: pa.Array) -> PackedStrings:
-    terminated = (
-        pc.binary_join_element_wise(keys, _NUL_TEXT, _EMPTY_TEXT, null_handling="replace")
-        for keys in iter_key_texts(column)
-    )
-    return PackedStrings.parse(b"".join([bytes(arrow.concat_values(keys)) for keys in terminated]))
+    join = partial(pc.binary_join_element_wise, null_handling="replace")
+    chunks = [join(keys, _NUL_TEXT, _EMPTY_TEXT) for keys in iter_key_texts(column)]
+    return PackedStrings.parse(b"".join(map(arrow.concat_values, chunks)))
 
 
 def metadata_column(table: pa.Table, name: str) -> pa.Array:

@@ -21,10 +21,7 @@ from shardtool.entries import arrow
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
-from shardtool.names import (
-    to_bytes,
-    to_text,
-)
+from shardtool.names import to_bytes, to_text
 from shardtool.select.field_rows import check_field_count, group_by_key, list_source_paths, merge_groups
 from shardtool.units import pluralize
 
@@ -90,9 +87,8 @@ class KeyPattern:
                     continue
                 end, name_start = start + length, name.rfind(b"/") + 1
                 key = name[start:end]
-                rest_numbers.append(
-                    rests.setdefault(tidy(name[name_start:start], name[max(name_start, end) :]), len(rests))
-                )
+                rest = tidy(name[name_start:start], name[max(name_start, end) :])
+                rest_numbers.append(rests.setdefault(rest, len(rests)))
                 if _INVALID_PART.search(key):
                     found_key = f"the key '{printable(key)}' of '{printable(name)}'"
                     raise InvalidRequest(self._where, found_key, expected="a group that matches a path: cat/1")
@@ -112,10 +108,8 @@ def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code
     distinct, inverse = np.unique(combined, return_inverse=True)
-    parts = (
-        (rests[number // field_count], to_bytes(entries.fields[number % field_count])) for number in distinct.tolist()
-    )
-    names = [b".".join(filter(None, combined)) for combined in parts]
+    pairs = (divmod(number, field_count) for number in distinct.tolist())
+    names = [b".".join(filter(None, (rests[rest], to_bytes(entries.fields[code])))) for rest, code in pairs]
     fields = sorted({*names})
     check_field_count(option_text("key_pattern"), fields)
     code_of = {name: row for row, name in enumerate(fields)}

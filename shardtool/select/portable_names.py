@@ -13,9 +13,7 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.format.tar_write import USTAR_NAME_BYTES as HEADER_LIMIT
 from shardtool.messages import option_text
-from shardtool.names import (
-    source_label,
-)
+from shardtool.names import source_label
 from shardtool.select.field_rows import list_source_paths
 from shardtool.values import chunk_slices
 
@@ -46,9 +44,8 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     key_bytes = HEADER_LIMIT - 1 - len(longest)
     if key_bytes < 2 * _HASH_LENGTH:
         found = f"the field {longest!r} leaves {key_bytes} of {HEADER_LIMIT} bytes for keys"
-        raise InvalidRequest(
-            option_text("portable"), found, expected=f"at least {2 * _HASH_LENGTH}", remedy="Rename the field."
-        )
+        expected = f"at least {2 * _HASH_LENGTH}"
+        raise InvalidRequest(option_text("portable"), found, expected=expected, remedy="Rename the field.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
     keys, typed_fields = _portable_keys(entries.keys, key_bytes), (*entries.values.classes, *entries.values.numbers)
@@ -83,9 +80,8 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
             hashed = [key for key in renamed if b"~" in key]  # only hashed keys can collide: encoding is one-to-one
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
-                raise InvalidRequest(
-                    option_text("portable"), "two long keys become the same key", remedy="Rename one of them."
-                )
+                found = "two long keys become the same key"
+                raise InvalidRequest(option_text("portable"), found, remedy="Rename one of them.")
             hashed_keys.update(hashed)
             chunk = b"\0".join(renamed) + b"\0"
         chunks.append(chunk)

@@ -180,9 +180,8 @@ def match_partially(
             # Evaluating no rows reports errors with all columns listed.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
-            remaining = ast.BoolOp(
-                ast.And(), [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
-            )
+            later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
+            remaining = ast.BoolOp(ast.And(), later_parts)
             if not remaining.values:
                 return _evaluate(table, parsed), None
             rows, parts = np.arange(table.num_rows), [part for part in parts if part not in remaining.values]
@@ -267,15 +266,12 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
     except (SyntaxError, ValueError, MemoryError) as error:
         # ValueError: a NUL byte, before Python 3.12. MemoryError: too many signs in a row.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
-            problem = (
-                "a number that is too long" if _INTEGER_TOO_LONG in str(error) else str(error) or "nested too deeply"
-            )
+            problem = str(error) or "nested too deeply"
+            problem = "a number that is too long" if _INTEGER_TOO_LONG in problem else problem
             raise InvalidRequest(where, f"{_shorten(text)}: {problem}") from None
         offset = error.offset - 1 if error.offset else len(python_text)  # 0: the text ended too early
-        marked = _restore_names(
-            f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}", names
-        ).split()
-        problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}"
+        marked = f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}"
+        problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(_restore_names(marked, names).split())}"
         expected = "a comparison, or several with and, or, not"
         remedy = "Equality is ==. Put text in quotes, and names with blanks or such as class in `backticks`."
         raise InvalidRequest(where, problem, expected=expected, remedy=remedy) from None
@@ -432,13 +428,10 @@ class _Evaluator:
         return compare(_COMPARISONS[op], *self._comparable(left, right))
 
     def _is_in(self, value: _Value, items: _Value) -> Bools:
-        if items.kind == "lists":
-            remedy = f"Write {self._query.show(items.node)}.contains({self._query.show(value.node)})."
-            raise self._query.error(
-                items.node, items.described, expected="a list such as ['cat', 'dog']", remedy=remedy
-            )
         if items.kind != "a list":
-            raise self._query.error(items.node, items.described, expected="a list such as ['cat', 'dog']")
+            write = f"Write {self._query.show(items.node)}.contains({self._query.show(value.node)})."
+            remedy, expected = write * (items.kind == "lists"), "a list such as ['cat', 'dog']"
+            raise self._query.error(items.node, items.described, expected=expected, remedy=remedy)
         self._check_varies(value)
         if value.kind == "empty":
             return self._any(())

@@ -172,9 +172,8 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
     owed = [0] * len(weights)
     for row, remainders in zip(counts, remainder_rows.tolist(), strict=True):
         owed = [old + new for old, new in zip(owed, remainders, strict=True)]
-        by_debt = sorted(
-            (split for split, remainder in enumerate(remainders) if remainder), key=lambda split: -owed[split]
-        )
+        rounded = [split for split, remainder in enumerate(remainders) if remainder]
+        by_debt = sorted(rounded, key=lambda split: -owed[split])
         for split in by_debt[: sum(remainders) // SHARE_UNIT]:
             row[split] += 1
             owed[split] -= SHARE_UNIT
@@ -273,6 +272,5 @@ def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[
     if abs(len(selected) - target) * _NOTE_DEVIATION <= target:
         return selected, []
     found = f"{option_text('sample', share)} selects {len(selected):,} of {pluralize(total, 'sample')}"
-    return selected, [
-        f"{found}: samples are selected by hash, which is uneven for few keys ({option_text('head')} selects a number)"
-    ]
+    why = f"samples are selected by hash, which is uneven for few keys ({option_text('head')} selects a number)"
+    return selected, [f"{found}: {why}"]

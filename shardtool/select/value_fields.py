@@ -102,9 +102,9 @@ def _make_field(
         values, labels = number_labels(values, name, known)
     elif label:
         values = values.cast(pa.int64())
-    given = np.ones(len(entries), bool)
-    given[missing] = False
-    return NewField(name, field_texts(name, values), given, kind, labels, values if number else None)
+    has_value = np.ones(len(entries), bool)
+    has_value[missing] = False
+    return NewField(name, field_texts(name, values), has_value, kind, labels, values if number else None)
 
 
 def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) -> pa.Array:
@@ -139,10 +139,10 @@ def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:
 
 def _field_notes(field: NewField, column: str, old_count: int) -> Iterator[str]:
     """Note where a field was replaced or kept in some samples."""
-    kept_count = int(np.count_nonzero(~field.given))
+    kept_count = int(np.count_nonzero(~field.has_value))
     changes = [f"replaced in {pluralize(old_count - kept_count, 'sample')}"] if old_count > kept_count else []
-    if len(field.given) > old_count:
-        changes.append(f"added to {pluralize(len(field.given) - old_count, 'sample')}")
+    if len(field.has_value) > old_count:
+        changes.append(f"added to {pluralize(len(field.has_value) - old_count, 'sample')}")
     if kept_count:
         changes.append(f"kept in {pluralize(kept_count, 'sample')} where the column is null")
     if old_count or kept_count:

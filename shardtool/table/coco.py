@@ -67,9 +67,8 @@ def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, 
             id_names = [(item["id"], item["name"]) for item in objects]
             categories = dict(id_names)
             if len(categories) < len(id_names):
-                raise InvalidRequest(
-                    location, "several categories with the same id", expected="a unique id for each category"
-                )
+                found = "several categories with the same id"
+                raise InvalidRequest(location, found, expected="a unique id for each category")
     document.end()
     if not images or not annotations:
         raise InvalidRequest(location, "a JSON object", expected=ROWS_OR_COCO)
@@ -77,9 +76,8 @@ def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, 
     if len({*ids}) < len(ids):
         raise InvalidRequest(location, "several images with the same id", expected="a unique id for each image")
     names, annotations["category_id"] = _number_labels(location, categories, annotations["category_id"])
-    image_index = arrow.number_values(
-        pc.fill_null(pc.index_in(annotations["image_id"], value_set=arrow.text_array(ids).cast(pa.string())), -1)
-    )
+    id_values = arrow.text_array(ids).cast(pa.string())
+    image_index = arrow.number_values(pc.fill_null(pc.index_in(annotations["image_id"], value_set=id_values), -1))
     order = np.argsort(image_index, kind="stable")[int(np.count_nonzero(image_index < 0)) :]
     ends = np.cumsum(np.bincount(image_index[order], minlength=len(ids)))
     are_texts = any(isinstance(item, str) for item in images["id"])
@@ -88,10 +86,7 @@ def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, 
         "coco_id": pa.array(ids if are_texts else images["id"]),
     }
     table |= {side: pa.array(images[side]) for side in _SIDE_NAMES if any(images[side])}
-    offsets, annotation_order = (
-        arrow.number_array(np.concatenate(([0], ends)).astype(np.int32)),
-        arrow.number_array(order),
-    )
+    offsets, annotation_order = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
     for name, column in _COLUMN_NAMES.items():
         if annotations[name].null_count < len(annotations[name]):
             table[column] = pa.ListArray.from_arrays(offsets, annotations[name].take(annotation_order))
@@ -108,9 +103,8 @@ def _read_objects(location: str, document: JsonStream, name: str) -> Iterator[di
             raise InvalidRequest(location, found, expected=f"an object with {' and '.join(required_names)}")
         for property_name in required_names:
             if not _is_int64(item[property_name]) and not is_unicode_text(item[property_name]):
-                raise _value_error(
-                    location, name, index, (property_name, item[property_name]), f"{_WHOLE_NUMBER}, or text"
-                )
+                expected = f"{_WHOLE_NUMBER}, or text"
+                raise _value_error(location, name, index, (property_name, item[property_name]), expected)
         for property_name in _SIDE_NAMES if name == "images" else ():
             if (
                 item.get(property_name) is not None
@@ -138,14 +132,8 @@ def _read_annotations(objects: Iterator[dict[str, Any]], location: str) -> dict[
         {**annotation, "image_id": str(annotation["image_id"])} for annotation in islice(objects, _CHUNK_ANNOTATIONS)
     ]:
         for property_name, chunks in columns.items():
-            chunks.append(
-                _to_array(
-                    [annotation.get(property_name) for annotation in annotations],
-                    property_name,
-                    sum(map(len, chunks)) + 1,
-                    location,
-                )
-            )
+            values, first = [annotation.get(property_name) for annotation in annotations], sum(map(len, chunks)) + 1
+            chunks.append(_to_array(values, property_name, first, location))
     return {property_name: pa.concat_arrays(chunks) for property_name, chunks in columns.items()}
 
 
@@ -153,9 +141,8 @@ def _to_array(values: list[Any], property_name: str, first: int, location: str) 
     """Return one property of annotations as an array; `first` is the number of the first annotation."""
     expected = _EXPECTED_VALUES[property_name]
     try:
-        if expected != _WHOLE_NUMBER or not any(
-            value % 1 for value in values if isinstance(value, float)
-        ):  # pyarrow would truncate 2.5 to 2
+        has_fractions = any(value % 1 for value in values if isinstance(value, float))
+        if expected != _WHOLE_NUMBER or not has_fractions:  # pyarrow would truncate 2.5 to 2
             return pa.array(values, _ARROW_TYPES[property_name])
     except (TypeError, ValueError, OverflowError):
         pass

@@ -54,11 +54,8 @@ def is_empty_struct(kind: pa.DataType) -> bool:
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
     """Check for Hugging Face's `struct<bytes, path>`."""
-    return (
-        bool(pa.types.is_struct(kind))
-        and kind.get_field_index("bytes") >= 0
-        and is_bytes_type(kind.field("bytes").type)
-    )
+    has_bytes = bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+    return has_bytes and is_bytes_type(kind.field("bytes").type)
 
 
 def is_index_name(column: str) -> bool:
@@ -86,9 +83,8 @@ def check_column_names(name: str, columns: list[str]) -> None:
         raise InvalidRequest(name, found, expected="a name for each column", remedy=remedy)
     repeated = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
     if repeated:
-        raise InvalidRequest(
-            name, f"several columns with the same name: {format_list(repeated)}", remedy="Rename them."
-        )
+        found = f"several columns with the same name: {format_list(repeated)}"
+        raise InvalidRequest(name, found, remedy="Rename them.")
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
@@ -98,9 +94,8 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     if name.isdigit() and thing == "column":
         remedy = f"To name the columns of a text file by number, use {flag_text('no_header')}."
-    return InvalidRequest(
-        option, f"no {thing} {name!r}", expected=f"one of {format_list([*names], 100)}", remedy=remedy
-    )
+    expected = f"one of {format_list([*names], 100)}"
+    return InvalidRequest(option, f"no {thing} {name!r}", expected=expected, remedy=remedy)
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
@@ -148,9 +143,8 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('values', {unknown[0]: 'COLUMN'})}."
-        raise InvalidRequest(
-            option_text("classes"), f"no field {format_list([repr(name) for name in unknown])}", remedy=remedy
-        )
+        found = f"no field {format_list([*map(repr, unknown)])}"
+        raise InvalidRequest(option_text("classes"), found, remedy=remedy)
 
 
 MAX_COLUMNS = 10_000  # each takes space in the sidecar of every shard

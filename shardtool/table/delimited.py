@@ -84,22 +84,16 @@ class DelimitedTable(Table):
 
     def _read_typed(self, text: frozenset[str]) -> pa.Table:
         table = self._read_text(text)
-        inexact = [
-            column.name
-            for column in table.schema
-            if pa.types.is_floating(column.type) and _has_inexact_integers(table[column.name])
-        ]
+        floats = [column.name for column in table.schema if pa.types.is_floating(column.type)]
+        inexact = [name for name in floats if _has_inexact_integers(table[name])]
         is_number_type = (pa.types.is_floating, pa.types.is_integer)
         numbers = [column.name for column in table.schema if any(test(column.type) for test in is_number_type)]
         number_columns = numbers if numbers and self._has_zeros() else []
         if not inexact and not number_columns:
             return table
         texts = self._read_text(text.union(inexact, number_columns))
-        zero_padded = [
-            column
-            for column in number_columns
-            if pc.any(pc.match_substring_regex(texts[column], _LEADING_ZERO)).as_py()
-        ]
+        matches = {name: pc.match_substring_regex(texts[name], _LEADING_ZERO) for name in number_columns}
+        zero_padded = [name for name in matches if pc.any(matches[name]).as_py()]
         for name in {*inexact, *zero_padded}:
             table = table.set_column(table.column_names.index(name), name, texts[name])
         return table
@@ -146,9 +140,8 @@ class DelimitedTable(Table):
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 
-        bad_rows, handler = (
-            ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
-        )  # without threads, rows have numbers
+        # Rows have numbers only without threads.
+        bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
         names = None if self._header else self.schema.names  # if the file has no header
         included = None if invalid_rows is None else [*text]
         types = dict.fromkeys(text, pa.string())
@@ -210,10 +203,8 @@ def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) ->
     if not form.header and form.delimiter:  # a single column is legitimate
         return names
     if len(names) == 1:
-        other_delimiter = next(
-            (delimiter for delimiter in _DELIMITER_NAMES if delimiter != separator and delimiter in names[0]), None
-        )
-        if other_delimiter:
+        others = [delimiter for delimiter in _DELIMITER_NAMES if delimiter != separator and delimiter in names[0]]
+        if other_delimiter := next(iter(others), None):
             delimiter_name = other_delimiter.replace(_TAB, "tab")
             remedy = choose_text(f"Use delimiter={delimiter_name!r}.", f"Use --delimiter {quote(delimiter_name)}.")
             found = f"one column, '{printable(names[0])}': {_DELIMITER_NAMES[other_delimiter]} between the values"

@@ -143,6 +143,5 @@ def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
         first_names = list(islice(names, _MAX_NAMES_READ))
     except OSError:
         return False
-    return any(name.endswith(PARQUET_ENDING) or "=" in name for name in [*first_names, path]) and bool(
-        list_parquet_files(path)
-    )
+    may_be_parquet = any(name.endswith(PARQUET_ENDING) or "=" in name for name in [*first_names, path])
+    return may_be_parquet and bool(list_parquet_files(path))

@@ -49,9 +49,8 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
         table = _read_json(open_stream, None)
         check_shape(name, table.schema)
         if any(_times_as_text(field.type) != field.type for field in table.schema):
-            table = _read_json(
-                open_stream, pa.schema([field.with_type(_times_as_text(field.type)) for field in table.schema])
-            )
+            schema = pa.schema([field.with_type(_times_as_text(field.type)) for field in table.schema])
+            table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
     if table.num_rows != rows:  # an object spans lines, or a line has several
@@ -93,9 +92,8 @@ def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
             return mixed_types_error(name, column, types)
     if not kinds:
         return InvalidRequest(name, "empty", expected="one JSON object per line")
-    message = re.sub(
-        r"^JSON parse error: |in row [0-9]+$", "", message.splitlines()[0]
-    )  # pyarrow's row number is relative to a block
+    # pyarrow's row number is relative to a block.
+    message = re.sub(r"^JSON parse error: |in row [0-9]+$", "", message.splitlines()[0])
     return InvalidRequest(name, f"cannot be read: {message.strip()}", expected="JSON objects with values of one type")
 
 
@@ -127,9 +125,8 @@ def check_json_lines(location: str, open_stream: Opened) -> int:
                 names |= block_names
             else:
                 rows += data.count(b"\n") + 1
-                names.update(
-                    [part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]]
-                )  # may include text before a colon
+                parts = data.split(b'":')[:-1]  # a name, or text before a colon, ends each part
+                names.update([part.rpartition(b'"')[2] for part in parts])
             if _has_too_many_cells(len(names), rows, size):
                 return _check_each_line(location, open_stream)
     return rows

@@ -133,9 +133,8 @@ class JsonStream:
     def _problem(self, found: str, position: int) -> InvalidRequest:
         shown = printable(self._text[position : position + 40])
         problem = f"invalid JSON: {found[:1].lower()}{found[1:80]}, at character {self._before + position + 1:,}"
-        return InvalidRequest(
-            self._location, problem, expected=ROWS_OR_COCO, remedy=f"The text there: '{shown}'." * bool(shown)
-        )
+        remedy = f"The text there: '{shown}'." if shown else ""
+        return InvalidRequest(self._location, problem, expected=ROWS_OR_COCO, remedy=remedy)
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:

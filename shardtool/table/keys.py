@@ -116,10 +116,8 @@ def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int
     key_array, other_array = keys.array(), others.array()
     for part in range(_LOOKUP_PARTS):
         key_indexes, other_indexes = np.flatnonzero(key_parts == part), np.flatnonzero(other_parts == part)
-        matches = pc.index_in(
-            key_array.take(arrow.number_array(key_indexes)),
-            value_set=other_array.take(arrow.number_array(other_indexes)),
-        )
+        values = other_array.take(arrow.number_array(other_indexes))
+        matches = pc.index_in(key_array.take(arrow.number_array(key_indexes)), value_set=values)
         matched = arrow.true_positions(matches.is_valid())
         positions[key_indexes[matched]] = other_indexes[arrow.number_values(matches)[matched]]
     return positions

@@ -144,10 +144,8 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
     if address.is_url(path):
         blob = remote.objects.open_remote(path)
         data = pa.py_buffer(blob.read(0, blob.size))  # text is read more than once
-        compression = next(
-            (codec for ending, codec in detect.COMPRESSIONS.items() if paths.base_name(path).lower().endswith(ending)),
-            None,
-        )
+        name = paths.base_name(path).lower()
+        compression = next((codec for ending, codec in detect.COMPRESSIONS.items() if name.endswith(ending)), None)
         return lambda: pa.input_stream(data, compression=compression)
     return lambda: pa.input_stream(path, compression="detect")
 

@@ -58,9 +58,8 @@ def check_field_values(
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
         text_ending = "json" if pa.types.is_nested(kind) else "txt"
-        expected = (
-            "lists of numbers of equal length" if ending == "npy" else f"a text format: {ending} is a binary format"
-        )
+        expected = f"a text format: {ending} is a binary format"
+        expected = "lists of numbers of equal length" if ending == "npy" else expected
         remedy = f"Use another field: {option_text('values', {text_ending: name})}."
         found = f"column {name!r} (field {field}) holds {kind}"
         raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
@@ -208,9 +207,8 @@ def check_payload(
         InvalidRequest: A value is refused.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
-    refuse(
-        over_int64_positions(column), f"column {name!r}: a number over 2^63", expected="a number that fits into int64"
-    )
+    too_large = f"column {name!r}: a number over 2^63"
+    refuse(over_int64_positions(column), too_large, expected="a number that fits into int64")
     if class_names is not None:
         expected, remedy = f"0 to {len(class_names) - 1:,}", f"Exclude such rows with {option_text('where')}."
         found = f"column {name!r}: a number without a class"
@@ -269,24 +267,20 @@ def renumber_columns(
     if class_lists is None:
         return
     if not (requested_fields or class_lists.grows or any(column in classes for _, column in fields)):
-        raise InvalidRequest(
-            option_text("classes_from"), "no labels to number", expected=f"{option_text('classes')} in addition"
-        )
+        expected = f"{option_text('classes')} in addition"
+        raise InvalidRequest(option_text("classes_from"), "no labels to number", expected=expected)
     for field, column in fields:
-        values = (
-            column_of(column)
-            if column in classes and (class_lists.grows or not requested_fields or field in requested_fields)
-            else None
-        )
-        if values is None or len(unknown_class_positions(values, classes[column])):
+        is_requested = class_lists.grows or not requested_fields or field in requested_fields
+        if column not in classes or not is_requested:
+            continue
+        if len(unknown_class_positions(values := column_of(column), classes[column])):
             continue
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
         is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
         flat = values.flatten() if is_list else values
         if class_lists.grows:  # add all classes of the table, in table order
-            class_lists = class_lists._replace(
-                names={**class_lists.names, field: [*dict.fromkeys([*class_lists.of(field), *classes[column]])]}
-            )
+            all_names = [*dict.fromkeys([*class_lists.of(field), *classes[column]])]
+            class_lists = class_lists._replace(names={**class_lists.names, field: all_names})
         used = {class_names[number] for number in pc.unique(flat).drop_null().to_pylist()}
         number_of, classes[column] = number_classes(used, field, class_lists)
         numbers = pa.array([number_of.get(name) for name in class_names], pa.int64()).take(flat)

@@ -105,9 +105,8 @@ def render_column(table: pa.Table, render: Render) -> ArrowStrings:
 
 def render_rows(table: pa.Table) -> pa.Array:
     """Return each row's JSON object, followed by a NUL."""
-    return _render_object(
-        table.column_names, [_render_json(arrow.to_one_chunk(column)) for column in table.columns], "}\0"
-    )
+    values = [_render_json(arrow.to_one_chunk(column)) for column in table.columns]
+    return _render_object(table.column_names, values, "}\0")
 
 
 def render_values(table: pa.Table) -> pa.Array:
@@ -165,18 +164,16 @@ def _render_json(array: pa.Array) -> pa.Array:
 
 def _render_map(array: pa.Array) -> pa.Array:
     keys, values = array.flatten()
-    return _join_texts(
-        _QUOTE, _escape_json(_render_scalar(arrow.to_plain(keys))), arrow.text_scalar('":'), _render_json(values)
-    )
+    names = _escape_json(_render_scalar(arrow.to_plain(keys)))
+    return _join_texts(_QUOTE, names, arrow.text_scalar('":'), _render_json(values))
 
 
 def _render_list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(array), 0)
     offsets = np.concatenate(([0], np.cumsum(arrow.number_values(counts), dtype=np.int64)))
     elements = _join_texts(render(array.flatten()))  # renders null elements as null
-    joined = pc.binary_join(
-        pa.LargeListArray.from_arrays(arrow.number_array(offsets), elements), arrow.text_scalar(",")
-    )
+    texts = pa.LargeListArray.from_arrays(arrow.number_array(offsets), elements)
+    joined = pc.binary_join(texts, arrow.text_scalar(","))
     return _keep_nulls(array, _join_texts(arrow.text_scalar(brackets[0]), joined, arrow.text_scalar(brackets[1])))
 
 

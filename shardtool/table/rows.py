@@ -78,9 +78,8 @@ class TableRows(NamedTuple):
             InvalidRequest: There are positions.
         """
         if len(positions):
-            raise InvalidRequest(
-                self.location, f"{found} in {self.format_positions(positions)}", expected=expected, remedy=remedy
-            )
+            found = f"{found} in {self.format_positions(positions)}"
+            raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def refuse_repeated_keys(
         self, keys: PackedStrings, which: NDArray[np.int64] | None = None, *, expected: str, remedy: str
@@ -93,9 +92,8 @@ class TableRows(NamedTuple):
         if repeated := find_repeated(keys if which is None else keys.take(which)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self.format_positions(at if which is None else which[at]) for at in position_lists]
-            examples = [
-                f"'{shorten(printable(key))}' ({row_text})" for key, row_text in zip(repeated, rows, strict=False)
-            ]
+            pairs = zip(repeated, rows, strict=False)
+            examples = [f"'{shorten(printable(key))}' ({row_text})" for key, row_text in pairs]
             listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
             found = f"{pluralize(len(repeated), 'key')} more than once: {listed}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -103,9 +101,8 @@ class TableRows(NamedTuple):
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
         """Return the first few values at these positions."""
         values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
-        return format_list(
-            [f"'{shorten(printable(str(value)))}'" for value in values], _MAX_EXAMPLES, total=len(positions)
-        )
+        shown = [f"'{shorten(printable(str(value)))}'" for value in values]
+        return format_list(shown, _MAX_EXAMPLES, total=len(positions))
 
 
 def shorten(text: str) -> str:

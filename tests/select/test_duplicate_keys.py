@@ -115,7 +115,7 @@ def test_the_error_names_shards() -> None:
 
 def test_interleaved_fields_are_recognised() -> None:
     """Samples of one shard with the same key and different fields are reported as parts of one sample."""
-    hint = "looks like a plain tar in which the fields of a sample are not adjacent: unpack it, and use `create`"
+    hint = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
     assert "on_duplicate" not in _refused(torn)
