@@ -169,8 +169,8 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
       shardtool create ./data 'out/{split}-{000000..}.tar' --split-by folder --label-from-folder
       shardtool create images/ masks/ 'out-{000000..}.tar' --max-size 500MB --dry-run
-      shardtool create table.parquet 'out-{000000..}.tar' --path path --field cls=bi --classes cls
-      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi
+      shardtool create table.parquet 'out-{000000..}.tar' --path path --field cls=label --classes cls
+      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
       shardtool create photos.zip 'out-{000000..}.tar' --shards 64
       find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count

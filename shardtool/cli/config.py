@@ -81,7 +81,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # others could write remotely
+    check_local_name(path, _EXAMPLE_NAME)  # other users may write remote files
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
@@ -95,7 +95,7 @@ def _to_option_value(where: str, value: object, param: click.Option, path: str) 
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return param.flag_value is not False if value else None  # the flag turns the option off
+        return param.flag_value is not False if value else None  # a flag that turns the option off
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")

@@ -76,7 +76,8 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or a line of the log with `--log`.
 
-    `label` (`shardtool:`, `note:`) is printed before the message; `location` is its start that is bold on a terminal.
+    `label` (`shardtool:`, `note:`) is printed before the message. `location` is the start of the message, which is bold
+    on a terminal.
     """
     plain = f"{label} {text}" if label else text
     if LOG.style:

@@ -103,7 +103,7 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    `heard` has the latest report of each worker, and when it arrived.
+    `heard` contains the time and content of each worker's latest report.
     """
 
     def __init__(self, samples: int, shards: int) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _MAX_MATCHES = 3
 _MAX_SNIPPET_COLUMNS = 96
 _MAX_COUNTED_HITS = 2  # a long page must not outweigh a title
-_TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8  # of a hit in the title of a page's section, and of a topic or option
+_TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8  # for a word in a section's title, and in a topic's or option's
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # set-up that the tests run
-_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the options themselves, and a page for contributors
+_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # duplicates the options; is for contributors
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.:?])\s+|\n\n|\n(?=[-|])")
 _MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*|^[-|] |[`|]", re.MULTILINE)

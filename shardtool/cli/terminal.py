@@ -27,7 +27,8 @@ _FETCH_BAR_FORMAT = (
 class Terminal(Observer):
     """An observer that prints notes and details on stderr, and shows a progress bar if stderr is a terminal.
 
-    `progress="plain"` prints lines instead of a bar. `accepted` is called when work starts: the request is valid.
+    `progress="plain"` prints lines instead of a bar. `accepted` is called when work starts, because the request is then
+    valid.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index with additional keys. Its last line is the CRC-32C of all preceding bytes. It contains no clock
+It is a wids index with additional keys. Its last line is the CRC-32C of all preceding bytes. The file contains no clock
 time, host, user or absolute path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
@@ -97,8 +97,8 @@ class DatasetFile:
         types: Types of fields stored as text; for TFRecord, of numbers too.
         appends: First shard of each append, in the order of `appended` in `made`.
         shards_folder: Subfolder of the shards, such as `train/tars`; empty: the dataset file's folder.
-        part_of: If this is a subset, the dataset's number of shards, otherwise 0. A subset has no `field_bytes`,
-            `skipped` or `fingerprint`, and no `fields` if some samples lack one.
+        part_of: For a subset, the number of shards of the whole dataset; otherwise 0. A subset has no `field_bytes`,
+            `skipped` or `fingerprint`. It has no `fields` either if a field is missing in some samples.
     """
 
     name: str
@@ -205,7 +205,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field. Each part is a dataset's types and fields (empty: unknown)."""
+    """Return the common type of each field. Each part has the types and fields of a dataset (empty: unknown)."""
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names

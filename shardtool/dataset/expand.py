@@ -1,6 +1,6 @@
 """Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists are a dataset of their own, for the output of an unfinished run.
+Shards that no dataset file lists form a dataset of their own: they may be the output of an unfinished run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, each as `find_dataset` accepts it; some may not exist.
+    """Return the datasets that `dataset` names, each as an argument of `find_dataset`; some may not exist.
 
     In a list, files other than dataset files are the shards of one dataset, unless a listed dataset file contains them.
     """
@@ -70,7 +70,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder for other splits of the same run."""
+    """Return the dataset files in a folder that are splits of the run `made`."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 

@@ -3,7 +3,7 @@
 The web cannot be listed, so a range there needs an end. No name or dataset file can cause reads outside the folder
 that the user named.
 
-A range or glob also matches shards that a dataset file next to them lists, to report lost shards as missing.
+A range or glob also matches the names in a dataset file of that folder, so that lost shards are reported as missing.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
-    """Return the named shards, and those that a dataset file lists for the glob `text`."""
+    """Return the named shards, and the shards in a dataset file that match the glob `text`."""
     sidecars = {sidecar_path(name, None) for name in names}
     # A glob may match sidecars of `train-00000-of-01024`, too.
     names = [name for name in names if name not in sidecars] or names
@@ -381,10 +381,10 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    """Return the dataset file that lists all existing shards, its matching shards, and its pattern.
+    """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    Otherwise return a file with a default name that lists some of them or is damaged. At an address only the default
-    names are tried, because a folder may be large.
+    If no file lists all, return a file with a default name that lists some of them, or that is damaged. At a URL
+    only the default names are tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (

@@ -31,7 +31,7 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the difference in sample count, and the first other difference or all checksums.
+    """Yield the difference in sample count, then the first other difference or, if only checksums differ, each of them.
 
     If the second index is from a scan that ended early, its last sample is ignored.
     """

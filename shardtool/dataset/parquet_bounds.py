@@ -1,9 +1,11 @@
 """Bound the memory that a Parquet file needs, before anything is decoded.
 
-A small file can claim terabytes: in its footer, in a page header (which has no checksum), by dictionary indices of
-long text, or by levels that declare a million values null. Memory and time here are proportional to the file.
+A small file can expand to terabytes when it is decoded: through sizes in its footer or in a page header (which has no
+checksum), through many dictionary indices of one long text, or through levels that declare a million values null. This
+module's own memory and time are proportional to the size of the file.
 
-A number must have Parquet's type, and a struct field must be unique: lenient readers would read other pages.
+A number must have Parquet's type, and a struct field must occur once. Readers that accept other files could read other
+pages than those checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """

@@ -121,12 +121,12 @@ class ShardScan:
         text_rows: With checksums, uint64 rows of fields that are one integer.
         text_lengths: uint8 per text row, bytes of the integer as text.
         text_crcs: uint32 per text row, CRC-32C of the integer as text.
-        odd: Members that are not part of a sample, such as folders.
+        odd: Members that belong to no sample, such as folders.
         differ: Offset and kind of the first headers that tar readers interpret differently.
-        unlike: For TFRecord, field code to its first value of another type, or else its first list.
-        whole: For TFRecord, rows of whole lists, see `ExampleFeature.whole`.
+        unlike: For TFRecord, by field code: its first value of another type, or if all have one type, its first list.
+        whole: For TFRecord, rows that contain a whole list; see `ExampleFeature.whole`.
         lost: With `salvage`, unreadable ranges.
-        broken: With `salvage`, offset, key and problem of each incomplete sample, which is excluded.
+        broken: With `salvage`, offset, key and problem of each incomplete sample; other columns exclude these samples.
     """
 
     path: str

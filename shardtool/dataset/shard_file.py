@@ -43,7 +43,7 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a file may claim 4 GiB
 class ShardFile:
     """The bytes of one shard, local or remote, read through a window: one request serves many headers.
 
-    Far from the previous offset, only a few bytes are read.
+    A read far from the previous offset fetches only a few bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,7 +57,7 @@ class ShardFile:
         self._start, self._window = 0, b""
 
     def stream(self) -> BufferedReader:
-        """Return a Python file at the start of the shard; the caller closes it."""
+        """Open the shard as a Python file at its start; the caller closes the file."""
         with raising_machine_errors(self.path):
             return self._file.stream()
 
@@ -135,7 +135,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block to `position` in the window, which 0 replaces; return its length."""
+        """Read the next block into the window at `position` (0 replaces the window); return the block's length."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -311,7 +311,7 @@ def is_compressed(path: str) -> bool:
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return the format and compression of a shard by name or else by its first bytes."""
+    """Return the format and compression of a shard by its name or, if that is ambiguous, its first bytes."""
     if kind := parse_shard_name(base_name(path)):
         return kind
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
@@ -353,7 +353,7 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 def iter_payload(
     shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the blocks of a payload, at most `most` bytes."""
+    """Yield the blocks of a payload, each of at most `most` bytes."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         raise CorruptShard(
             location,

@@ -75,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. A larger shard allows more metadata; `size` None: it does not exist.
+    """Parse a sidecar. A larger shard allows more metadata. `size` is None if the shard does not exist.
 
     Raises:
         CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.

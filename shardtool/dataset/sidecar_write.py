@@ -92,7 +92,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
         raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
-    # Parquet does not preserve all Arrow types; the dataset file lists those that a reader gets.
+    # Parquet does not preserve all Arrow types. The dataset file lists the types that a reader gets.
     return data, column_types(
         pq.read_schema(pa.BufferReader(data)) if metadata.num_columns else with_shard_column(table.schema)
     )

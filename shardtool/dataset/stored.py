@@ -83,7 +83,7 @@ class StoredShard:
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar or, if it is missing or invalid, from a scan."""
+        """Return the index from the sidecar or, if the sidecar is missing or invalid, from a scan."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -96,7 +96,7 @@ class StoredShard:
         return replace(scanned_index(self.scan()), damage=index)
 
     def _read_sidecar(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
-        """Return the result of `read`, the error in the sidecar, or None if it is missing."""
+        """Return the result of `read`, the error in the sidecar, or None if the sidecar is missing."""
         try:
             return read()
         except FileNotFoundError:
@@ -133,9 +133,9 @@ class StoredDataset:
         shards: In the order of their names; some may not exist.
         dataset_file: Its path, if any; it may list other shards, too.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
-        own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
+        own: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in its folder.
         whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
-        missing: The first names of a range that neither exist nor are listed.
+        missing: The first names of a range that are neither existing files nor listed.
     """
 
     given: DatasetLike

@@ -1,4 +1,4 @@
-"""Run tasks in the calling process: `Pool`, the base class of all pools."""
+"""`Pool`: the base class of all pools, which runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-_MAX_CHECKED_PATHS = 6  # above, only three paths are checked
+_MAX_CHECKED_PATHS = 6  # of more paths, only three are checked
 
 
 class Pool:
@@ -29,7 +29,7 @@ class Pool:
 
     Attributes:
         max_tasks: Maximum number of concurrent tasks.
-        max_per_machine: The same on one machine.
+        max_per_machine: Maximum number of concurrent tasks on one machine.
     """
 
     max_tasks = max_per_machine = 1

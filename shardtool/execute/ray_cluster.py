@@ -57,10 +57,10 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise for the first of the nodes that differ, given as (name, found, expected).
+    """Raise an error for the first problem, if any; a problem is (node name, found, expected).
 
     Raises:
-        InvalidRequest: There are problems.
+        InvalidRequest: A node has a problem.
     """
     if problems:
         node_name, found, expected = problems[0]

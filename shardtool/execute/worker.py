@@ -110,7 +110,7 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
 def _redirect_stdout(pipes: set[int]) -> None:
     sys.stdout = sys.stderr  # not buffered, so nothing is lost if the worker is killed
     if pipes & {1, 2}:
-        return  # both were closed when the pipes were created
+        return  # the pipes got these numbers: stdout and stderr were closed
     try:
         os.dup2(2, 1)
     except OSError:  # closed

@@ -122,7 +122,7 @@ _ErrorTypes = tuple[type[Exception], ...]
 
 _ERROR_MEANINGS: tuple[
     tuple[_ErrorTypes, SkipCode, str, bool], ...
-] = (  # the first match applies; the last value: whether it is temporary
+] = (  # error types (the first match applies), code, text, whether the failure is temporary
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),
     ((aiohttp.ClientSSLError,), "bad-certificate", "invalid certificate or TLS", False),
@@ -171,7 +171,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because most of thousands of hosts have no further file
+_KEEP_ALIVE_S = 2.0  # short: with thousands of hosts, most have no further file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")

@@ -1,7 +1,8 @@
 """Download the files of a shard concurrently, in a thread with an event loop, and return them in order.
 
-Downloads start in the order in which files are needed, as far ahead as memory allows. Files of a host at its limit are
-overtaken by later ones. The next file in order never waits for others. A failure is returned as the result of its file.
+Downloads start in the order in which files are needed, as far ahead as memory allows. While a host is at its limit,
+files of other hosts start first. The next file in order never waits for others. A failure is returned as the result of
+its file.
 """
 
 from __future__ import annotations

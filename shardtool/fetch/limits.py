@@ -1,8 +1,8 @@
 """Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head is the first file that was not taken yet. It never
-waits and may exceed a limit, because all others may wait for it. Everything runs in one event loop. Download times
-per host give the remaining time of a shard.
+A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. Its download
+never waits and may exceed a limit, because all others may be waiting for it. Everything runs in one event loop.
+Download times per host are used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Download(NamedTuple):
 
 
 class _WaitingDownload(NamedTuple):
-    """A waiting download: its queue, requested bytes, what to do when it may continue, and the future that wakes it."""
+    """A waiting download: its queue, requested bytes, and the function to call and the future to set at the end."""
 
     queue: deque[int]
     size: int
@@ -112,8 +112,8 @@ class DownloadLimits:
     """The limits of the downloads of one shard. `on_wait` is called when a download starts to wait.
 
     Attributes:
-        head: Number of the first file that was not taken yet.
-        held: Bytes that were read, and not taken yet.
+        head: Number of the next file that the caller takes.
+        held: Bytes that were read but not yet taken.
     """
 
     def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:

@@ -1,8 +1,8 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
-bytes have the right format, to keep a user's file with the same name. Only a run that writes such files, or finds one,
-imports the module that encodes and compares them.
+bytes have the right format, so that a user's file of the same name is never replaced. The module that encodes and
+compares a format is imported only when it is needed.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -48,7 +48,7 @@ class FolderIndexFiles(NamedTuple):
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
-        pairs: Returns shard and sample count from the parsed JSON of the file that lists the shards.
+        pairs: Returns (shard name, sample count) pairs from the parsed JSON of the file that lists the shards.
         user_file: A file that users may edit, and that is never overwritten.
     """
 
@@ -160,7 +160,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export that a file is, by name, first `PROBE_BYTES` bytes and size; empty: none."""
+    """Return the export to which a file belongs, by its name, first `PROBE_BYTES` bytes and size; empty: none."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

@@ -131,9 +131,9 @@ class IndexedShard:
         return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # of an index, without fields
-_MAX_BYTES_PER_FIELD = 1024  # without names
-_MAX_ESCAPED_BYTES = 6  # in JSON, per byte of a name
+_MAX_HEAD_BYTES = 4096  # bytes of an index without its fields
+_MAX_BYTES_PER_FIELD = 1024  # bytes of a field without its name
+_MAX_ESCAPED_BYTES = 6  # bytes in JSON per byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # of the limits is used if the shard count is free, so that it stays while a dataset grows
+_HEADROOM = 0.8  # share of the limits to fill if no shard count is requested, so that a growing dataset keeps its count
 _STEP_DIVISOR = 16  # larger shard counts are tried in steps of count / 16
 _MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
 

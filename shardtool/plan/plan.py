@@ -72,8 +72,8 @@ class Plan:
         limits: Limits used to cut the shards.
         skipped: Samples skipped by `oversize`.
         notes: Notes for the user.
-        regions: int64[regions, 2], ascending: start and end of parts of the first span file that are best read whole;
-            None: spans are read one by one.
+        regions: int64[regions, 2], ascending: start and end of each range of the first span file to read at once. None:
+            read spans one by one.
     """
 
     format: str

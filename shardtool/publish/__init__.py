@@ -1,1 +1,1 @@
-"""Names become visible, in an order."""
+"""Publish the files of a dataset in a safe order."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path in the folder, bytes, whether it may replace another file, whether an existing file stays.
+# Path in the folder, bytes, whether the file may replace another one, and whether an existing file is kept.
 IndexFile = tuple[str, bytes, bool, bool]
 
 

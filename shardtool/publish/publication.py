@@ -45,11 +45,11 @@ class Publication:
     Args:
         folder: The folder of the dataset file and the sidecars.
         dataset_file: The name of the dataset file.
-        old: What happens to an existing dataset. "keep": no listed file changes, so its dataset file stays until the
-            new one replaces it. "withdraw": its dataset file is deleted before the first file changes. "replace": all
-            files are staged first, so it stays complete until `finish`; a store shows each shard when it is written,
-            so there it means "withdraw". "exchange": as "replace", and once all files are staged, a plan is published
-            from which the next run finishes the work (`finish_replacement`).
+        old: What to do with an existing dataset. "keep": no listed file changes, so the old dataset file stays until
+            the new one replaces it. "withdraw": delete the old dataset file before the first file changes. "replace":
+            stage all files first, so the old dataset stays complete until `finish`; a store has no staging, so there
+            "replace" means "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from
+            which the next run can finish an interrupted replacement (`finish_replacement`).
         existing: The existing files in `folder`.
         stale_indexes: Index files of other tools; None: no shard changes.
         shards_folder: The folder of the shards; None: `folder`.
@@ -147,10 +147,10 @@ class Publication:
 
         Args:
             dataset_file: Its bytes.
-            shards: The names of all listed shards; indexes of other shards are deleted. None: no index is.
+            shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
             before: Bytes by name of other small files, published just before the dataset file.
             stale: Files that only the old dataset file lists.
-            stale_shards: The same for shards in another folder.
+            stale_shards: Another folder, and the shards in it that only the old dataset file lists.
             leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}

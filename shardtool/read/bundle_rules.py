@@ -1,6 +1,6 @@
 """Rules that cut a window of samples into bundles: blocks of tokens, or batches of samples of similar size.
 
-From the sizes of samples, a rule returns four int64 columns with one row per piece, sorted by bundle: bundle number,
+A rule gets the sizes of samples and returns four int64 columns with one row per piece, sorted by bundle: bundle number,
 sample, start in the sample, and length.
 """
 
@@ -32,7 +32,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
     """Pack whole documents into blocks: longest first, each into the fullest block that has room.
 
-    Longer documents are cut into blocks and a rest.
+    A document longer than a block is cut into blocks and a remainder.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """

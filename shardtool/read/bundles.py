@@ -1,7 +1,7 @@
-"""The order of bundles, and reading them. Each position of an epoch is a bundle of several samples.
+"""Order and read bundles: each position of an epoch is a bundle of several samples.
 
 A rule cuts the order of samples into bundles, one window of positions at a time, from sizes in the sidecars. Ranks,
-workers and states count bundles as samples.
+workers and states count bundles instead of samples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
+_MIN_BUNDLES_IN_WINDOW = 64  # bundles per window; with fewer, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
 _MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position
@@ -158,7 +158,7 @@ class BundleReader:
         self._reader.expect(self._sample_numbers(numbers), seen)
 
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader, whose fields are fixed."""
+        """Return this reader: a bundle always has the same fields."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:

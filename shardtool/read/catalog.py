@@ -52,13 +52,13 @@ class Catalog:
 
     Attributes:
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
-        fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
+        fingerprint: A hash of the samples and their order, as far as metadata can show.
         fields: Number of samples that have each field.
         kinds: Type of numeric TFRecord fields.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: One catalog per dataset; empty for a single one, as are `shared`, `split` and `appends` for several.
+        parts: With several datasets, the catalog of each; `shared`, `split` and `appends` are then empty.
         shared: Memory shared between processes: a block per shard index, then one for keys.
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
         split: Split, or name of the dataset file or folder.

@@ -111,7 +111,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Number of samples by split: of `open(splits=)`, or one split per dataset."""
+        """Number of samples by split. Without `open(splits=)`, each dataset is a split."""
         splits = self.reader.catalog.splits
         if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
@@ -128,7 +128,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal samples. For a whole dataset, its content fingerprint, if known."""
+        """A hash of the samples. For a whole dataset, its content fingerprint, if known."""
         content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 

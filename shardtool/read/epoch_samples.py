@@ -1,8 +1,8 @@
 """The samples of an epoch: all or some samples of a catalog, or several datasets mixed by weights.
 
-In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded, and
-so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than the number of datasets.
-Positions are shuffled within blocks. Each dataset runs through its own epochs.
+Among the first t positions of a mix, the first dataset has its share of t, rounded. The second has its share of the
+remaining positions, rounded, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by
+less than the number of datasets. Positions are shuffled within blocks. Each dataset has its own epochs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Return the parts, window and ranks of an order.
 
-    Without `parts`, each rank gets as many parts, and reads blocks as large, as a single rank. With `parts`, the order
-    does not depend on the number of ranks.
+    Without `parts`, a rank has the same number of parts and the same block size, however many ranks there are. With
+    `parts`, the order does not depend on the number of ranks.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -88,7 +88,7 @@ class CatalogSamples:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal samples."""
+        """A hash of the samples."""
         if self.chosen is None:
             return self.catalog.fingerprint
         digest = blake2b(self.catalog.fingerprint.encode() + b"\n", digest_size=16)
@@ -158,7 +158,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by samples, or repetitions, of each dataset per epoch (above a billion: within one in 2^20)."""
+        """Return a mix by samples, or repetitions, of each dataset per epoch; above a billion samples, rounded."""
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -186,7 +186,7 @@ class MixedSamples:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal samples in an equal mix."""
+        """A hash of the samples and of the mix."""
         texts = [*(source.fingerprint for source in self.sources), *map(str, self.weights), str(self.length)]
         return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 

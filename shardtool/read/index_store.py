@@ -67,7 +67,7 @@ class LruCache(Generic[Key, Value]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = make()  # perhaps also in another thread
+        value = make()  # another thread may make the same value
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = value
@@ -82,9 +82,9 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards; picklable without them.
 
-    A key is first searched in the shard whose first and last key enclose it. Keys may be unsorted inside a shard, so
-    other keys are looked up in an index of all keys (12 to 16 bytes per sample): their ascending hashes with sample
-    numbers, built once for all processes in shared blocks, or in memory if these have no room.
+    A key is first searched in the shard whose first and last key enclose it. A key that is not there is looked up in an
+    index of all keys: ascending hashes with sample numbers (12 to 16 bytes per sample). This index is built once for
+    all processes in shared blocks or, if they have no room, in the memory of each process.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:

@@ -84,15 +84,16 @@ def mix(
 ) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    The order of datasets is random within blocks of 64 samples with exact proportions, even without `shuffle`. A
-    dataset that is exhausted before the epoch ends continues with its own next epoch, in another order. The next epoch
-    of the mix continues where each dataset stopped. Without options, an epoch has each sample once.
+    Each block of 64 samples has the exact proportions; the order of datasets in a block is random, even without
+    `shuffle`. When a dataset is exhausted before the epoch ends, it continues with its own next epoch, in another
+    order. The next epoch of the mix continues where each dataset stopped. Without options, an epoch has each sample
+    once.
 
     Args:
-        datasets: Datasets, views or other mixes. Their own stages run before the mix's.
+        datasets: Datasets, views or other mixes. Their own stages run before the stages of the mix.
         weights: Weight of each dataset: 3 and 1 take three of four samples from the first. None: their lengths.
         choose: Samples of each dataset per epoch, instead of weights.
-        repeat: Repetitions of each dataset per epoch; 0.5 is one half, and the other half in the next epoch.
+        repeat: Repetitions of each dataset per epoch; with 0.5, one half is in an epoch and the other half in the next.
         stop: End of an epoch by weights: when the first dataset is exhausted (`first`), when all were read completely
             (`all`), or after a number of samples.
 

@@ -1,4 +1,4 @@
-"""Open shards, limited to what a process can spare; the least recently used is closed first.
+"""The open shards of a process, limited by its file descriptors; the least recently used shard is closed first.
 
 Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
 truncated or a disk fails, a mapping kills the process instead of naming the shard, and on a cold disk a sample of 14 KB
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
 _ADVICE_BYTES = 2**17  # some systems accept no more per call
-_ADVICE_BLOCK_BYTES = 2**20  # a block is skipped if its last byte is cached: advice costs 1 us per 64 KB
+_ADVICE_BLOCK_BYTES = 2**20  # a block whose last byte is cached gets no advice, which costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors

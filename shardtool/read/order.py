@@ -82,7 +82,7 @@ class Order(NamedTuple):
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch from the number of samples per shard: int64 [shards].
 
-    A full shuffle also replaces parts with fewer than four samples.
+    If the parts would have fewer than four samples each, all samples are shuffled together.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -101,11 +101,12 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
 
-    The permuted shards are cut into `parts` contiguous parts. Position g is number g // parts of part g % parts, and
-    each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part, is also
-    permuted among the parts of a rank, so a position keeps its rank.
+    The permuted shards are cut into `parts` contiguous parts. Position g reads sample g // parts of part g % parts. In
+    each part, every window of `window` samples is permuted. A row consists of one position per part. With `ranks`, the
+    parts of a rank are also permuted in each row; a position keeps its rank.
 
-    `starts` is the first sample of each shard in random order, `ends` the cumulative count: int64 [shards].
+    For the shards in random order, `starts` has the number of the first sample, and `ends` the cumulative sample count:
+    int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -130,7 +131,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows: int64 [n].
 
-    `sizes` are those of the windows, mostly `window`. An index `within` a window beyond its size stays.
+    `sizes` are the sizes of the windows, mostly `window`. An index `within` that is not below its window's size is
+    unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

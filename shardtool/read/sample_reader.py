@@ -39,8 +39,7 @@ _MAX_SAMPLES_READ_SINGLY = 50  # per shard: single reads cost less than column a
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` and `reasons` count by path, and by the first thousand reasons. Samples that are not `damaged` were
-    dropped.
+    `shards` counts by path, `reasons` by the first thousand reasons. Samples that are not `damaged` were dropped.
     """
 
     def __init__(self) -> None:
@@ -77,8 +76,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep tens of MB of freed memory. Otherwise fresh pages for
-        # each list of large samples take longer than reading them (measured: 50 us for 100 KB).
+        # After a block of 16 MB is freed once, the C library keeps tens of MB of freed memory for reuse. Without this,
+        # new memory pages for each list of large samples take longer than reading (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -125,9 +124,9 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of these fields, or itself if that saves nothing.
+        """Return a reader of these fields, or this reader if that saves nothing.
 
-        Returns itself also if a sample may lack a field: its error lists all fields.
+        If a sample may lack a field, this reader is returned, because the error must list all fields of the sample.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -148,7 +147,7 @@ class SampleReader:
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
         """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
 
-        With `on_demand`, large samples are read when they are requested, and read ahead by the system.
+        With `on_demand`, a large sample is read when it is requested; the system reads the next ones ahead.
         """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
@@ -207,7 +206,7 @@ class SampleReader:
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
-        """Return an open shard, kept until a cache drops any shard or index."""
+        """Return an open shard, which stays open until the cache drops a shard or index."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy it again

@@ -1,7 +1,7 @@
-"""Samples of one open shard: one at a time, many in file order, or many on demand.
+"""Read samples of an open shard: one at a time, many in file order, or many on demand.
 
-Of many samples, small payloads are cut from common blocks, and large ones read directly, so no large payload is copied
-twice.
+When many samples are read, small payloads are cut from common blocks. Large payloads are read directly, so none is
+copied twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads a sample
 _MIN_OWN_READ_BYTES = 2**12  # larger payloads are read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # reading it costs less than another system call
+_MAX_GAP_BYTES = 2**13  # smaller gaps are read: that costs less than another system call
 _MAX_BLOCK_BYTES = 2**18  # for small payloads
 _NOT_A_NUMBER = "does not match its feature type"
 _float = Struct("<f")
@@ -349,8 +349,8 @@ def read_on_demand(
 ) -> Samples:  # fmt: skip
     """Return samples that need no parsing, in the order of `numbers`, int64 [n]; each is read when it is requested.
 
-    `parts` are shards with the ascending rows of their samples among `numbers`. `read_one` reads samples of other
-    shapes, by number.
+    `parts` are shards with the ascending rows of their samples among `numbers`. `read_one` reads samples with other
+    fields, by number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

@@ -29,13 +29,13 @@ _NEAR_POSITIONS = 64
 class Share:
     """The share of one reader in an epoch.
 
-    Of the positions from `origin` on, rank r of W reads the r-th, and every W-th after it, in batches. Worker w of N
-    reads the batches whose number n, counted from `origin`, has n % N == w. So the n-th batches of all ranks together
-    contain the same positions for any number of ranks and workers with the same total batch size.
+    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch
+    number n with n % N == w, counted from `origin`. So the n-th batches of all ranks together contain the same
+    positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
-        ends: `drop` positions that ranks cannot divide evenly, `pad` with the first positions of the epoch, or give
-            them to the first ranks (`uneven`).
+        ends: What to do with the last positions if they cannot be divided evenly: `drop` them, `pad` them with the
+            first positions of the epoch, or give them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
     """
 
@@ -69,7 +69,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return where all ranks stop in an epoch of `length` samples; `pad` may exceed it."""
+        """Return the position at which all ranks stop in an epoch of `length` samples; `pad` may pass its end."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -94,7 +94,7 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether a skipped sample is replaced. On a single rank, one that a stage dropped is not."""
+        """Return whether a skipped sample is replaced. A single rank replaces no sample that a stage dropped."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def after(self, position: int) -> int:
@@ -103,9 +103,9 @@ class Share:
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples replace a skipped sample: first of the same round, which is being read anyway.
+    """Yield positions whose samples can replace a skipped sample, starting in the same round, which is being read.
 
-    They depend only on the order and the position, which may exceed the end with `pad`.
+    The result depends only on the order and the position, which may be past the end with `pad`.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round

@@ -74,8 +74,8 @@ _READ_BYTES = 2**23  # fits into a processor's cache
 _LARGE_READ_BYTES = 2**25  # large samples; each is read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # one read starts while the last requests of another finish
-_ROUNDS_PER_READ = 2  # fewer would mean many small requests
+_CONCURRENT_ROUNDS = 2  # the next read starts while the last requests of the previous one finish
+_ROUNDS_PER_READ = 2  # with fewer, there would be many small requests
 _MAX_ROUND_GROWTH = 4  # limits memory if a state has more ranks
 _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
@@ -105,12 +105,13 @@ class SampleSource(PipelineMethods[SampleT]):
 class Stream(SampleSource[SampleT]):
     """Samples in an exact order. Each iteration is one epoch.
 
-    An iteration starts at the beginning of the current epoch: the next one after a complete iteration. After
-    `load_state_dict`, one iteration continues from the state, which is that of the newest iterator.
+    A complete iteration moves the stream to the next epoch; any other iteration starts the current epoch again. After
+    `load_state_dict`, the next iteration continues from the state. `state_dict` is the state of the newest iterator.
 
-    On a single rank, samples dropped by stages shorten the epoch. Several ranks perform as many steps as `len` reports:
-    up to 1 % of a rank's samples are replaced by others; more is an error. `ends="pad"` replaces any number and marks
-    replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and `pad` also replace damaged samples.
+    On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank performs the number of
+    steps that `len` reports: up to 1 % of a rank's samples are replaced by others; more is an error. `ends="pad"`
+    replaces any number of samples and marks replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and
+    `pad` also replace damaged samples.
 
     Attributes:
         share: The share of this reader.
@@ -161,7 +162,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch of the next iteration: the current one if its rest yields output."""
+        """Return the epoch of the next iteration: the current one while it has further output."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 

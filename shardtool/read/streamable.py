@@ -58,7 +58,7 @@ class Streamable(SampleSource[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal samples in an equal order or mix."""
+        """A hash of the samples, and of their order or mix."""
         return self.source.fingerprint
 
     @with_dataloader_hints
@@ -182,7 +182,8 @@ class Streamable(SampleSource[SampleT]):
             by: `length`: a batch, padded to its longest sample, has at most `tokens` tokens. `aspect`: images of
                 similar aspect ratio, added as `__aspect__`, from the columns `width` and `height`.
             tokens: Tokens per batch with `by="length"`.
-            field: Measure the first dimension of a `.npy`, otherwise bytes, or values of `dtype`.
+            field: Field whose length counts: the first dimension of a `.npy`; otherwise its bytes, or its values of
+                `dtype`.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length; replaces `field`.
             aspects: Ratios of width to height; an image counts as the nearest one.

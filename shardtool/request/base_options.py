@@ -104,7 +104,7 @@ class BaseOptions:
         return ""
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create another class's object from options with the same names and from `values`."""
+        """Create options of another class: `values`, and otherwise the options of the same name."""
         own = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
         return kind(**{**own, **values})
 

@@ -80,12 +80,13 @@ class OptionSpec(NamedTuple):
 
     Attributes:
         text: Help text. Other options are in backticks, with their Python names: `shuffle`, `place='hash'`.
-        section: Section of `--help`; empty: the section of the option before.
+        section: Section of `--help`; empty: the section of the previous option.
         typed: Command-line names separated by slashes; empty: the field name.
         old: Earlier command-line names separated by slashes; accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        family: The option that contains this one: `fields -{}`; `fetch` alone means `fetch timeout={}`.
+        family: The option that contains this one, and its form there: `fields -{}`; `fetch` is short for `fetch
+            timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
         shown: Default in the help, if it is not a plain value.
@@ -93,15 +94,16 @@ class OptionSpec(NamedTuple):
             splits, `part` of a run, `pixels`, `function`, `path`, or `delimiter`.
         example: An example value.
         range: Minimum and maximum of a number.
-        of: Applies only to the source `folder` or `manifest`; empty: any source.
-        requires: Alternatives separated by `|`, one of which must be given, and the message if none is.
-        conflicts: Options that must not be given; `oversize=alone` means this value only. A reason may follow a comma.
+        of: The source to which the option applies, `folder` or `manifest`; empty: any source.
+        requires: Options of which one must be given, separated by `|`, and the message if none is.
+        conflicts: Options that must not be given; `oversize=alone` forbids only this value. A reason may follow after a
+            comma.
         recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
-        off: Help of the command-line option that turns a flag off.
-        group: Group of options of which a typed one replaces all that a job file sets.
-        typed_choices: Values by command-line words that differ from them.
+        off: Help text of the command-line option that turns this flag off.
+        group: Name of a group of options: if one is typed, the values of the whole group in a job file are ignored.
+        typed_choices: Values by command-line words, if these differ.
         use: Function to call with the typed value.
     """
 

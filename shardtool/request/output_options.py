@@ -26,7 +26,7 @@ from shardtool.values import (
     Trust,
 )
 
-_MAX_SAMPLES = 10**15  # small sums fit into 64 bits
+_MAX_SAMPLES = 10**15  # sums of a few fit into 64 bits
 
 
 COUNT_RANGE = (1, _MAX_SAMPLES)
@@ -126,7 +126,7 @@ class OutputOptions(WorkerOptions):
         metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = option(
-        None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces "
+        None, "Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces "
         "{split} in the output.", form="shares", metavar="SHARES", example="train=0.8,val=0.2", common=True,
     )  # fmt: skip
     split_by: str | None = option(
@@ -183,7 +183,7 @@ class OutputOptions(WorkerOptions):
         "must change.", recorded=False, typed="overwrite/f", common=True, group="existing",
     )  # fmt: skip
     max_removed: str | float = option(
-        "10%", "Share of the samples that `resume` may remove if the source lost them.",
+        "10%", "Fail if `resume` would remove more than this share of the samples.",
         form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = option(

@@ -99,7 +99,7 @@ class SelectingOptions(OutputOptions):
         requires={"label_from_folder|classes|values": "no labels to number"},
     )  # fmt: skip
     sort_by: str | None = option(
-        None, "Column to sort samples by; -COLUMN sorts in descending order. Samples without a value come last.",
+        None, "Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.",
         section="shards", metavar="COLUMN", of="folder",
         conflicts=("shuffle", "place, which sorts samples by key"),
         expand=_expand_sort_by,
@@ -109,7 +109,7 @@ class SelectingOptions(OutputOptions):
         family="sort-by -COLUMN", requires={"sort_by": "no column to sort by"},
     )  # fmt: skip
     sample: str | float | None = option(
-        None, "Share of the samples to use, chosen by a hash of the key: 0.01 or 1%.", section="choosing",
+        None, "Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.", section="choosing",
         form="sample", metavar="SHARE",
     )  # fmt: skip
     head: int | None = option(None, "Use only the first N samples.", range=COUNT_RANGE, common=True)

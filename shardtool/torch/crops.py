@@ -40,8 +40,8 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Field for the position: int64 [5]: left, top, width and height in pixels of the whole upright image, and
-            1 if mirrored. None: no such field.
+        place: Name of a field to add with the crop's position: int64 [5] of left, top, width, height (pixels of the
+            whole upright image) and 1 if mirrored. None: add no field.
     """
 
     size: int
@@ -124,9 +124,10 @@ class CenterCrop(_Crop):
 class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
-    It follows torchvision: a random share of the area and a random aspect ratio; if ten attempts do not fit, the
-    largest centred part of an allowed ratio; bilinear, with antialiasing. The crop depends only on the seed and the
-    position in the epoch. Two fields of a sample, such as an image and its depth, are cropped alike.
+    The algorithm is that of torchvision. The area and the aspect ratio are random. If ten attempts do not fit into the
+    image, the largest centred part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop
+    depends only on the seed and the position in the epoch. Two fields of a sample, such as an image and its depth map,
+    get the same crop.
 
     Attributes:
         size: Width and height of the result.

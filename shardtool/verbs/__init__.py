@@ -1,5 +1,4 @@
-"""A public function per verb: the library twins of the commands.
+"""The verbs: one public function for each command.
 
-A folder, not modules beside the package's others: `shardtool.create` must be the function, whatever
-was imported before.
+The verbs are in a package of their own, because an imported module `shardtool.create` would hide the function.
 """

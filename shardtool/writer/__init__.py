@@ -1,1 +1,1 @@
-"""Samples of a program become a dataset, in the process that makes them."""
+"""Write a dataset from a program's samples, in the calling process."""

@@ -1,4 +1,4 @@
-"""The lines of a writer's journal: its options, and for each shard what neither the shard nor its sidecar contains."""
+"""The lines of a writer's journal: its options, and for each shard what neither the shard nor its sidecar records."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class MetadataColumns:
 
 
 def _get_number_form(value: object) -> str:
-    """Return the form that excludes other numbers from a column; empty if all fit."""
+    """Return the kind of number that a column cannot mix with other kinds; empty: the number fits into any column."""
     if type(value) is float:
         return "floats"
     return "whole numbers over 2^53" if type(value) is int and not -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT else ""

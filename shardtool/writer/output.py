@@ -1,7 +1,8 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
 A sidecar contains the number of shards of its run, and all columns of the dataset, which are known only at the end.
-Until then each sidecar announces one more shard; at the end, sidecars that differ from the final ones are rewritten.
+Until then, each sidecar records one more shard than exists. At the end, sidecars that differ from the final ones are
+rewritten.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class WriterOutput:
         )
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard, with a sidecar that announces another shard."""
+        """Publish a shard. Its sidecar records one more shard than exists."""
         self.publication.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc

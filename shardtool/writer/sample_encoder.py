@@ -1,6 +1,7 @@
 """Check a sample of a program by the rules of `create`, and encode it as a record.
 
-`accept` records what a sample determines for later samples. Call it once the sample is certain to be written.
+`accept` records the constraints that a sample sets for later samples, such as the type of a field. Call it once the
+sample is certain to be written.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SampleRefused(Exception):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of a sample and their encoded names, sorted by these; and a field with a dot, if there is one."""
+    """The fields of a sample with their encoded names, sorted by encoded name, and a field with a dot, if any."""
 
     names: tuple[tuple[str, bytes], ...]
     dotted_field: str
@@ -73,7 +74,7 @@ class EncodedSample(NamedTuple):
 
 
 class SampleEncoder:
-    """Encodes samples, and remembers what they determine for later ones.
+    """Encodes samples, and keeps the constraints that they set for later samples.
 
     Attributes:
         kinds: The value type of each field so far; empty for bytes or several types.
@@ -134,7 +135,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_early_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Record what a sample that will be written determines."""
+        """Record the constraints of a sample that will be written."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_early_dot
         layout_and_kinds = sample.layout, sample.kinds
@@ -151,7 +152,7 @@ class SampleEncoder:
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore what existing samples determined."""
+        """Restore the constraints of existing samples."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 

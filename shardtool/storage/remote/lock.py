@@ -42,7 +42,7 @@ _RENEW_INTERVAL_S = 45
 UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks, for stores without conditional writes
 
 
-_END_TIMEOUT_S = 10  # to wait for a renewal in progress
+_END_TIMEOUT_S = 10  # maximum wait for a renewal in progress
 
 
 _SUFFIX = ".lock"

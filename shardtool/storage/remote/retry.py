@@ -46,11 +46,11 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum number of attempts until a request of this process is answered: the endpoint may be wrong.
+        tries: Maximum number of attempts until the store has answered this process once: the endpoint may be wrong.
         first_wait_s: Maximum first wait; it doubles for each retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
-        first_answer_s: The same until a request of this process is answered.
+        first_answer_s: Time after which no retry is started, until the store has answered this process once.
         notice_s: Time after which the user is told about a waiting first request.
         min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
@@ -186,7 +186,7 @@ class RetryState:
     def __init__(self, where: str) -> None:
         self._where, self._failures, self._start_s = where, 0, time.monotonic()
         self._progress_s = self._start_s
-        self._stalled_s = 0.0  # seconds without data, as of the last failure
+        self._stalled_s = 0.0  # seconds without data at the time of the last failure
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:

@@ -40,7 +40,7 @@ _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text is why it will refuse others too, or empty."""
+    """The store made no copy. If it will refuse all copies, the text is the reason; otherwise it is empty."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:

@@ -1,7 +1,7 @@
 """Upload a large object with one signed PUT of a known length.
 
-The object appears when the request completes; an interrupted upload leaves nothing behind. Data is not buffered, so a
-failed upload starts from scratch. Uploads share nothing with other requests, so they work in a forked child.
+The object appears when the request completes; an interrupted upload leaves nothing behind. Sent data is not kept, so a
+failed upload starts from scratch. An upload shares no state with other requests, so it works in a forked child.
 """
 
 from __future__ import annotations

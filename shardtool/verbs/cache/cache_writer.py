@@ -51,8 +51,8 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Created by `Cache.writer`; use it in a `with` block, in one thread.
 
-    A shard becomes visible once it is full or the block ends. If its bytes cannot be reserved because all shards are in
-    use, the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
+    A shard becomes visible once it is full or the block ends. If there is no space because all other shards are in use,
+    the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
@@ -127,7 +127,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the previous shard had incompatible metadata and is lost: continue
+        except InvalidRequest as error:  # the metadata of the previous shard was incompatible: skip that shard
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 

@@ -110,7 +110,7 @@ def _copy_shard(
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.token, shared=True)
-        with space.locked():  # so that a scan sees exactly one of the two names
+        with space.locked():  # a scan must see exactly one of the two names
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])

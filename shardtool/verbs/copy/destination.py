@@ -1,4 +1,4 @@
-"""The destination of a copy: which files exist, which are right, and which may be replaced. Nothing is changed here.
+"""Inspect the destination of a copy: which files exist, which are right, and which may be replaced.
 
 In a folder, existing files are read completely. In a store, a shard is right if its size, its sidecar's bytes and the
 MD5 reported by the store are right; the object is not read.
@@ -159,7 +159,7 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    """Compare an existing shard and sidecar; `trust`: what is enough for a shard of the right size, without reading."""
+    """Compare an existing shard and sidecar; `trust` says when a shard of the right size is not read."""
     sidecar_right = _is_right(target.folder, target.facts[0], pair.sidecar, meter)
     fact = target.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:

@@ -1,1 +1,1 @@
-"""A plan is carried out, in the parent process."""
+"""Plan and write a dataset; this runs in the parent process."""

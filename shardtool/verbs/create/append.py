@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys that new samples cannot have, without those of this same append, interrupted at its end."""
+    """Return the keys that new samples cannot have, except those of this append if it was interrupted at its end."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -53,7 +53,7 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Check that all keys are new. A resumed append that is the dataset's last append becomes a `FinishedAppend`."""
+    """Check that all keys are new. If the dataset's last append is the one to resume, it becomes a `FinishedAppend`."""
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
     for output in listed.outputs:

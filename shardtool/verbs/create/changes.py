@@ -71,7 +71,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
         total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, new_keys)))
     removed = max(removed, total - len(new_keys))
     added = len(new_keys) - (total - removed)
-    if planned.listed.transform is not None:  # samples skipped in a kept shard are not tried again
+    if planned.listed.transform is not None:  # skipped samples of a kept shard are not tried again
         kept_facts = [
             _read_planned_facts(planned.listed, output, shard)
             for output in planned.outputs

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
 
 
-_MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run, plus a minute of clock difference
+_MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run starts; clocks may differ by another minute
 
 
 _MAX_LISTED_KEYS = 3
@@ -52,7 +52,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset appended to contains or lists as skipped; note the others.
+    """Return a mask of the samples that none of the datasets contains or lists as skipped; note the others.
 
     Samples whose files have changed since they were packed stay as they are.
     """
@@ -105,8 +105,8 @@ def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
 def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
     """Note samples that are not new.
 
-    `masks`: in a dataset, listed as skipped, changed since they were packed, listed as failed. `missing`: samples that
-    the source no longer has.
+    `masks` select the samples in a dataset, listed as skipped, changed since they were packed, and listed as failed.
+    `missing` are samples that the source no longer has.
     """
     run, entries, (in_dataset, is_listed, changed, has_failed) = listed.run, listed.entries, masks
     if run.updates:

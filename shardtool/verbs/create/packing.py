@@ -88,7 +88,7 @@ class Packing:
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.destination.part  # only the first part lists the samples that the plan skips
+        part = self.destination.part  # only the first part lists samples skipped by the plan
         values = self.plan.entries.values
         if self.run.options.map:  # the function may change text and JSON; numbers must stay numbers
             values = values._replace(types=values.numbers)
@@ -384,9 +384,9 @@ class Packing:
         return fact, sidecar_write.encode_sidecar_table(table, fact)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the shard count known so far, plus one if samples had no room.
+        """Return the shard count known so far, plus one if some samples still need a shard.
 
-        An interrupted run thus leaves a sidecar that records more shards than exist.
+        So the sidecars of an interrupted run record more shards than exist.
         """
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))

@@ -23,7 +23,7 @@ _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
 
 
-_DROPPED_OUTLIERS = 8  # the slowest reads, which measure the machine's pauses
+_DROPPED_OUTLIERS = 8  # the slowest reads measure pauses of the machine
 
 
 _MAX_PROBE_BYTES = 2**20

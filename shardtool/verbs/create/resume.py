@@ -1,10 +1,10 @@
 """Choose whether to keep, compare or rewrite the shard of an earlier run, without reading it.
 
-Each finished shard has a stamp: a time shortly before its run listed the source, whose nanoseconds identify the root of
-the source and, in a store, the versions of the objects. If the stamp matches, the files under that root have not
-changed since. The journal of an unfinished run records the stamp with the size and checksum of the shard. A finished
-dataset, and a run of earlier versions, has no journal: then the stamp is the modification time of the shard. A copied
-shard has another time and is not trusted. With `--trust size`, stamps are ignored.
+Each finished shard has a stamp: a time shortly before its run listed the source. The nanoseconds of the stamp identify
+the root of the source and, for a source in a store, the versions of the objects. A shard is up to date if it has this
+stamp and no file under that root is newer. The journal of an unfinished run records the stamp with the size and
+checksum of the shard. A finished dataset, and a run of earlier versions, has no journal; there, the modification time
+of the shard is the stamp. A copied shard has another time and is not trusted. With `--trust size`, stamps are ignored.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
 
 
-_TARGET_RUN_BYTES = 2**20  # shorter writes seek, longer ones gain nothing
+_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks; longer ones are no faster
 
 
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
@@ -134,7 +134,7 @@ def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> ND
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return the region size: the worker's share of memory, or less if writes still reach a megabyte."""
+    """Return the region size: the worker's share of memory, or less if writes still have at least a megabyte."""
     target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 

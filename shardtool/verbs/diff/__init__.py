@@ -1,1 +1,1 @@
-"""What differs between two datasets, or a dataset and its source."""
+"""Compare two datasets, or a dataset and its source."""

@@ -1,1 +1,1 @@
-"""What is in a dataset."""
+"""Describe the content of a dataset."""

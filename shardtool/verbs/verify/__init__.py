@@ -1,1 +1,1 @@
-"""What is wrong with a dataset, as findings."""
+"""Check a dataset, and report problems as findings."""

@@ -128,7 +128,7 @@ class _PayloadCheck(NamedTuple):
         code: The code of findings about invalid payloads.
         decode: A function that returns the problem of a payload; empty: valid; None: too large to decode.
         limit: Size of the largest payload to decode, in bytes.
-        whole: Whether larger payloads are skipped. If not, they are invalid, and their start is enough to tell.
+        whole: Whether larger payloads are skipped. If not, a larger payload is invalid, and its start shows why.
     """
 
     code: str
