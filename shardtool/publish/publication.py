@@ -14,7 +14,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.dataset_file import parse_dataset, read_valid_dataset
 from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.errors import CorruptShard, os_error_text
 from shardtool.names import list_names, to_local_name
@@ -30,6 +30,7 @@ from shardtool.storage.remote.address import STORES, is_url, parse_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.observer import Notes
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
@@ -225,10 +226,12 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
             where, f"not a plan for replacing shards: {os_error_text(error)}", remedy="Move it away."
         ) from None
     file = parse_dataset(data, where)
-    listed = {to_local_name(entry.name): (entry.size, entry.crc) for entry in file.shards}
-    listed |= {to_local_name(entry.sidecar): (entry.sidecar_size, entry.sidecar_crc) for entry in file.shards}
+    listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    published = listed.keys() - staged.keys()
+    # Other files may be damaged. Without a dataset file, an interrupted run has checked the files.
+    old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
+    old_files = listed if old is None else _list_files(old)
+    published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
     existing = folder.find_entries(published)
     for name in sorted(published):
         size = existing[name].size if name in existing else None
@@ -241,6 +244,14 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     publish_staged(folder, [OriginalFile(staged[name], *listed[name], name) for name in listed if name in staged])
     folder.publish_bytes(base + DATASET_SUFFIX, data)
     folder.remove([plan])
+
+
+def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
+    """Return the size and checksum of each shard and sidecar in a dataset file, by local name."""
+    files: dict[str, tuple[int, int | None]] = {
+        to_local_name(entry.name): (entry.size, entry.crc) for entry in file.shards
+    }
+    return files | {to_local_name(entry.sidecar): (entry.sidecar_size, entry.sidecar_crc) for entry in file.shards}
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:

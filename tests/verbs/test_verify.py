@@ -609,6 +609,19 @@ def test_repair_rebuilds_a_sidecar(dataset: Path) -> None:
         assert _verify(dataset).sound
 
 
+def test_repair_rebuilds_a_sidecar_next_to_damaged_shards(packed: Path, dataset: Path, ending: str) -> None:
+    """Shards of the wrong size, and missing ones, do not prevent the repair, and a later repair has their source."""
+    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    (dataset / f"out-001.{ending}").write_bytes(b"")
+    (dataset / f"out-002.{ending}").unlink()
+    (dataset / "out-003.index").unlink()
+    report = _verify(dataset / "out.json", repair=True)
+    assert ("sidecar-missing" in report.counts, report.counts["shard-missing"], len(report.repaired)) == (False, 1, 1)
+    assert {path.name for path in dataset.iterdir()} == wanted.keys() - {f"out-002.{ending}"}
+    assert _verify(dataset / "out.json", repair=True, source=packed / "source").sound
+    assert [name for name in wanted if (dataset / name).read_bytes() != wanted[name] and name.endswith(ending)] == []
+
+
 def test_repair_of_odd_keys(tmp_path: Path) -> None:
     """A sidecar that is made again has the keys as they are in the shard, whatever they look like."""
     source = write_tree(tmp_path / "in", {"a b%.jpg": b"1", "ü%20.jpg": b"2"})

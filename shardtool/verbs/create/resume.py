@@ -95,7 +95,7 @@ class JournalLine(NamedTuple):
 class ShardJournal:
     """The journal of a run in a folder. In a store, `--resume` compares each shard with its source instead.
 
-    A journal starts with the first shard that is not the last, and only if finished shards are published at once.
+    A journal starts with the first shard that is not the last. It exists only if each shard is published when finished.
     """
 
     def __init__(self, destination: Destination) -> None:
