@@ -20,8 +20,15 @@ from shardtool.verbs.cache.cache_space import CacheSpace, Policy
 from shardtool.verbs.cache.cache_writer import CacheWriter, CacheWriterOptions, ShardFormat
 from shardtool.verbs.cache.counts import CountsFile
 from shardtool.verbs.cache.folder import COPIED, original_file
-from shardtool.verbs.cache.leases import LOCAL_LOCKS_FIX, LeasedShard, NotCopiedWarning, copy_and_lease, lease_copy
-from shardtool.verbs.cache.written_shards import CacheShards, lease_written_shards
+from shardtool.verbs.cache.leases import (
+    LOCAL_LOCKS_FIX,
+    CacheShards,
+    LeasedShard,
+    NotCopiedWarning,
+    copy_and_lease,
+    lease_copy,
+    lease_written_shards,
+)
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard

@@ -1,4 +1,4 @@
-"""Check the shards to index, their folder, and the existing dataset file."""
+"""Check the shards to index, their folder, and the existing dataset file and sidecars."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
 from shardtool.dataset.scan import ShardScan, index_text, interleaved_samples
 from shardtool.dataset.shard_file import describe_missing
 from shardtool.dataset.unfinished import require_finished
@@ -24,6 +24,7 @@ from shardtool.storage.remote.address import is_url
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.stored import StoredDataset
     from shardtool.storage.folders import OutputFolder
 
@@ -179,3 +180,38 @@ def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
     """Return whether two entries agree, apart from their sidecars."""
     identities = [(entry.name, entry.size, entry.samples, entry.first_key, entry.last_key) for entry in (old, new)]
     return identities[0] == identities[1] and (None in (old.crc, new.crc) or old.crc == new.crc)
+
+
+class DifferingSidecar(NamedTuple):
+    """A wrong sidecar: its problem, and the metadata columns that only it contains."""
+
+    found: str
+    lost: frozenset[str] = frozenset()
+
+
+def compare_sidecar(
+    path: str, scanned: ShardIndex, where: str, data: bytes
+) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
+    """Return how a sidecar differs, or its index, completed from the scan, and its bytes (None: rewrite it)."""
+    from shardtool.dataset.index_differences import compare_indexes
+    from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
+
+    scanned_facts = scanned.fact
+    try:
+        index = parse_sidecar(data, where, scanned_facts.size)
+    except CorruptShard:
+        return DifferingSidecar("damaged")
+    facts, columns = index.fact, frozenset(index.metadata.column_names)
+    difference = next(compare_indexes(index, scanned), None)
+    if (facts.name, facts.size) != (scanned_facts.name, scanned_facts.size) or (
+        difference is not None and difference.what != "checksum"
+    ):
+        return DifferingSidecar("of another shard", columns)
+    if facts.crc is not None and scanned_facts.crc not in (facts.crc, None):
+        found, expected = f"checksum {scanned_facts.crc:08x}", f"{facts.crc:08x}, as in its sidecar"
+        raise CorruptShard(path, found, expected=expected, remedy=RUN_VERIFY)
+    if difference is not None:
+        return DifferingSidecar("checksums of other payloads", columns)
+    if scanned_facts.crc is None or (facts.crc is not None and index.crcs is not None):
+        return index, data if index.version == FORMAT_VERSION else None
+    return replace(index, crcs=scanned.crcs, fact=facts._replace(crc=scanned_facts.crc)), None

@@ -34,10 +34,12 @@ from shardtool.storage.paths import base_name
 from shardtool.units import pluralize
 from shardtool.values import DatasetLike, FeatureType, ValueType, __version__
 from shardtool.verbs.index.checks import (
+    DifferingSidecar,
     check_format,
     check_listed_shards,
     check_not_interleaved,
     check_rivals,
+    compare_sidecar,
     get_subfolder,
     is_same_shard,
     missing_shard_error,
@@ -45,7 +47,6 @@ from shardtool.verbs.index.checks import (
     read_old_dataset,
     sort_as_listed,
 )
-from shardtool.verbs.index.compare import DifferingSidecar, compare_sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
