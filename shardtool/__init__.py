@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.verbs.remove import remove as remove
     from shardtool.verbs.verify.findings import Finding as Finding, Report as Report
     from shardtool.verbs.verify.verify import verify as verify
-    from shardtool.writer.merge import merge as merge
+    from shardtool.publish.merge_parts import merge as merge
     from shardtool.writer.options import WriterOptions as WriterOptions
     from shardtool.writer.writer import ShardWriter as ShardWriter
 
@@ -104,7 +104,7 @@ _NAMES = {  # by module
     "verbs.remove": ("remove",),
     "verbs.verify.findings": ("Finding", "Report"),
     "verbs.verify.verify": ("verify",),
-    "writer.merge": ("merge",),
+    "publish.merge_parts": ("merge",),
     "writer.options": ("WriterOptions",),
     "writer.writer": ("ShardWriter",),
 }  # fmt: skip

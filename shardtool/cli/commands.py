@@ -458,7 +458,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
         if options.merge:  # its imports start threads, after which workers cannot be forked
-            from shardtool.writer.merge import merge
+            from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
         else:

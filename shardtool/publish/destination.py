@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_
 from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, replacement_plan_name, sidecar_name
-from shardtool.publish import part_records
+from shardtool.publish import parts
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
 from shardtool.publish.publication import Publication
 from shardtool.publish.stale_indexes import StaleIndexes
@@ -69,9 +69,7 @@ class Destination:
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
-        own_names = frozenset(
-            (*names, *map(sidecar_name, names), part_records.part_record_name(self.pattern, self.part))
-        )
+        own_names = frozenset((*names, *map(sidecar_name, names), parts.part_record_name(self.pattern, self.part)))
         kept_names = {self.pattern.dataset_file, *own_names}
         return replace(
             self,
@@ -111,13 +109,17 @@ class Destination:
         """The number of the first shard of this run."""
         return 0 if self.append is None else self.append.first
 
-    def open_publication(self) -> Publication:
-        """Return the publication of this dataset; it was inspected under the lock."""
+    def open_publication(self, part_record: str = "") -> Publication:
+        """Return the publication of this dataset; it was inspected under the lock.
+
+        The part of a writer publishes `part_record` instead of a dataset file.
+        """
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
             old = "exchange"
-        return Publication(self.folder, self.pattern.dataset_file, old, self.existing, indexes)
+        existing = {**self.existing, **self.folder.find_entries([part_record] if part_record else [])}
+        return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
         """Check that there is space for shards with these sizes."""

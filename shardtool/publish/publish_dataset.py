@@ -9,7 +9,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_erro
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import sidecar_name
-from shardtool.publish import part_records
+from shardtool.publish import parts
 from shardtool.publish.append_target import FinishedAppend, list_later_files
 from shardtool.publish.join_datasets import join_datasets
 from shardtool.publish.totals import build_dataset_file
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("the dataset file")
 def publish_dataset(
-    totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord
+    totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the list of skipped samples and the dataset file."""
+    """Publish the list of skipped samples and the dataset file, or the record of the `part` of a writer."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -47,7 +47,7 @@ def publish_dataset(
     remedy = f"Run the same command again with {flag_text('resume')}."
     check_published(destination.folder, sizes, remedy)
     new_shards = [pattern.shard(shard) for shard in range(destination.first, last)]
-    finish_dataset(publication, destination, new_shards, dataset, skipped)
+    finish_dataset(publication, destination, new_shards, dataset, skipped, part)
     return dataset
 
 
@@ -66,20 +66,21 @@ def finish_dataset(
     new_shards: Sequence[str],
     dataset: DatasetFile,
     skipped: Sequence[Skipped],
+    part: str = "",
 ) -> None:
     """Finish a publication. Delete journals, records of parts, and files that the dataset does not list."""
     pattern, old, rows = destination.pattern, destination.old, skipped_list.encode_skipped(skipped)
-    small = {pattern.skipped_file: rows} if rows else {}
-    kept_names = {*new_shards, *map(sidecar_name, new_shards), pattern.dataset_file, *small}
+    small = {pattern.skipped_file: rows} if rows and not part else {}
+    kept_names = {*new_shards, *map(sidecar_name, new_shards), *small, *([] if part else [pattern.dataset_file])}
     stale = sorted({*destination.existing} - kept_names)
     if old is not None:
         stale = list_later_files(pattern, destination.existing, destination.first + len(new_shards))
     publication.finish(
-        dataset.encode(),
+        parts.PartRecord(part, dataset, tuple(skipped)).encode() if part else dataset.encode(),
         [shard.name for shard in dataset.shards],
         before=small,
         stale=stale,
-        leftovers=part_records.list_run_files(destination.folder, pattern),
+        leftovers=parts.list_run_files(destination.folder, pattern),
     )
 
 

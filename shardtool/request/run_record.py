@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.messages import FAMILY_KEYS, cli_words, option_text, uses_cli_names
+from shardtool.values import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,3 +161,8 @@ def _describe_value(name: str, value: object) -> str:
         if isinstance(value, str | list)
         else text
     )
+
+
+def make_writer_record(made: Mapping[str, object]) -> RunRecord:
+    """Return the run record of a writer."""
+    return RunRecord({"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"})

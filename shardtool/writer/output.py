@@ -35,16 +35,15 @@ from shardtool.pattern import (
     sidecar_name,
 )
 from shardtool.plan.plan import count_rounded
-from shardtool.publish import publish_dataset
+from shardtool.publish import listed_files, parts, publish_dataset
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.destination import Destination, inspect_destination
 from shardtool.publish.journal import Journal
 from shardtool.publish.totals import DatasetTotals
-from shardtool.request.run_record import RunRecord
+from shardtool.request.run_record import make_writer_record
 from shardtool.skipped import Skipped
 from shardtool.storage.files import read_crc
 from shardtool.storage.folders import open_folder
-from shardtool.values import __version__
 from shardtool.write.task import compute_content_fingerprint
 from shardtool.writer.journal import JOURNAL_VERSION, JournalEntry, parse_entry
 
@@ -67,8 +66,11 @@ class WriterOutput:
         reader_problems: Samples that other readers would misread.
     """
 
-    def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns) -> None:
+    def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns, tag: str) -> None:
+        self._whole_pattern, self._tag = pattern, tag
+        pattern = parts.make_part_pattern(pattern, tag) if tag else pattern
         self.pattern, self.options, self.columns = pattern, options, columns
+        self._part_record = parts.part_record_name(self._whole_pattern, tag) if tag else ""
         self.folder = open_folder(pattern.folder)
         self.totals, self.reader_problems = DatasetTotals(FieldValues()), ReaderProblems()
         self.rounded: Counter[str] = Counter()
@@ -83,21 +85,36 @@ class WriterOutput:
             stack.enter_context(self.folder.lock(pattern.base))
             self.destination = inspect_destination(destination)
             self.destination.discard_staged()
-            self.publication = self.destination.open_publication()
+            self.publication = self.destination.open_publication(self._part_record)
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the complete existing dataset; None if there is none."""
+        """Return the complete existing dataset, or part of a dataset; None if there is none."""
         pattern, existing = self.pattern, self.destination.existing
-        if pattern.dataset_file not in existing:
+        dataset = None
+        if self._tag:
+            dataset = parts.read_part_record(self.folder, self._whole_pattern, self._tag).dataset
+        elif pattern.dataset_file in existing:
+            dataset = listed_files.read_existing_dataset(self.folder, pattern.dataset_file)
+        if dataset is None:
             return None
         lines = self._journal.read()
         if lines:
             self._check_not_replacing(lines[0])
-        dataset = check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
+        dataset = check_existing_dataset(self.folder, pattern, existing, dataset.encode())
         if lines:
             self._journal.remove()  # of a writer that was killed at its end
         return dataset
+
+    def start_part(self) -> None:
+        """Delete the record of a part without samples, because it is no longer finished."""
+        if self._tag and not self.options.overwrite:
+            self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
+
+    def finish_empty_part(self) -> None:
+        """Publish the record of a part without samples."""
+        if not self.destination.existing:
+            self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
         """Refuse to resume an interrupted `overwrite`, whose files can belong to either dataset."""
@@ -169,6 +186,8 @@ class WriterOutput:
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
         """Publish a shard. Its sidecar records one more shard than exists."""
         self.publication.prepare_shard(shard.name)
+        if not self.publication.waits:
+            self._remove_old_part_file()
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
         facts = sidecar_schema.ShardFacts(
@@ -199,7 +218,14 @@ class WriterOutput:
         """Update the sidecars and publish the dataset file. `record` becomes part of its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
-        publish_dataset.publish_dataset(self.totals, self.publication, self.destination, make_writer_record(record))
+        self._remove_old_part_file()
+        run_record = make_writer_record(record)
+        publish_dataset.publish_dataset(self.totals, self.publication, self.destination, run_record, self._tag)
+
+    def _remove_old_part_file(self) -> None:
+        """Delete the dataset file that earlier versions wrote for a part, before one of its shards changes."""
+        if self._tag and self.folder.find_entries([self.pattern.dataset_file]):
+            self.folder.remove([self.pattern.dataset_file])
 
     def close(self) -> None:
         """Delete staged files and release the lock. The journal stays if there are shards to resume."""
@@ -237,11 +263,6 @@ class WriterOutput:
 
 
 _MAX_HELD_BYTES = 2**26
-
-
-def make_writer_record(made: Mapping[str, object]) -> RunRecord:
-    """Return the run record of a writer."""
-    return RunRecord({"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"})
 
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:

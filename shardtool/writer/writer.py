@@ -13,7 +13,7 @@ from shardtool.messages import call_text, cli_option, flag_text, option_text
 from shardtool.pattern import check_writable, parse_pattern
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.plan.shard_bounds import NO_LIMIT
-from shardtool.publish import advice, listed_files
+from shardtool.publish import advice, listed_files, parts
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.output_options import noted_readers
 from shardtool.request.verb_call import check_option_names
@@ -21,7 +21,6 @@ from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.writer.options import WriterKeywords, WriterOptions
 from shardtool.writer.output import WriterOutput
-from shardtool.writer.parts import EMPTY_SUFFIX, make_part_pattern, make_part_tag
 from shardtool.writer.sample_encoder import SAMPLE_KEY, EncodedSample, SampleRefused
 from shardtool.writer.sample_writer import SampleWriter
 from shardtool.writer.shard_builder import ShardBuilder
@@ -66,14 +65,14 @@ class ShardWriter(SampleWriter):
         names = parse_pattern(pattern)
         check_writable(names)
         self._dataset_pattern = names
-        self._tag = "" if writer_options.part is None else make_part_tag(writer_options.part, writer_options.parts)
-        if writer_options.part is not None:
-            names = make_part_pattern(names, self._tag)
-        elif writer_options.parts is not None:
+        self._tag = (
+            "" if writer_options.part is None else parts.make_part_tag(writer_options.part, writer_options.parts)
+        )
+        if writer_options.part is None and writer_options.parts is not None:
             raise InvalidRequest(
                 option_text("parts"), "no part", expected=f"the number of this part ({option_text('part')})"
             )
-        self._pattern = names
+        self._pattern = names = parts.make_part_pattern(names, self._tag) if self._tag else names
         has_bound = writer_options.max_size is not None or writer_options.max_count is not None or names.count == 1
         default = None if has_bound else DEFAULT_MAX_SIZE
         max_size = default if writer_options.max_size is None else units.parse_size(writer_options.max_size)
@@ -93,7 +92,7 @@ class ShardWriter(SampleWriter):
         self._notes = Notes(observer or Observer())
         self._skipped: list[Skipped] = []  # since the last published shard
         self._oversized: list[str] = []
-        self._output = WriterOutput(names, writer_options, self._columns)
+        self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)
         try:
             self._start()
         except BaseException:
@@ -148,8 +147,8 @@ class ShardWriter(SampleWriter):
         self._last_shard_bytes = None if last is None else last.size - TRAILER_SIZE[self._pattern.format]
         if output.totals.shards:
             self._last_key = output.totals.shards[-1].last_key
-        if self._tag:
-            output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
+        if self._finished_dataset is None:
+            output.start_part()
 
     def _find_merged_part(self) -> DatasetFile | None:
         """Return the dataset of a part that is merged already, or refuse to write the part again."""
@@ -249,8 +248,7 @@ class ShardWriter(SampleWriter):
             raise SampleFailed(where, found, remedy=f"Use {option_text('on_error', 'raise')} to see why.")
         if not self._tag:
             raise InvalidRequest(where, "no samples", expected="at least one sample")
-        if not output.destination.existing:
-            output.folder.publish_bytes(self._pattern.base + EMPTY_SUFFIX, b"")
+        output.finish_empty_part()
 
     def _add_notes(self) -> None:
         output, shards = self._output, len(self._output.totals.shards)

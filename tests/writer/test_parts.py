@@ -10,7 +10,7 @@ import pytest
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
-from shardtool.writer.parts import PartFiles, find_writer_parts, make_part_pattern, make_part_tag
+from shardtool.publish.parts import WriterPart, find_writer_parts, make_part_pattern, make_part_tag
 from tests.helpers import read_tree, typed
 
 
@@ -22,7 +22,7 @@ def _write_part(pattern: Path, part: int | str, parts: int | None, samples: int)
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_parts_are_separate_datasets(tmp_path: Path, ending: str) -> None:
-    """Concurrent writers of parts in one folder each create a complete dataset."""
+    """Concurrent writers of parts in one folder each leave a record, if they finish."""
     pattern = tmp_path / f"out-{{000000..}}.{ending}"
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_write_part, args=(pattern, part, 11, part % 3 * 2)) for part in range(3)]
@@ -38,26 +38,30 @@ def test_parts_are_separate_datasets(tmp_path: Path, ending: str) -> None:
     found = find_writer_parts(parse_pattern(pattern), [path.name for path in tmp_path.iterdir()])
     names = {number: f"out-part{number:02}of11" for number in (0, 1, 2, 10)}
 
-    def shards(stem: str, count: int) -> list[str]:
-        return [f"{stem}-{number:06}.{ending}" for number in range(count)]
+    def shards(stem: str, count: int) -> tuple[str, ...]:
+        return tuple(f"{stem}-{number:06}.{ending}" for number in range(count))
 
     assert [*found.values()] == [
-        PartFiles("part00of11", 0, 11, [], "", empty=True),
-        PartFiles("part01of11", 1, 11, shards(names[1], 1), f"{names[1]}.json"),
-        PartFiles("part02of11", 2, 11, shards(names[2], 2), f"{names[2]}.json"),
-        PartFiles("part10of11", 10, 11, shards(names[10], 1), ""),
-        PartFiles("part_ray_7", None, None, shards("out-part_ray_7", 2), "out-part_ray_7.json"),
+        WriterPart("part00of11", 0, 11, (), finished=True),
+        WriterPart("part01of11", 1, 11, shards(names[1], 1), finished=True),
+        WriterPart("part02of11", 2, 11, shards(names[2], 2), finished=True),
+        WriterPart("part10of11", 10, 11, shards(names[10], 1)),
+        WriterPart("part_ray_7", None, None, shards("out-part_ray_7", 2), finished=True),
     ]
-    assert [part.finished for part in found.values()] == [True, True, True, False, True]
     for part in found.values():
-        assert not part.dataset_file or verify(tmp_path / part.dataset_file).findings == ()
+        record = tmp_path / f".out-{part.tag}.record"
+        assert record.exists() == part.finished
+        findings = (
+            verify(tmp_path / f"out-{part.tag}-{{000000..}}.{ending}").findings if part.finished and part.shards else ()
+        )
+        assert {finding.code for finding in findings} <= {"dataset-file-missing"}
 
 
 def test_a_part_is_resumed(tmp_path: Path) -> None:
     """An interrupted part is resumed like any writer; an empty finished part can be written again."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write_part(pattern, 0, 2, 0)
-    assert [*read_tree(tmp_path)] == ["out-part0of2.empty"]
+    assert [*read_tree(tmp_path)] == [".out-part0of2.record"]
     writer = ShardWriter(pattern, part=0, parts=2, max_count=1)
     for key in "abc":
         writer.write({"__key__": key, "jpg": b""})
@@ -65,7 +69,8 @@ def test_a_part_is_resumed(tmp_path: Path) -> None:
     with ShardWriter(pattern, part=0, parts=2, max_count=1, resume=True) as writer:
         assert writer.last_key == "b"
         writer.write({"__key__": "c", "jpg": b""})
-    assert verify(tmp_path / "out-part0of2.json").samples == 3
+    with ShardWriter(pattern, part=0, parts=2, max_count=1, resume=True) as writer:
+        assert (writer.samples, writer.last_key) == (3, "c")
 
 
 def test_parts_need_an_open_range(tmp_path: Path) -> None:
@@ -198,7 +203,7 @@ def test_an_interrupted_merge_is_repeated(tmp_path: Path, removed: int) -> None:
     """A merge interrupted after its dataset file is completed by another, with the same dataset file."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write_all(pattern, 4)
-    kept = {name: data for name, data in read_tree(tmp_path).items() if name.endswith((".json", ".empty"))}
+    kept = {name: data for name, data in read_tree(tmp_path).items() if name.endswith(".record")}
     merge(pattern)
     whole = read_tree(tmp_path)
     for name in [*kept][removed:]:
@@ -207,8 +212,14 @@ def test_an_interrupted_merge_is_repeated(tmp_path: Path, removed: int) -> None:
     assert read_tree(tmp_path) == whole
 
 
-@pytest.mark.parametrize("name", ["out.json", "out-part0of1.json", "out-part0of1.skipped"])
-def test_unreadable_files_are_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("out.json", "out.json: cannot be read"),
+        (".out-part0of1.record", ".out-part0of1.record: not a valid part record"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path: Path, name: str, said: str) -> None:
     """A folder or a link instead of a file that a merge reads is named; nothing changes."""
     pattern = tmp_path / "out-{000000..}.tar"
     with ShardWriter(pattern, part=0, parts=1) as writer:
@@ -216,6 +227,38 @@ def test_unreadable_files_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: not a regular file"):
+    with pytest.raises(CorruptShard, match=f"{said}: not a regular file"):
         merge(pattern)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("at", range(0, 700, 70))
+def test_a_damaged_record_is_refused(tmp_path: Path, at: int) -> None:
+    """A flipped bit in the record of a part is detected, and the part is written again."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write_part(pattern, 0, 1, 3)
+    record = tmp_path / ".out-part0of1.record"
+    data = bytearray(record.read_bytes())
+    data[at] ^= 1
+    record.write_bytes(data)
+    before = read_tree(tmp_path)
+    with pytest.raises(CorruptShard, match="not a valid part record"):
+        merge(pattern)
+    assert read_tree(tmp_path) == before
+    record.unlink()
+    for shard in tmp_path.glob("out-part0*"):
+        shard.unlink()
+    _write_part(pattern, 0, 1, 3)
+    assert merge(pattern).samples == 3
+
+
+def test_a_finished_part_is_replaced(tmp_path: Path) -> None:
+    """A part is written again only with `overwrite`; then only the new samples are merged."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write_part(pattern, 0, 1, 5)
+    with pytest.raises(OutputExists, match="already exist"):
+        ShardWriter(pattern, part=0, parts=1)
+    with ShardWriter(pattern, part=0, parts=1, overwrite=True) as writer:
+        writer.write({"__key__": "new", "jpg": b"y"})
+    assert merge(pattern).samples == 1
+    assert verify(tmp_path / "out.json").findings == ()

@@ -15,7 +15,7 @@ from shardtool.entries.classes import Classes, merge_classes
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.names import to_bytes
 from shardtool.publish.destination import Destination, changed_meanwhile_error, inspect_destination
-from shardtool.publish.part_records import check_part_count
+from shardtool.publish.parts import check_part_count
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.files import read_small
 from shardtool.storage.folders import open_folder, open_staging_folder

@@ -31,7 +31,7 @@ from shardtool import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.publish.destination import Destination
-from shardtool.publish.part_records import find_part_records, read_part_record
+from shardtool.publish.parts import find_run_parts, read_part_record
 from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
@@ -255,7 +255,7 @@ def test_concurrent_parts_lock_the_dataset(place: Path, monkeypatch: pytest.Monk
         _pack(place, "2/3", resume=True)
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
         _pack(place, "3/3", resume=True)
-    assert find_part_records(_pattern(place), folder.names()) == ([RunPart(n, 3) for n in (1, 2, 3)], [])
+    assert find_run_parts(_pattern(place), folder.names()) == ([RunPart(n, 3) for n in (1, 2, 3)], [])
     _merge(place)
     assert read_tree(place / "out") == read_tree(place / "one")
 
