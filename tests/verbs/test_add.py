@@ -1,4 +1,4 @@
-"""Laws of `reshard --add`: fields that were made apart, put beside each other, are the samples that they are of."""
+"""Laws of `reshard --add`: separately created fields are joined with the samples of the same keys."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _reshard(dataset: Path, output: Path, ending: str = "tar", **asked: Any) -> 
     shuffled=st.booleans(),
     endings=st.tuples(*[st.sampled_from(["tar", "tfrecord"])] * 3),
 )
-def test_fields_apart_and_beside_each_other(
+def test_separate_fields_are_joined(
     samples: dict[int, tuple[set[str], set[str]]],
     shuffled: bool,  # noqa: FBT001
     endings: tuple[str, ...],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever the formats and orders, the result is what `create` makes of all files, to the byte."""
+    """For any formats and orders, the result has the bytes that `create` writes from all files."""
     root = tmp_path_factory.mktemp("add")
     one = {f"{at:02}.{name}": b"%d" % at * 9 for at, (names, _) in samples.items() for name in names}
     two = {f"{at:02}.{name}x": b"%d" % at * 7 for at, (_, names) in samples.items() for name in names}
@@ -76,7 +76,7 @@ def apart(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -> None:
-    """A sample without the fields is an error, or left out and listed; what is not used is counted in a note."""
+    """A sample without the fields is an error, or skipped and listed; a note counts unused samples."""
     first, second = apart
     with pytest.raises(
         InvalidRequest,
@@ -96,7 +96,7 @@ def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -
 
 
 def test_fields_of_one_name(apart: tuple[Path, Path], tmp_path: Path) -> None:
-    """Nothing decides which of two is meant but the user: one is left out, or gets another name."""
+    """Fields of the same name are refused, unless one is dropped or renamed."""
     first, second = apart
     other = _create(tmp_path, "other", {f"{'ab'[at % 2]}/{at}.txt": b"new" for at in range(6)})
     with pytest.raises(
@@ -121,7 +121,7 @@ def test_damage_on_either_side_is_not_copied(apart: tuple[Path, Path], tmp_path:
 
 
 def test_the_same_again(apart: tuple[Path, Path], tmp_path: Path) -> None:
-    """Changed on the way, divided, shuffled and resumed, it is one dataset as any other; no source is touched."""
+    """With transforms, splits, shuffling and resume, it is an ordinary dataset; no source is changed."""
     first, second = apart
     before = read_tree(first.parent) | read_tree(second.parent)
     asked: dict[str, Any] = {"add": (str(second),), "on_error": "skip", "shuffle": True, "map": "tests.mapped:doubled"}

@@ -95,7 +95,7 @@ def test_a_dry_run_tells_what_is_then_written(
 
 @pytest.mark.parametrize("left", ["everything", "a shard", "a sidecar", "out.json", "out.skipped"])
 def test_existing_output_is_refused_and_untouched(left: str, small: Path, tmp_path: Path) -> None:
-    """Where any file of the dataset is there, a plain run is refused, and touches nothing."""
+    """If any file of the dataset exists, a plain run is refused, and changes nothing."""
     folder = tmp_path / "out"
     names = {"everything": [], "a shard": ["out-001.tar"], "a sidecar": ["out-777.index"]}.get(left, [left])
     if names:
@@ -109,7 +109,7 @@ def test_existing_output_is_refused_and_untouched(left: str, small: Path, tmp_pa
 
 
 def test_overwrite_leaves_nothing_stale(small: Path, tmp_path: Path) -> None:
-    """`--overwrite` with fewer shards is the same as a fresh run, and leaves what is not of the dataset alone."""
+    """`--overwrite` with fewer shards equals a fresh run, and keeps files that do not belong to the dataset."""
     _pack(small, tmp_path / "out", max_count=1, oversize="skip", max_size="3kB")
     assert (tmp_path / "out" / "out.skipped").exists()
     foreign = {"out-24.tar": b"1", "out.txt": b"2", "other-000.tar": b"3", "out-000.tar.bak": b"4", ".out-x.part": b"5"}
@@ -140,8 +140,8 @@ def test_overwrite_where_nothing_is(small: Path, tmp_path: Path) -> None:
     ],
     ids="+".join,
 )
-def test_resume_makes_what_is_missing(gone: list[str], age: str, ending: str, small: Path, tmp_path: Path) -> None:
-    """`--resume` makes what is missing, the same to the byte, and touches no file that was finished."""
+def test_resume_writes_missing_files(gone: list[str], age: str, ending: str, small: Path, tmp_path: Path) -> None:
+    """`--resume` writes missing files with the same bytes, and changes no finished file."""
     gone = [name.replace("shard", ending) for name in gone]
     _pack(small, tmp_path / "out", ending=ending)
     if age == "aged":
@@ -277,8 +277,8 @@ def test_resume_mends_a_flipped_byte(name: str, at: int, age: str, *, ending: st
     assert name in {name for name in after if after[name] != before[name]} <= {name, sidecar(name), "out.json"}
 
 
-def test_resume_takes_no_copy_for_its_own(small: Path, tmp_path: Path) -> None:
-    """A shard that was copied or extracted into place, whatever its times, is kept only where its bytes are right."""
+def test_resume_checks_copied_shards(small: Path, tmp_path: Path) -> None:
+    """A shard that was copied or extracted is kept only if its bytes are correct, whatever its times."""
     _pack(small, tmp_path / "out")
     other = write_tree(tmp_path / "other", {name: data[::-1] for name, data in read_tree(small).items()})
     _pack(other, tmp_path / "theirs")
@@ -291,7 +291,7 @@ def test_resume_takes_no_copy_for_its_own(small: Path, tmp_path: Path) -> None:
 
 
 def test_skipped_and_written_add_up(ending: str, small: Path, tmp_path: Path) -> None:
-    """Under `--on-error skip`, what is not in the shards is in `out.skipped`, with its reason; the counts add up."""
+    """With `--on-error skip`, `out.skipped` lists each skipped sample with its reason; the counts add up."""
     source = read_tree(small)
     os.mkfifo(small / "a" / "pipe.txt")
     (small / "a" / "gone.txt").symlink_to("nowhere")
@@ -389,8 +389,10 @@ class _Remover(Observer):
 
 @pytest.mark.parametrize("size", [0, 600_000])
 @pytest.mark.parametrize("options", [{}, {"label_from_folder": True, "shuffle": True}])
-def test_the_fingerprint_is_that_of_any_format(options: dict[str, Any], size: int, small: Path, tmp_path: Path) -> None:
-    """The same samples have one fingerprint as tar and as TFRecord, whatever was left out late, and resumed."""
+def test_the_fingerprint_does_not_depend_on_the_format(
+    options: dict[str, Any], size: int, small: Path, tmp_path: Path
+) -> None:
+    """The same samples have one fingerprint as tar and as TFRecord, also after late skips and a resume."""
     asked = CreateOptions(workers=0, max_count=3, on_error="skip", resume=True, **options)
     (small / "b" / "005.bin").write_bytes(bytes(size))
     gone, prints = small / "b" / "005.txt", set()
@@ -410,7 +412,7 @@ _FRAMED = 80  # bytes of a record besides its one large payload, at least
 
 @pytest.mark.parametrize("oversize", ["error", "alone"])
 def test_a_record_over_2_gib_is_refused_by_name(oversize: str, small: Path, tmp_path: Path) -> None:
-    """What protobuf could not parse is refused in the plan, whatever the bound; tar shards take it."""
+    """A record that protobuf cannot parse is refused by the plan; tar shards accept it."""
     for name, size in (("film", _TWO_GIB), ("clip", _TWO_GIB - 2 * _FRAMED)):
         with (small / "a" / f"{name}.mp4").open("wb") as file:
             file.truncate(size)

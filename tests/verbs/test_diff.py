@@ -35,7 +35,7 @@ def write(pattern: Path, samples: Samples) -> str:
 
 
 def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str, ...]]]:
-    """Return what was added, removed and changed."""
+    """Return added, removed and changed keys."""
     return {*found.added}, {*found.removed}, {one.key: one.fields for one in found.changed}
 
 
@@ -43,7 +43,7 @@ def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str
 def test_differences_match_those_in_memory(
     *, first: Samples, second: Samples, ending: str, bare: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The keys and fields that differ are those of the samples in memory, for each format, with and without index."""
+    """The reported keys and fields equal those of a comparison in memory, for each format, with and without index."""
     folder = tmp_path_factory.mktemp("diff")
     one, other = write(folder / "a-{0..}.tar", first), write(folder / f"b-{{0..}}.{ending}", second)
     for file in [*folder.glob("b*.index"), *folder.glob("b.json")] if bare else []:

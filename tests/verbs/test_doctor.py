@@ -356,7 +356,7 @@ def test_anonymous_on_the_command_line(bucket: _Bucket) -> None:
 
 @pytest.mark.slow
 def test_an_unreachable_server_or_proxy_is_named_soon(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing server or proxy is found soon and named, whatever retries the environment sets."""
+    """A missing server or proxy is named soon, for any number of retries."""
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "600")
     begun = time.monotonic()
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Laws of duplicates: samples that hold the same are found by their bytes, and left out where that is asked for."""
+"""Laws of duplicates: samples with equal content are found by their bytes, and skipped on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(pattern: Path, samples: Samples) -> str:
 
 
 def grouped(samples: Samples) -> list[list[str]]:
-    """Return the keys of samples that have the same images, of which there are two or more."""
+    """Return the keys of samples with the same images, in groups of two or more."""
     groups = defaultdict(list)
     for key in sorted(samples, key=str.encode):
         fields = samples[key]
@@ -50,10 +50,8 @@ def grouped(samples: Samples) -> list[list[str]]:
 
 
 @given(samples=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]))
-def test_what_is_the_same_is_what_is_the_same_in_memory(
-    samples: Samples, ending: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Groups, and labels in them that differ, are those of the samples; without them, each content is there once."""
+def test_groups_equal_those_in_memory(samples: Samples, ending: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Groups and their conflicting labels equal those in memory; after dropping, each content exists once."""
     folder = tmp_path_factory.mktemp("twins")
     dataset = write(folder / f"a-{{0..}}.{ending}", samples)
     found, groups = inspect_duplicates(dataset), grouped(samples)
@@ -142,8 +140,8 @@ def test_what_create_leaves_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", ["zip", "gztar", "table"])
-def test_sources_that_are_no_folder(packed: str, tmp_path: Path) -> None:
-    """Payloads of archives, also of those that are read in sequence, and of a table are compared by their bytes."""
+def test_sources_other_than_folders(packed: str, tmp_path: Path) -> None:
+    """Payloads of archives, also of sequentially read ones, and of a table are compared by their bytes."""
     files = {"a.jpg": b"1", "b.jpg": b"2", "c.jpg": b"1", "d.jpg": b"3"}
     source: object = pd.DataFrame({"key": [name[0] for name in files], "jpg": [*files.values()]})
     if packed != "table":
@@ -154,16 +152,16 @@ def test_sources_that_are_no_folder(packed: str, tmp_path: Path) -> None:
     assert [*shardtool.open(tmp_path / "a.json").keys] == ["a", "b", "d"]
 
 
-def test_what_dropping_cannot_do(tmp_path: Path) -> None:
-    """What is appended, or written in parts, is not compared with what it does not read: that is refused."""
+def test_dropping_requires_all_samples(tmp_path: Path) -> None:
+    """Appends and parts, which do not read all samples, are refused."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"1"})
     for more in ({"append": True}, {"part": "1/2"}):
         with pytest.raises(InvalidRequest, match="drop_duplicates: used with"):
             shardtool.create(source, tmp_path / "a-{0..}.tar", CreateOptions(drop_duplicates=True, **more))
 
 
-def test_what_an_update_leaves_out(tmp_path: Path) -> None:
-    """A sample that the dataset has stays, whatever comes with its content later."""
+def test_an_update_keeps_existing_samples(tmp_path: Path) -> None:
+    """A sample of the dataset is kept; later samples with its content are skipped."""
     source = write_tree(tmp_path / "in", {"m.jpg": b"1", "n.jpg": b"1", "o.jpg": b"2"})
     options = CreateOptions(drop_duplicates=True, update=True, workers=0)
     nights = [{}, {"a.jpg": b"1", "b.jpg": b"3", "c.jpg": b"3"}, {"d.jpg": b"2", "e.jpg": b"4"}, {"f.jpg": b"4"}]

@@ -66,7 +66,7 @@ def test_the_lists_contain_all_splits(made_by: str, source: Path, tmp_path: Path
         assert (one["name"], one["num_samples"]) == (split, sum(_counts(folder, split).values()))
     assert sizes == _counts(folder, "train") | _counts(folder, "val")
     assert export(folder / "train.json", FORMATS).kept == 2
-    for given in ("{split}.json", "*.json", "."):  # none of which means the lists
+    for given in ("{split}.json", "*.json", "."):  # none of these names the lists
         assert typed("verify", given, cwd=folder).code == 0
 
 

@@ -61,8 +61,8 @@ def _base(folder: Path) -> str:
     return "x.tfrecord" if list(folder.glob("x*")) else "train"
 
 
-def test_shards_that_tensorflow_numbers(numbered: Path) -> None:
-    """The folder, its patterns and globs mean the shards, and what is numbered so and is none is left alone."""
+def test_shards_with_tensorflow_numbers(numbered: Path) -> None:
+    """The folder, its patterns and globs name the shards; other files with such numbers are ignored."""
     base = _base(numbered)
     ways = (
         f"{base}@3",
@@ -198,8 +198,8 @@ def test_capitals_and_compression(ending: str, tmp_path: Path) -> None:
             index(folder, IndexOptions(workers=0))
 
 
-def test_a_name_that_lies(tmp_path: Path) -> None:
-    """A shard of another kind than its name tells is damage, which says what it is; so is one that is cut."""
+def test_a_misleading_name(tmp_path: Path) -> None:
+    """A shard of another format than its name says is damaged, and the finding says so; so is a truncated one."""
     (tmp_path / "a.tar").write_bytes(gzip.compress(_tar(0)))
     (tmp_path / "b.tfrecord").write_bytes(_tar(0))
     (tmp_path / "c.tar.xz").write_bytes(lzma.compress(os.urandom(99_999))[:-999])
@@ -211,7 +211,7 @@ def test_a_name_that_lies(tmp_path: Path) -> None:
 
 
 def test_a_blob_without_a_name(tmp_path: Path) -> None:
-    """A shard whose name tells nothing is read by its content; an index of it would have no name."""
+    """A shard without a recognised extension is read by its content, but cannot be indexed."""
     (tmp_path / "3fa1").write_bytes(_tar(0))
     assert inspect(tmp_path / "3fa1").samples == 3
     ran = typed("index", tmp_path / "3fa1")

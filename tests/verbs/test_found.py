@@ -1,4 +1,4 @@
-"""Laws of what is found in the files of samples: columns of sidecars, and `where` that names them."""
+"""Laws of `--probe`, `--exif` and `--hash`: columns of sidecars from the files of samples, and queries on them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_same_words_mean_the_same(
     assert (result.samples, result.skipped) == (len(kept), len(left_out))
     assert not {*kept} & {*left_out}
     assert {*left_out.values()} <= {"not-chosen"}
-    if "cls" not in query:  # of which the plan knows something
+    if "cls" not in query:  # known to the plan
         assert {*kept} | {*left_out} == {*_columns(probed)}
 
 
@@ -146,8 +146,8 @@ def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
         _pack(images, tmp_path, resume=True, **{**asked, "where": "width > 5"})
 
 
-def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> None:
-    """An update lists them, so that the next one does not read them again; the dataset has its samples."""
+def test_new_samples_that_do_not_match(images: Path, tmp_path: Path) -> None:
+    """An update lists them, so the next update does not read them again; the dataset is unchanged."""
     source = write_tree(tmp_path / "in", {name: data for name, data in read_tree(images).items() if name < "b"})
     asked: dict[str, Any] = {"probe": True, "where": WIDE}
     first = _pack(source, tmp_path / "out", **asked)
@@ -180,7 +180,7 @@ def test_an_append_of_another_condition(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    """Killed at any instant, the next run ends with the bytes of one that was not."""
+    """After a kill at any instant, the next run produces the bytes of an undisturbed run."""
     source = write_tree(tmp_path / "in", {f"{n:04}.png": _image(5 + n % 40, 20) for n in range(1200)})
     words = ["--probe", "--where", WIDE, "--max-count", "40", "--hash", "md5", "--quiet"]
     assert typed("create", source, tmp_path / "whole" / f"{STEM}.tar", *words).code == 0
@@ -194,7 +194,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 
 def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
-    """In one pass: what is not chosen is listed beside what failed, and is no failure; no shard is fetched again."""
+    """In one pass, non-matching samples are listed next to failures, but not as failures; no shard is fetched twice."""
     rows = [{"u": web.url(f"ok/{n}" if n % 4 != 3 else f"status/404/{n}"), "n": n} for n in range(16)]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -231,7 +231,7 @@ def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Pa
 
 
 def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
-    """Parts make the dataset, and the list of what was left out, that one run makes."""
+    """Parts produce the dataset and the list of skipped samples of a single run."""
     source = tmp_path / "in.csv"
     source.write_text("u\n" + "".join(f"{web.url(f'ok/{n}')}\n" for n in range(12)))
     asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
@@ -242,8 +242,8 @@ def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
     assert _left_out(tmp_path / "one")
 
 
-def test_reshard_finds_as_create_does(images: Path, probed: Path, tmp_path: Path) -> None:
-    """`reshard` judges what it finds; what the source's sidecars say under that name is asked of these, before."""
+def test_reshard_computes_the_same_columns(images: Path, probed: Path, tmp_path: Path) -> None:
+    """`reshard` evaluates computed columns; columns of the source's sidecars with that name come first."""
     _pack(images, tmp_path / "in")
     folders = {}
     for name, source in (("new", tmp_path / "in"), ("known", probed)):
@@ -294,15 +294,15 @@ def test_no_path_of_the_machine_is_listed(tmp_path: Path) -> None:
     assert [(one["key"], one["path"]) for one in skipped(tmp_path / "out" / "out.json")] == [("a", "y/a.jpg")]
 
 
-def test_no_sample_is_chosen(images: Path, tmp_path: Path) -> None:
-    """Nothing is left of such a run, and it says so as any `where` does."""
+def test_no_sample_matches(images: Path, tmp_path: Path) -> None:
+    """Such a run leaves no file, and reports the error of any other query."""
     with pytest.raises(InvalidRequest, match="no sample matches width > 99"):
         _pack(images, tmp_path, probe=True, where="width > 99")
     assert not list(tmp_path.iterdir())
 
 
-def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
-    """Then the message says of which, and no dataset file appears."""
+def test_no_sample_of_a_split_matches(tmp_path: Path) -> None:
+    """The message names the split, and no dataset file appears."""
     source = write_tree(tmp_path / "in", {"a/1.png": _image(9, 9), "b/2.png": _image(5, 5)})
     options = CreateOptions(workers=0, probe=True, where="width > 8", split_by="folder")
     with pytest.raises(InvalidRequest, match="no sample of the split b matches width > 8"):
@@ -310,8 +310,8 @@ def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.json"))
 
 
-def test_the_cure_where_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
-    """Of shares, the message says what gives each split a sample; that works, over the shards of other splits, too."""
+def test_the_fix_if_no_sample_of_a_split_matches(tmp_path: Path) -> None:
+    """The message names shares that give each split a sample; these work, also over shards of other splits."""
     source = write_tree(tmp_path / "in", {f"{number}.png": _image(9 if number else 99, 9) for number in range(8)})
     options = CreateOptions(workers=0, probe=True, where="width > 9", split="train=0.5,val=0.5")
     names = f"{tmp_path}/out/{{split}}-{STEM}.tar"
@@ -324,15 +324,15 @@ def test_the_cure_where_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     assert create(source, names, replace(options, where="width > 8", overwrite=True)).samples == 8
 
 
-def test_what_is_not_chosen_is_noted_in_the_result(images: Path, tmp_path: Path) -> None:
-    """How many samples a query over what is found left out stands among the notes of `--json`, too."""
+def test_samples_that_do_not_match_are_noted(images: Path, tmp_path: Path) -> None:
+    """The notes in `--json` contain the number of samples that a query on computed columns skips."""
     result = _pack(images, tmp_path, probe=True, where=WIDE)
     assert [note for note in result.notes if f"{result.skipped:,} of" in note and "skipped: not-chosen" in note]
 
 
 @pytest.mark.parametrize("end", ["tar", "tfrecord"])
-def test_an_update_with_a_split_of_which_no_sample_is_chosen(end: str, tmp_path: Path) -> None:
-    """It lists these samples, and goes on: what is chosen later comes to that split."""
+def test_an_update_with_a_split_without_matches(end: str, tmp_path: Path) -> None:
+    """It lists these samples and continues; later matches join that split."""
     source = write_tree(tmp_path / "in", {"a/c/1.png": _image(9, 9)})
     options = CreateOptions(
         workers=0, probe=True, where="width > 8", split_by="folder", label_from_folder=True, update=True
@@ -360,7 +360,7 @@ def test_sizes_before_a_change(images: Path, probed: Path, tmp_path: Path) -> No
 
 
 def test_hash_is_of_the_source(tmp_path: Path) -> None:
-    """`hash` is of the image as it was before a change; where there is no image, of audio, else of the first field."""
+    """`hash` is that of the image before changes; without an image, of the audio, else of the first field."""
     files = {"a.png": _image(40, 30), "a.cls": b"1", "b.flac": b"sound", "b.a": b"other", "c.bin": b"c", "c.txt": b"t"}
     source = write_tree(tmp_path / "in", files)
     _pack(source, tmp_path / "out", hash="md5,sha512", resize=8, encode="jpg")
@@ -381,7 +381,7 @@ def _tags() -> Image.Exif:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif(kind: str, tmp_path: Path) -> None:
-    """EXIF is JSON by the names of its tags, of the image as it came; what is no number or short text is not in it."""
+    """EXIF is JSON with tag names, from the original image; values other than numbers and short texts are omitted."""
     files = {"a.png": _image(9, 5, kind=kind, exif=_tags()), "b.png": _image(9, 5, kind=kind), "c.txt": b"no image"}
     source = write_tree(tmp_path / "in", files)
     _pack(source, tmp_path / "out", exif=True, resize=4)
@@ -401,7 +401,7 @@ _WHOLE = _image(9, 5, kind="JPEG", exif=_tags())
 
 @given(st.lists(st.tuples(st.integers(0, 3700), st.integers(0, 255)), min_size=1, max_size=30))
 def test_broken_exif_is_no_failure(flips: list[tuple[int, int]]) -> None:
-    """Whatever EXIF says, it is text that JSON readers take, or nothing."""
+    """Any EXIF block becomes valid JSON text or nothing."""
     data = bytearray(_WHOLE)
     start = data.index(b"Exif")
     for at, value in flips:

@@ -91,7 +91,7 @@ def test_no_sample_falls_into_the_share(is_table: bool, tmp_path: Path) -> None:
     st.integers(0, 3),
 )
 def test_at_most_so_many_of_each_class(labels: dict[str, str], most: int, seed: int) -> None:
-    """Each class has its samples, or as many as were asked for; others that come or go change none, nor does order."""
+    """Each class has the requested number of samples, or all; other samples and their order have no effect."""
 
     def taken(some: dict[str, str], count: int) -> dict[str, str]:
         keys, column = (

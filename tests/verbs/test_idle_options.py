@@ -29,7 +29,7 @@ def _create(place: Path, *words: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("value", ["all", "none", "label"])
 def test_meta_of_a_folder_is_refused(value: str, place: Path) -> None:
-    """`--meta` is about tables, whatever its value; after `--join`, the message names what makes a field."""
+    """Each value of `--meta` requires a table; with `--join`, the message names the option that creates a field."""
     code, said = _create(place, "src", "--join", "t.csv", "--on", "id", "--meta", value)
     assert (code, len(said)) == (2, 1)
     assert said[0].startswith("shardtool: --meta: the source is a folder; expected a manifest, or not this option. ")
@@ -49,7 +49,7 @@ def test_meta_all_of_a_table_is_the_default(place: Path) -> None:
 
 
 def test_a_join_alone_says_where_its_columns_are(place: Path) -> None:
-    """If no option names a column of the joined table, a note says that shards have none, and how they get one."""
+    """If no option names a column of the joined table, a note says that shards lack them, and how to add them."""
     code, said = _create(place, "src", "--join", "t.csv", "--on", "id")
     assert (code, said) == (0, [f"{IN_SIDECARS} (make one a field with --field cls=label)"])
     assert _create(place, "src", "--join", "t.csv", "--on", "id", "--field", "cls=label") == (0, [])

@@ -1,4 +1,4 @@
-"""`index`: a scan of shards restores what was written, and valid files stay."""
+"""`index` rebuilds sidecars by scanning shards, and keeps valid files."""
 
 from __future__ import annotations
 

@@ -528,7 +528,7 @@ def test_a_damaged_footer_does_not_abort_the_process(photos: Path, tmp_path: Pat
 def test_any_damage_gives_a_result_or_a_shard_error(
     tabled: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever byte of a file changes, `inspect` returns a result or raises a `ShardError`."""
+    """For any changed byte, `inspect` returns a result or raises a `ShardError`."""
     folder = tmp_path_factory.mktemp("damaged") / "copy"
     shutil.copytree(tabled, folder)
     path = data.draw(st.sampled_from(sorted(folder.iterdir())))

@@ -107,8 +107,8 @@ def test_the_column_of_a_field_that_is_dropped_chooses_and_divides(source: Path,
 
 
 @pytest.mark.parametrize("by", ["stratify", "group_by"])
-def test_labels_divide_alike_by_name_whatever_their_numbers(by: str, source: Path, tmp_path: Path) -> None:
-    """A split in `create` is that of a reshard, and that of a dataset whose classes have other numbers."""
+def test_splits_by_label_do_not_depend_on_class_numbers(by: str, source: Path, tmp_path: Path) -> None:
+    """A split in `create` equals that of a reshard, and of a dataset with other class numbers."""
     asked: dict[str, Any] = {"workers": 1, "split": "x=0.5,y=0.5", by: "cls", "seed": 1}
     names = tmp_path / "names.txt"
     names.write_text("dog\nbee\ncat\n")
@@ -138,8 +138,8 @@ def test_queries_of_labels_that_make_no_sense(query: str, said: str, source: Pat
         shardtool.open(whole).where(query)
 
 
-def test_numbers_that_are_of_no_class_are_compared_with_no_name() -> None:
-    """Where a file has other numbers than those of classes, a name is none of them: not even the wrong one."""
+def test_numbers_outside_the_classes_have_no_name() -> None:
+    """A number that is not a class number matches no class name."""
     table = pa.table({"cls": [0, 7, None]})
     assert match_rows(table, "cls != 7", {"cls": ("a", "b")}).tolist() == [0, 2]
     with pytest.raises(
@@ -170,10 +170,10 @@ def _tables() -> Iterator[tuple[str, dict[str, list[Any]], list[Any]]]:
 
 
 @pytest.mark.parametrize(("column", "table", "expected"), [*_tables()])
-def test_a_column_that_is_called_as_the_labels(
+def test_a_column_with_the_name_of_the_labels(
     column: str, table: dict[str, list[Any]], expected: list[Any], tmp_path: Path
 ) -> None:
-    """Texts stay: they are names. Numbers are those of the field, so that no query takes others for classes."""
+    """Texts are kept as names. Numbers are those of the field, so queries never confuse classes."""
     manifest = pd.DataFrame({"key": ["a", "b", "c"], **table})
     asked: dict[str, Any] = {"values": {"cls": column}, "classes": ("cls",)}
     made = _create(manifest, tmp_path / "o", **asked)
@@ -205,15 +205,15 @@ def test_numbers_of_a_column_are_a_column_of_the_field(tmp_path: Path) -> None:
 
 
 def test_labels_that_a_function_may_change_are_no_column(source: Path, tmp_path: Path) -> None:
-    """What a function returns is not known to the parent: no column says what the shard does not."""
+    """If a function may change labels, they are not a column, because the parent does not know them."""
     (source / "bee" / "0.py").write_bytes(b"{**sample, 'cls': b'2'}")
     made = _create(source, tmp_path / "o", label_from_folder=True, map="tests.mapped:evaluated", include=("*.py",))
     assert _column(made) is None
     assert dict(members(*shards(tmp_path / "o")))["bee/0.cls"] == b"2"
 
 
-def test_a_repair_gives_the_column_back_without_the_source(source: Path, ending: str, tmp_path: Path) -> None:
-    """A lost sidecar is made again with its labels: the checksum of each payload says which it is."""
+def test_a_repair_restores_the_label_column(source: Path, ending: str, tmp_path: Path) -> None:
+    """A rebuilt sidecar contains the labels, identified by the checksums of payloads."""
     whole = _create(source, tmp_path / "a", ending, label_from_folder=True)
     columns, lost = _column(whole), whole.parent / "out-1.index"
     lost.unlink()
@@ -279,7 +279,7 @@ def test_an_append_to_a_dataset_from_before_stays_without_the_column(before: Pat
 
 
 def test_only_some_datasets_have_the_column(before: Path, ending: str, tmp_path: Path) -> None:
-    """A query takes no part of the labels for all of them: it is refused, and a reshard says what is left out."""
+    """If only some datasets have labels, a query on them is refused, and a reshard reports the missing ones."""
     more = write_tree(tmp_path / "more", {"bee/9.txt": b"9", "cat/9.txt": b"9", "dog/9.txt": b"0"})
     new = _create(more, tmp_path / "new", ending, label_from_folder=True)
     with pytest.raises(InvalidRequest, match=r"(turns|Turn) the field into a column"):

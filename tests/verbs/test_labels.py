@@ -84,7 +84,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
     ],
 )
 def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:
-    """Samples beside the folders, and invalid split names, are refused by name."""
+    """Samples outside the split folders and invalid split names are refused by name."""
     source = _tree(tmp_path / "in", *names)
     with pytest.raises(InvalidRequest, match=message):
         create(source, f"{tmp_path}/o/{{split}}-{{0..}}.tar", _options(split_from_folder=True, **options))
@@ -105,8 +105,8 @@ def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
     [(["train", "val"], True), (["Train", "test", "extra"], True), (["train"], True), (["cat", "dog"], False),
      (["cat", "test"], False)],
 )  # fmt: skip
-def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_path: Path) -> None:
-    """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
+def test_classes_named_like_splits_are_noted(folders: list[str], told: Any, tmp_path: Path) -> None:
+    """If class folders have names of splits, a note names the option that treats them as splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = create(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True), dry_run=True).notes
     assert any("use split_from_folder to make them splits" in note for note in notes) is told
@@ -136,7 +136,7 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
 
 
 def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
-    """Half of a surrogate pair is refused: a dataset file that has it is one that nobody reads."""
+    """A lone surrogate is refused, because no reader could read the dataset file."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0")
     with pytest.raises(InvalidRequest, match="an invalid name or no names"):
         create(source, f"{tmp_path}/o/o-{{0..}}.tar", _options(label_from_folder=True, classes_from=["cat", "\ud800"]))
@@ -144,7 +144,7 @@ def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
 
 
 def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
-    """A shard that is made again has the same bytes, also where its class numbers were those of another run."""
+    """A rebuilt shard has the same bytes, also with class numbers of another run."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0", "dog/1")
     asked = _options(label_from_folder=True, classes_from=["ape", "cat", "bee", "dog"])
     create(source, f"{tmp_path}/o/o-{{0..}}.tar", asked)
@@ -157,7 +157,7 @@ def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [False, True], ids=["unasked", "own dataset file"])
 @pytest.mark.parametrize("added", [("dog/1",), ("ape/0", "dog/1"), ("zoo/0", "ape/0", "cow/0")])
 def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[str, ...], tmp_path: Path) -> None:  # noqa: FBT001
-    """Labels keep the numbers that they have, new ones get the next in the order of their names, and a note says so."""
+    """Labels keep their numbers, new labels get the next numbers in the order of their names, with a note."""
     source, names = _tree(tmp_path / "in", "bee/0", "dog/0"), ["bee", "dog"]
     output = f"{tmp_path}/o/o-{{0..}}.{ending}"
     create(source, output, _options(label_from_folder=True))
@@ -218,8 +218,8 @@ def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_pa
     assert {labels[key] for key in labels if key.endswith("n0")} == {"2"}
 
 
-def test_a_resumed_run_keeps_the_numbers_where_its_own_dataset_file_has_them(tmp_path: Path) -> None:
-    """A new label that would change numbers is refused, and the way out that is named works, as it is named."""
+def test_a_resumed_run_keeps_the_numbers_of_its_dataset_file(tmp_path: Path) -> None:
+    """A new label that would change numbers is refused, and the suggested command works."""
     source = _tree(tmp_path / "in", "bee/0", "dog/0")
     output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "resume": True}
     create(source, output, _options(**asked))
@@ -274,7 +274,7 @@ def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_
 
 
 def test_classes_from_needs_labels(tmp_path: Path) -> None:
-    """The option says which other one it belongs to."""
+    """The error names the required option."""
     with pytest.raises(InvalidRequest, match="expected label_from_folder or classes or values, too"):
         _options(classes_from=["a"])
     with pytest.raises(InvalidRequest, match="no labels to number; expected classes or values, too"):
@@ -285,7 +285,7 @@ def test_classes_from_needs_labels(tmp_path: Path) -> None:
 
 @given(st.sets(LABELS, min_size=1), st.lists(LABELS, unique=True))
 def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
-    """Numbers are places in the names; those of a list stay as they are, and where it grows, the others follow."""
+    """Numbers are positions in the list of names; a longer list keeps the numbers, and adds others."""
     for known in (None, Classes("l", {"cls": [quote_name(name) for name in listed]}, grows=True)):
         numbers, names = number_classes(found, "cls", known)
         assert {name: names[at] for name, at in numbers.items()} == {name: quote_name(name) for name in found}
@@ -305,7 +305,7 @@ def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
      ("abcd", {}, False)],
 )  # fmt: skip
 def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: Path) -> None:
-    """Samples that stand class by class, unshuffled, are told of, with the option that mixes them."""
+    """If unshuffled samples are sorted by class, a note names the option that mixes them."""
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
     asked = _options(values=("cls=label",), classes=("cls",), **options)
     notes = create(table, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True).notes
@@ -337,8 +337,8 @@ def test_text_where_a_reader_wants_numbers(
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
 
 
-def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
-    """An append that adds fields or columns, or lacks fields that all had, says so; one that goes on alike does not."""
+def test_an_append_with_other_fields_is_noted(ending: str, tmp_path: Path) -> None:
+    """An append that adds or lacks fields or columns is noted; one with the same fields is not."""
     pattern = f"{tmp_path}/o-{{0..}}.{ending}"
 
     def append(**columns: list[Any]) -> list[str]:

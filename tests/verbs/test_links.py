@@ -41,7 +41,7 @@ def plain(small_once: Path, ending: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def view(plain: Path, tmp_path: Path) -> Path:
-    """Give a folder of links to its files, which lie elsewhere under names without endings."""
+    """Yield a folder of links to files in another folder, whose names have no extensions."""
     folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
     folder.mkdir(parents=True)
     blobs.mkdir()
@@ -57,7 +57,7 @@ def _blobs(view: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def test_a_dataset_of_links_is_read_as_any_other(view: Path, plain: Path, tmp_path: Path, ending: str) -> None:
-    """Each way to name it, and each verb, finds what is behind the links; blobs stay as they are."""
+    """Each verb, for each way to name the dataset, reads the linked files, which stay unchanged."""
     before = _blobs(view)
     for given in (view / "out.json", view, f"{view}/out-{{000..}}.{ending}", f"{view}/*.{ending}", shards(view)):
         assert verify(given, VerifyOptions(workers=0)).sound
@@ -93,8 +93,8 @@ def test_nothing_is_written_through_a_link(asked: dict[str, str], view: Path, sm
     assert (_blobs(view), identity(view)) == before
 
 
-def test_what_a_link_leads_to_is_part_of_the_source(view: Path, plain: Path, ending: str) -> None:
-    """An output that would replace what a link of the source leads to is refused, whatever the link is called."""
+def test_targets_of_links_are_part_of_the_source(view: Path, plain: Path, ending: str) -> None:
+    """An output that would replace the target of a link in the source is refused."""
     link = view / f"other.{ending}"
     link.symlink_to(shards(plain)[1])
     before = identity(plain)

@@ -64,7 +64,7 @@ def _inside(kind: int, values: Sequence[Any], form: str = "packed") -> bytes:
 
 
 def _write(path: Path, examples: Sequence[Example]) -> Path:
-    """Write a TFRecord shard as another tool does: features in the order in which they are given, the key last."""
+    """Write a TFRecord shard like another tool: features in the given order, the key last."""
     path.parent.mkdir(parents=True, exist_ok=True)
     records = []
     for key, fields in examples:
@@ -100,7 +100,7 @@ def _payloads(folder: Path) -> dict[tuple[str, str], bytes]:
 
 
 def _indexed(folder: Path) -> dict[tuple[str, str], bytes]:
-    """Return the payload of every field as the sidecars tell where it lies, each with the checksum that they tell."""
+    """Return the payload of every field at the offset in the sidecars, after checking its checksum."""
     found = {}
     for path in shards(folder):
         raw = path.read_bytes()
@@ -131,7 +131,7 @@ def _is_sound(folder: Path) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Give a folder, in memory where there is some."""
+    """Yield a folder, in memory if possible."""
     memory = "/dev/shm"  # noqa: S108 - only a place for a private folder
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
@@ -168,8 +168,8 @@ def _examples(draw: st.DrawFn) -> list[list[Example]]:
 
 @settings(max_examples=15)
 @given(made=_examples(), method=st.sampled_from(["gather", "scatter"]), shuffle=st.booleans(), most=st.integers(1, 9))
-def test_values_come_along(made: list[list[Example]], method: str, most: int, *, shuffle: bool) -> None:
-    """Every value of every sample is in the output, undecoded; what is told of it is true; again: the same."""
+def test_all_values_are_kept(made: list[list[Example]], method: str, most: int, *, shuffle: bool) -> None:
+    """Every value of every sample is in the output, undecoded, with correct metadata; a repeated run gives the same."""
     memory = "/dev/shm"  # noqa: S108 - as above
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         folder = Path(name)
@@ -232,7 +232,7 @@ def test_the_dataset_file_tells_of_lists(place: Path) -> None:
 
 
 def test_the_fingerprint_is_that_of_the_content(place: Path) -> None:
-    """A number alone counts as its text, a list as it is stored: the same from any walk, order, shard and resume."""
+    """A single number counts as its text, a list as stored, for any scan, order, shards and resume."""
     source = _typical(place)
     found = _run(source, place / "a", drop_fields=("box",), max_count=3)["fingerprint"]
     _is_sound(place / "a")
@@ -269,8 +269,8 @@ def test_large_lists(method: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> None:
-    """A sample whose list is not what was listed is left out; the fingerprint is that of those that stay."""
+def test_a_changed_list_is_skipped(place: Path, *, large: bool) -> None:
+    """A sample whose list differs from the listing is skipped; the fingerprint covers the others."""
     fields = {"a": (INT64, _inside(INT64, [5])), "b": (INT64, _inside(INT64, [6]))}
     names = {f"k{at}": _inside(BYTES, [b"x" * (700_000 if large and at == 2 else at)] * 3) for at in range(3)}
     examples: list[Example] = [(key, fields | {"t": (BYTES, inside)}) for key, inside in names.items()]
@@ -296,8 +296,8 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     assert _indexed(place) == _payloads(place) == _payloads(place / "a")
 
 
-def test_a_shard_that_stays(place: Path) -> None:
-    """What is told of a shard that an earlier run has made is what was told of it then."""
+def test_a_kept_shard_keeps_its_record(place: Path) -> None:
+    """The record of a shard of an earlier run is unchanged."""
     entries = list_datasets([str(_typical(place))], Here(), Count(), to_format="tfrecord").entries
     plan, folder = (
         make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), ShardBounds()),
@@ -310,8 +310,8 @@ def test_a_shard_that_stays(place: Path) -> None:
     assert pack_shard(task._replace(todo="compare"), lambda *_: None) == made._replace(staged=None, compared=True)
 
 
-def test_a_tar_holds_no_lists(place: Path) -> None:
-    """A list is refused with shard, field and sample where tar shards are to be written; the rest can be."""
+def test_lists_are_refused_in_tar_shards(place: Path) -> None:
+    """The error names shard, field and sample; without these fields, the run works."""
     source = _typical(place)
     with pytest.raises(
         InvalidRequest, match=r"x-0\.tfrecord, a: the field '\w+' is a list.*drop_fields=.*ids"
@@ -351,7 +351,7 @@ def test_fields_get_other_names(place: Path) -> None:
 
 
 def test_append(place: Path) -> None:
-    """What is appended joins a list of the same kind, and makes a field one; other kinds are refused."""
+    """Appended values join a list of the same type, or turn a field into a list; other types are refused."""
     source = _typical(place)
     _run(source / "x-0.tfrecord", place / "a")
     assert _told(place / "a")["features"]["late"] == SPEC["n"]
@@ -363,8 +363,8 @@ def test_append(place: Path) -> None:
         _run(other, place / "a", append=True)
 
 
-def test_names_that_are_no_text(place: Path) -> None:
-    """Names get another order where they are encoded, and each keeps its own form."""
+def test_names_that_are_not_utf8(place: Path) -> None:
+    """Such names are sorted differently when encoded, and each keeps its bytes."""
     features = [
         (b"\xff", INT64, b"\x08\1\x08\2"),
         (b"a", INT64, b"\x0a\2\3\4"),

@@ -1,4 +1,4 @@
-"""What is named is what is meant: a range, a glob, a list and a predicate of shards are the dataset of those shards."""
+"""Named means exact: a range, a glob, a list and a predicate denote the dataset of exactly those shards."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 Ways = dict[str, Any]
 _SHARDS = 6
-PARTS = [(0, 5), (0, 2), (2, 3), (4, 5), (3, 3)]  # the last are those of an append
+PARTS = [(0, 5), (0, 2), (2, 3), (4, 5), (3, 3)]  # an append wrote the last ones
 _HOW = VerifyOptions(workers=0)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A dataset that lies somewhere; `at` is what leads there, and `folder` where its files are."""
+    """A stored dataset; `at` is its address, and `folder` the local folder with its files."""
 
     at: str
     folder: Path
@@ -55,7 +55,7 @@ class Stored:
         return [f"{self.at}/out-{number:03}.{self.ending}" for number in range(first, last + 1)]
 
     def ways(self, first: int, last: int) -> Ways:
-        """Return the ways to name some of the shards, of which a store has fewer, and the web fewest."""
+        """Return the ways to name some of the shards; stores support fewer, and the web fewest."""
         names = self.names(first, last)
         found: Ways = {
             "range": f"{self.at}/out-{{{first:03}..{last:03}}}.{self.ending}",
@@ -73,7 +73,7 @@ class Stored:
         return found
 
     def wanted(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return what the dataset file says of shards, read without code of ours."""
+        """Return the entries of these shards in the dataset file, read without our code."""
         listed = json.loads((self.folder / "out.json").read_bytes())["shardlist"]
         return [listed[number] for number in numbers]
 
@@ -98,7 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def here(made: tuple[Path, Path], tmp_path: Path) -> Stored:
-    """Give the dataset in a folder of its own, to be damaged."""
+    """Yield a copy of the dataset that a test may damage."""
     shutil.copytree(made[0], tmp_path / "ds")
     return Stored(str(tmp_path / "ds"), tmp_path / "ds", made[1])
 
@@ -115,7 +115,7 @@ def stored(request: pytest.FixtureRequest, made: tuple[Path, Path], http_files: 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_way_is_the_same_dataset(stored: Stored, part: tuple[int, int], tmp_path: Path) -> None:
-    """What `open`, `inspect`, `verify` and `reshard` say of some shards is what the dataset file says of these."""
+    """For some shards, `open`, `inspect`, `verify` and `reshard` report what the dataset file lists for them."""
     check_every_way(stored, part, tmp_path)
 
 
@@ -153,7 +153,7 @@ def check_every_way(stored: Stored, part: tuple[int, int], tmp_path: Path) -> No
 
 
 def test_the_order_of_a_list_is_kept(here: Stored) -> None:
-    """Shards in another order are read in that order, each with what is said of it."""
+    """Shards in another order are read in that order, each with its own entry."""
     order = [4, 0, 5, 2]
     opened = shardtool.open([here.names(number, number)[0] for number in order], check=True)
     assert [one["__key__"] for one in opened] == list(
@@ -163,8 +163,8 @@ def test_the_order_of_a_list_is_kept(here: Stored) -> None:
 
 
 @pytest.mark.parametrize("part", [(1, 3), (4, 5)])
-def test_what_is_not_named_is_no_finding(here: Stored, part: tuple[int, int]) -> None:
-    """Damage to other shards, their sidecars, and a source that has more are nothing of those that were named."""
+def test_unnamed_shards_are_not_reported(here: Stored, part: tuple[int, int]) -> None:
+    """Damage to other shards and their sidecars, and more samples in the source, are not reported."""
     source = VerifyOptions(workers=0, source=here.source)
     for given in here.ways(*part).values():
         assert verify(given, source).sound
@@ -208,7 +208,7 @@ def test_a_part_is_never_taken_for_the_whole(here: Stored, part: tuple[int, int]
 
 
 def test_a_part_is_repaired_in_its_dataset(here: Stored) -> None:
-    """`verify --repair` of some shards mends these, and the dataset file stays that of all."""
+    """`verify --repair` repairs the named shards, and the dataset file lists all."""
     before = read_tree(here.folder)
     (here.folder / "out-001.index").unlink()
     report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=0, repair=True))
@@ -233,7 +233,7 @@ def test_what_is_named_and_not_there(stored: Stored, tmp_path: Path) -> None:
 
 
 def check_what_lacks(stored: Stored, tmp_path: Path) -> None:
-    """Check that of all verbs."""
+    """Check this for all verbs."""
     given = f"{stored.at}/out-{{004..008}}.tar"
     assert [(one.code, one.file) for one in verify(given, _HOW).findings] == [
         ("shard-missing", f"out-00{number}.tar") for number in (6, 7, 8)
@@ -259,8 +259,8 @@ def test_the_range_that_a_dataset_records_is_all_of_it(here: Stored, tmp_path: P
         shardtool.open(f"{tmp_path}/own/x-<000..998>.tar")
 
 
-def test_a_lost_shard_is_missed_alike(here: Stored) -> None:
-    """A shard that the dataset file lists and that is gone is part of what names it, whichever way that is."""
+def test_a_deleted_shard_is_always_missed(here: Stored) -> None:
+    """A listed shard that was deleted is reported, for each way to name it."""
     (here.folder / "out-002.tar").unlink()
     there = {name.partition(".")[0] for name, _ in here.content([0, 1, 3, 4, 5])}
     by_file = [one["__key__"] for one in shardtool.open(f"{here.at}/out.json", on_error="skip").stream(shuffle=False)]

@@ -1,4 +1,4 @@
-"""Keys and fields of any source: what is accepted comes back the same, from sidecars and from the shards alone."""
+"""Keys and fields of any source: accepted names return unchanged, from sidecars and from shards alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SEVERAL = st.lists(KEYS, min_size=1, max_size=4, unique=True)
 
 
 def rename(sample: dict[str, Any]) -> dict[str, Any]:
-    """Give a sample the key that stands in `MAPPED`, and the field that stands in `EXTRA`."""
+    """Give a sample the key in `MAPPED`, and the field in `EXTRA`."""
     return {**sample, "__key__": MAPPED[sample["__key__"]], **dict.fromkeys(EXTRA, b"more")}
 
 
@@ -164,7 +164,7 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
 @example(["john.smith"], "a.b", "tar")
 @example(["a"], "image/encoded", "tfrecord")
 def test_keys_of_a_foreign_tfrecord(keys: list[str], field: str, ending: str) -> None:
-    """What `reshard` takes of other tools' TFRecords, `verify` calls sound, whatever format it was written in."""
+    """`verify` accepts what `reshard` writes from other tools' TFRecords, in any format."""
     records = [
         frame(tf_example([(b"__key__", 1, key.encode()), (field.encode(), 1, b"x")])) for key in keys
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Roles that may read objects and list none: what is named is read, and a listing is asked for where one is needed."""
+"""Roles that may read objects but not list them: named objects are read, and errors say if a listing is required."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.servers.processes import Server
 
 _SAID = "<Error><Code>AccessDenied</Code></Error>"
-# To those who may not list, a store says 403 also of what is not there: of what our verbs look for beside shards.
+# Without the permission to list, a store also answers 403 for missing objects, which our verbs look for next to shards.
 _MISSING = r"README|\.skipped|dataset_info|\.idx|\.nv-meta|/x-000\.json"
 _ROW = "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;0&quot;</ETag>"
 _FAULTS = [Fault("status", status=403, path=path, times=None, body=_SAID) for path in ("list-type=2", _MISSING)]
@@ -78,8 +78,8 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
 
 
 @pytest.mark.parametrize("name", ["", "/x-{000..}.tar", "/x-*.tar", "/{split}-{000..}.tar"])
-def test_what_needs_a_listing_says_so(name: str, stored: tuple[str, Path, FaultyProxy], tmp_path: Path) -> None:
-    """Where a listing is refused and needed, the error says so, and what to allow or to name instead."""
+def test_a_required_listing_is_reported(name: str, stored: tuple[str, Path, FaultyProxy], tmp_path: Path) -> None:
+    """If a required listing is refused, the error says what to allow or to name instead."""
     at, _, _ = stored
     for ask in (lambda: verify(at + name), lambda: inspect(at + name), lambda: copy(at + name, tmp_path / "copy")):
         with pytest.raises(AccessRefused, match="listing is not allowed") as caught:
@@ -91,10 +91,10 @@ def test_what_needs_a_listing_says_so(name: str, stored: tuple[str, Path, Faulty
 
 
 @pytest.mark.parametrize("name", ["/x-{000..}.tar", "/x-{000..007}.tar", "/x-*.tar"])
-def test_a_dataset_file_that_is_listed_and_not_read(
+def test_a_dataset_file_without_read_permission(
     name: str, stored: tuple[str, Path, FaultyProxy], tmp_path: Path
 ) -> None:
-    """Where a store lets us list and not read, what was refused is named: it is not taken for missing."""
+    """If a store allows listing only, the refused object is named, and not reported as missing."""
     at, folder, proxy = stored
     rows = [
         f"<Contents><Key>{one}</Key><Size>{len(data)}</Size>{_ROW}</Contents>"

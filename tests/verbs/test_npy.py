@@ -65,7 +65,7 @@ def test_arrays_of_any_size(ending: str, tmp_path: Path) -> None:
 
 
 def test_other_values_are_refused_alike(tmp_path: Path) -> None:
-    """Each way to make a field refuses text in a binary format and lists that are no arrays; nothing is written."""
+    """Each way to create a field refuses text in a binary format and ragged lists; nothing is written."""
     keys = ["a", "b"]
     table = {"key": keys, "text": ["x", "y"], "ragged": [[1], [1, 2]]}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
@@ -92,7 +92,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
 
 
 def test_npy_is_npy(tmp_path: Path) -> None:
-    """No verb writes text into a .npy field, and `--decode` finds one that NumPy cannot read, however it got there."""
+    """No verb writes text into a .npy field, and `--decode` finds fields that NumPy cannot read."""
     table = tmp_path / "m.jsonl"
     table.write_text('{"key": "a", "xs": ["1", "2"]}\n')
     refused = typed("create", table, f"{tmp_path}/m-{{0..}}.tar", "--field", "npy=xs")

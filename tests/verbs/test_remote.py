@@ -1,4 +1,4 @@
-"""Verbs that read datasets behind HTTP: what they make and say is what they make and say of the same files here."""
+"""Verbs on datasets behind HTTP produce the same files and reports as on local files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dataset(ending: str, small_once: Path, proxy: FaultyProxy) -> tuple[str, Pat
 
 
 def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
-    """Shards of the web become the same shards as those of a folder, though requests fail; and again nothing is new."""
+    """Shards of the web give the same bytes as local ones, despite failed requests; a second run changes nothing."""
     at, folder = dataset
     options = ReshardOptions(shuffle=True, seed=1, max_count=5, workers=0)
     reshard(folder / "x.json", f"{tmp_path}/near/y-{{0..}}.tar", options)
@@ -75,7 +75,7 @@ def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyPr
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_extract_writes_the_same_files(workers: int, ending: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """Samples of the web become the files that those of a folder do, large ones too, though requests fail."""
+    """Samples of the web, also large ones, give the same files as local ones, despite failed requests."""
     at = proxy.server.new_prefix()
     files = {f"{name}/{number}.txt": name.encode() * number for name in ("a", "b") for number in (0, 1, 2000, 900_000)}
     source = write_tree(tmp_path / "in", files)
@@ -95,7 +95,7 @@ def test_extract_writes_the_same_files(workers: int, ending: str, proxy: FaultyP
 def test_extract_of_a_shard_that_is_damaged_or_changes(
     dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    """Nothing is there under the name of a payload that is not as the index says, and the shard's address is named."""
+    """A payload that differs from the index is not written, and the shard's address is named."""
     at, folder = dataset
     proxy.set(Fault("etag", path="x-002", first=2, times=None))
     with pytest.raises(ShardError, match="x-002"):
@@ -111,7 +111,7 @@ def test_extract_of_a_shard_that_is_damaged_or_changes(
 
 
 def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
-    """A shard that another version replaces, between the plan and the packing, is named, and nothing is made of it."""
+    """A shard that is replaced between plan and packing is named, and nothing is written from it."""
     at, _ = dataset
     proxy.set(Fault("etag", path="x-002", first=2, times=None))
     with pytest.raises(ShardError, match="x-002"):
@@ -120,7 +120,7 @@ def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: Fau
 
 
 def test_verify_reads_every_byte(dataset: tuple[str, Path], proxy: FaultyProxy) -> None:
-    """A sound dataset is sound behind HTTP; a flipped bit is found where it is, and shards and sidecars are missed."""
+    """A valid dataset is valid behind HTTP; a flipped bit and missing shards and sidecars are found."""
     at, folder = dataset
     report = verify(f"{at}/x.json", VerifyOptions(workers=0))
     assert (report.sound, report.samples) == (True, 12)
@@ -137,7 +137,7 @@ def test_verify_reads_every_byte(dataset: tuple[str, Path], proxy: FaultyProxy) 
 
 
 def test_inspect_says_the_same(dataset: tuple[str, Path]) -> None:
-    """What `inspect` says of a dataset is the same wherever it lies, but for where it lies."""
+    """`inspect` reports the same for a dataset in any location, except for the location."""
     at, folder = dataset
     (folder / "x-001.index").unlink()
     near, far = (inspect(one, InspectOptions()).to_json() for one in (folder / "x.json", f"{at}/x.json"))
@@ -148,7 +148,7 @@ def test_inspect_says_the_same(dataset: tuple[str, Path]) -> None:
 
 
 def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
-    """A token in an address goes to what lies beside, and into no result."""
+    """A token in an address is used for neighbouring files, and appears in no output."""
     at, folder = dataset
     shutil.copy(shards(folder)[0], folder / "copy.tar")
     given = f"{at.replace('//', '//me:sesame@')}/x.json?token=sesame"
@@ -160,7 +160,7 @@ def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
 def test_a_plan_is_read_from_the_web(
     dataset: tuple[str, Path], small_once: Path, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    """A plan behind HTTP makes what it makes here, lost connections or not; what is none costs no more than a look."""
+    """A plan behind HTTP gives the same dataset, despite lost connections; an invalid plan costs one small request."""
     at, folder = dataset
     options = CreateOptions(max_count=3, workers=0)
     create(small_once, f"{tmp_path}/y-{{000..}}.tar", replace(options, plan_only=folder / "plan.parquet"), dry_run=True)
@@ -177,8 +177,8 @@ def test_a_plan_is_read_from_the_web(
     assert sum(one.sent for one in proxy.log().asked) < 2**24
 
 
-def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
-    """Nothing recommends `--repair` of the web, where it is refused."""
+def test_advice_for_datasets_of_the_web(dataset: tuple[str, Path]) -> None:
+    """No message recommends `--repair` for the web, where it is refused."""
     at, folder = dataset
     flip(shards(folder)[0], 600)
     far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))

@@ -85,7 +85,7 @@ def test_a_dry_run_reports_and_changes_nothing(source: Path) -> None:
     done = json.loads(typed("remove", dataset, "--where", "key < 'ann/person-002'", "--json").out)
     for found in (plan, done):
         del found["seconds"], found["datasets"][0]["fingerprint"]
-    assert done.keys() - plan.keys() == {"bytes_per_s", "samples_per_s"}  # nothing was done, at no speed
+    assert done.keys() - plan.keys() == {"bytes_per_s", "samples_per_s"}  # nothing was done, so there is no speed
     assert plan == {**{name: done[name] for name in plan.keys() & done.keys()}, "dry_run": True}
 
 

@@ -34,15 +34,15 @@ def test_no_field_has_a_reserved_name(name: str, ending: str, tmp_path: Path) ->
             out.write({"__key__": "a", name: b"forged"})
 
 
-def test_a_sample_with_a_reserved_field_is_left_out(ending: str, tmp_path: Path) -> None:
-    """Where such samples may be left out, the others are packed, whatever the format."""
+def test_a_sample_with_a_reserved_field_is_skipped(ending: str, tmp_path: Path) -> None:
+    """With `--on-error skip`, the other samples are packed, in any format."""
     source = write_tree(tmp_path / "src", {"a.__key__": b"forged", "a.txt": b"x", "b.txt": b"y"})
     made = create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0, on_error="skip"))
     assert (made.samples, [one["__key__"] for one in shardtool.open(f"{tmp_path}/out.json")]) == (1, ["b"])
 
 
 def test_a_key_may_be_a_reserved_name(ending: str, tmp_path: Path) -> None:
-    """Only fields stand beside what a sample has of its own: a key is free, in whichever way it comes."""
+    """Only field names are reserved: any key is allowed, from any source."""
     source = write_tree(tmp_path / "src", {"__size__.txt": b"1"})
     create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0))
     create(source, f"{tmp_path}/map-{{0..}}.{ending}", CreateOptions(workers=0, map="tests.mapped:told"))

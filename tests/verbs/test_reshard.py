@@ -1,4 +1,4 @@
-"""Laws of `reshard`: whatever is asked for, every payload of the source is in the output or is told of."""
+"""Laws of `reshard`: with any options, every payload of the source is in the output or reported."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Members = list[tuple[str, bytes]]
 
 
 class Made:
-    """Samples, and where each format of them lies: a tar and a TFRecord dataset of seven samples a shard."""
+    """Samples, and their tar and TFRecord datasets with seven samples per shard."""
 
     def __init__(self, folder: Path, rows: dict[str, list[Any]]) -> None:
         self.folder, self.rows = folder, rows
@@ -87,7 +87,7 @@ class Made:
         return self.folder / ending / "out.json"
 
     def contents(self, ending: str = "tar") -> Contents:
-        """Return the samples as they lie in shards of a format, in order, read by no code of ours."""
+        """Return the samples in shards of a format, in order, read without our code."""
         if ending not in self._contents:
             self._contents[ending] = read(self.file(ending))
         return dict(self._contents[ending])
@@ -99,7 +99,7 @@ class Made:
 
 
 def _memory() -> Path:
-    """Return a new folder, in memory where there is some: shards are made durable, which a disk takes long for."""
+    """Return a new folder, in memory if possible, because syncing shards to a disk is slow."""
     memory = "/dev/shm"  # noqa: S108 - only a place for a private folder
     return Path(tempfile.mkdtemp(prefix="shardtool-reshard-", dir=memory if os.access(memory, os.W_OK) else None))
 
@@ -149,7 +149,7 @@ def made(room: Path) -> Made:
 
 
 def write_tar(path: Path, members: Sequence[str | tarfile.TarInfo], mode: Any = "w", **more: Any) -> Path:
-    """Write a tar as another tool does: names with a payload of their own, or members that are anything else."""
+    """Write a tar like another tool: names with payloads, or members of any kind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode, errors="surrogateescape", **more) as out:
         for member in members:
@@ -181,7 +181,7 @@ def write_records(path: Path, *examples: Sequence[tuple[bytes, int, bytes]]) -> 
 
 @pytest.fixture(scope="session")
 def foreign(room: Path) -> tuple[list[Path], Contents]:
-    """Give a tar, a compressed one and a TFRecord of other tools, without any index, and what is in them."""
+    """Yield a tar, a compressed one and a TFRecord of other tools without index, and their content."""
     folder = room / "foreign"
     stems = [[f"{one}/{at}" for at in range(9)] for one in ("t", "z", "r")]
     names = [[f"{stem}.{field}" for stem in some for field in ("txt", "jpg")] for some in stems]
@@ -202,7 +202,7 @@ def foreign(room: Path) -> tuple[list[Path], Contents]:
 
 
 def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> CreateResult:
-    """Reshard into a folder, with one worker unless `asked` says otherwise."""
+    """Reshard into a folder, without workers unless `asked` contains another number."""
     pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
     givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
     options = ReshardOptions(**{"workers": 1, **asked})
@@ -210,7 +210,7 @@ def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> Create
 
 
 def read(dataset_file: Path) -> Contents:
-    """Return key to field to content of a dataset; every law that a dataset has to itself is checked on the way."""
+    """Return key to field to content of a dataset, after checking every law of a dataset."""
     return contents(sound(dataset_file))
 
 
@@ -241,7 +241,7 @@ def plain(folder: Path) -> list[Members]:
 
 
 def refused(sources: Any, folder: Path, kind: type[ShardError] = InvalidRequest, **asked: Any) -> ShardError:
-    """See that a run, and a dry one, is refused, and that nothing was written; return the error."""
+    """Check that a run and a dry run are refused and write nothing; return the error."""
     before = read_tree(folder)
     with pytest.raises(kind) as caught:
         run(sources, folder, **asked)
@@ -279,7 +279,7 @@ def test_content_is_kept(  # noqa: PLR0913 - a law over all of them
     *, ours: str, others: bool, ending: str, order: dict[str, Any], bounds: dict[str, Any], workers: int, method: str,
     memory: str, made: Made, foreign: tuple[list[Path], Contents],
 ) -> None:  # fmt: skip
-    """In any number, size, order and format, of any sources, what is written is what is there, within the bounds."""
+    """For any number, size, order, format and sources, the output has the source's content, within the bounds."""
     others = others or not ours
     method = "auto" if others and method == "gather" else method  # which cannot be, of compressed shards
     pattern = bounds.get("pattern", STEM)
@@ -315,7 +315,7 @@ def _told(dataset_file: Path) -> dict[str, Any]:
 def test_the_bounds_of_create_give_its_shards(
     of: str, ending: str, bounds: dict[str, Any], made: Made, place: Path
 ) -> None:
-    """From either format, shards of the same bounds, their rows, and what is told of them, are those of `create`."""
+    """From either format, shards with the same bounds equal those of `create`, with rows and records."""
     pattern = f"{bounds.get('pattern', STEM)}.{ending}"
     bounds = {name: value for name, value in bounds.items() if name != "pattern"}
     options = CreateOptions(
@@ -336,7 +336,7 @@ def test_the_bounds_of_create_give_its_shards(
 
 @pytest.mark.parametrize("via", ["tar", "tfrecord"])
 def test_there_and_back(via: str, made: Made, place: Path) -> None:
-    """Through larger shards of either format and back again, the first shards are there to the byte."""
+    """Through larger shards of either format and back, the first shards have the same bytes."""
     ending = "tar" if via == "tfrecord" else "tfrecord"
     run(made.file(ending), place / "via", via, max_count=100)
     run(place / "via", place / "back", ending, max_count=7)
@@ -377,10 +377,10 @@ def test_the_same_bytes(ending: str, asked: dict[str, Any], made: Made, place: P
     assert os.listdir(temp) == []
 
 
-def test_the_same_bytes_wherever_things_lie(
+def test_locations_do_not_change_bytes(
     made: Made, foreign: tuple[list[Path], Contents], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither where sources nor where the output lie, nor how they are given, goes into any file."""
+    """No file depends on the locations of sources and output, or on how they are named."""
     outs = []
     for name in ("a", "b c"):
         copy = place / name / "copy"
@@ -415,7 +415,7 @@ def test_where_is_pythons(query: str, ending: str, made: Made, place: Path) -> N
 
 
 def test_where_knows_the_shard(made: Made, place: Path) -> None:
-    """`shard` is the name of the file that a sample lies in."""
+    """The column `shard` is the file name of a sample's shard."""
     run(made.file(), place, where="shard == 'out-002.tar'")
     assert keys(place) == made.keys[14:21]
 
@@ -434,7 +434,7 @@ def test_a_share_is_nested_and_stable(made: Made, place: Path) -> None:
 
 
 def test_head_is_the_first(made: Made, place: Path) -> None:
-    """`--head` takes the first of the order that was asked for; a shuffle only mixes these; more than all is all."""
+    """`--head` selects the first samples of the requested order; a shuffle mixes only these."""
     run(made.file(), place / "a", head=5)
     assert keys(place / "a") == made.keys[:5]
     run(made.file(), place / "b", head=5, sort_by="key", descending=True)
@@ -568,7 +568,7 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
 
 @pytest.mark.slow
 def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> None:
-    """A dataset is divided as the manifest that it was made of, by shares, with and without strata and groups."""
+    """A dataset is split like its manifest, by shares, with and without strata and groups."""
     ways: list[dict[str, Any]] = [{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]
     for number, more in enumerate(ways):
         options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 1, **more}
@@ -589,14 +589,14 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
 @pytest.mark.parametrize("pattern", ["{split}-{000..}.tar", "{split}/out-{000..}.tar"])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "method": "scatter"}], ids=["order", "scatter"])
 def test_a_column_names_the_splits(pattern: str, more: dict[str, Any], made: Made, place: Path) -> None:
-    """Splits are those that a column of the sidecars names, in files or folders of these names."""
+    """Splits are the values of a sidecar column, and files or folders have their names."""
     plan = reshard(str(made.file()), f"{place}/{pattern}", ReshardOptions(split_column="part", **more), dry_run=True)
     assert read_tree(place) == {}
     result = run(made.file(), place, pattern=pattern, split_column="part", **more)
     assert sum(shard.samples for shard in plan.planned) == result.samples == COUNT
     for name in ("train", "test"):
         folder, base = (place / name, "out") if "/" in pattern else (place, name)
-        wanted = made.where(lambda row: row["part"] == name)  # noqa: B023 - called at once
+        wanted = made.where(lambda row: row["part"] == name)  # noqa: B023 - called immediately
         assert sorted(keys(folder, base)) == sorted(wanted)
         assert (keys(folder, base) == wanted) == (not more)
         is_sound(folder / f"{base}.json")
@@ -607,7 +607,7 @@ def test_a_column_names_the_splits(pattern: str, more: dict[str, Any], made: Mad
 
 @pytest.mark.parametrize("choice", ["error", "alone", "skip"])
 def test_a_sample_over_the_bound(choice: str, made: Made, place: Path) -> None:
-    """What is larger than a shard may be is an error by name, alone in its shard, or left out and listed."""
+    """A sample larger than the bound is an error by name, alone in its shard, or skipped and listed."""
     records = {sample.key: sample.stop - sample.start for shard in sound(made.file()) for sample in shard}
     large = [key for key, size in records.items() if size + 1024 > 9000]
     assert 0 < len(large) < COUNT
@@ -641,10 +641,10 @@ SUBSETS: list[dict[str, Any]] = [
     more=st.sampled_from(ORDERS), bounds=st.sampled_from([*BOUNDS, {"oversize": "skip", "max_size": 9000}]),
     ending=st.sampled_from(["tar", "tfrecord"]), extra=st.sampled_from(SUBSETS),
 )  # fmt: skip
-def test_a_dry_run_tells_what_is_then_written(
+def test_a_dry_run_predicts_the_output(
     more: dict[str, Any], bounds: dict[str, Any], ending: str, extra: dict[str, Any], made: Made
 ) -> None:
-    """Names, sizes, samples and what is left out are as told; the dry run writes nothing, not even a folder."""
+    """Names, sizes, samples and skipped samples are as predicted; the dry run creates not even a folder."""
     options = {**more, **bounds, **extra, "workers": 1}
     pattern = options.pop("pattern", STEM)
     if "split" in extra:
@@ -673,8 +673,8 @@ def test_a_dry_run_tells_what_is_then_written(
     [("tar", {}), ("tar", {"shuffle": True, "method": "scatter"}), ("tfrecord", {"shuffle": True, "method": "gather"})],
     ids=["order", "scatter", "gather"],
 )
-def test_resume_makes_what_is_missing(ending: str, more: dict[str, Any], made: Made, place: Path) -> None:
-    """Whatever is missing, cut or damaged is made again, to the same bytes; the rest is not touched."""
+def test_resume_writes_missing_files(ending: str, more: dict[str, Any], made: Made, place: Path) -> None:
+    """Missing, truncated and damaged files are written again with the same bytes; others are not changed."""
     copy = place / "src"
     shutil.copytree(made.file(ending).parent, copy)
     run(copy, place / "out", ending, max_count=6, **more)
@@ -830,7 +830,7 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
 
 
 def test_append_to_splits(made: Made, place: Path) -> None:
-    """Each split of the new samples joins that of the old ones."""
+    """Each split of the new samples is appended to the existing one."""
     asked: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
     run(made.file(), place / "at once", **asked)
     run(made.file(), place / "out", where="label == 'dog'", **asked)
@@ -843,15 +843,15 @@ def test_append_to_splits(made: Made, place: Path) -> None:
 
 
 def test_append_a_dataset_to_itself(made: Made, place: Path) -> None:
-    """The shards appended to are only read, so they may be the source; with other keys, each sample is there twice."""
+    """Existing shards are only read, so they may be the source; with other keys, each sample exists twice."""
     shutil.copytree(made.file().parent, place / "out")
     run(place / "out", place / "out", append=True, on_duplicate="rename", max_count=9)
     assert keys(place / "out") == made.keys + [f"{key}-2" for key in made.keys]
     is_sound(place / "out" / "out.json")
 
 
-def test_append_what_the_append_would_replace(made: Made, place: Path) -> None:
-    """A shard that lies where a killed append left one is not replaced while it is the source."""
+def test_append_does_not_replace_its_source(made: Made, place: Path) -> None:
+    """A shard of a killed append is not replaced while it is the source."""
     shutil.copytree(made.file().parent, place / "out")
     write_tar(place / "out" / "out-006.tar", ["new/a.jpg"])
     before = identity(place / "out")
@@ -912,7 +912,7 @@ def test_exports_are_those_of_index(ending: str, made: Made, place: Path) -> Non
 
 
 def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents | str]]:
-    """Yield name, source, options, and what becomes of it: contents, or what an error says."""
+    """Yield name, source, options, and the expected contents or error."""
     folder = odd("dir", tarfile.DIRTYPE)
     link = odd("dir/h.jpg", tarfile.LNKTYPE, "dir/a.jpg")
     long = "n" * 300
@@ -984,8 +984,8 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
     yield "numbers", write_records(place / "w.tfrecord", numbers), {}, {"a": {"f": b"0.5", "i": b"-3"}}
 
 
-def test_what_other_tools_write(place: Path) -> None:
-    """Every payload of a foreign shard comes along, or an error, or the list of what was left out, names it."""
+def test_shards_of_other_tools(place: Path) -> None:
+    """Every payload of a foreign shard is in the output, in an error, or in the list of skipped samples."""
     for number, (name, source, more, expected) in enumerate(_foreign(place)):
         for method in ("auto", "scatter") if number % 3 == 0 else ("scatter",):
             out = place / f"{number}-{method}"
@@ -1002,7 +1002,7 @@ def test_what_other_tools_write(place: Path) -> None:
 
 
 def test_dots_in_keys(place: Path) -> None:
-    """Where the dataset file says that keys end at the last dot, they do, in the new dataset too."""
+    """If the dataset file says that keys end at the last dot, they do, in the new dataset too."""
     names = ["scan.2019.01.jpg", "scan.2019.02.jpg"]
     for name in names:
         (place / "in").mkdir(exist_ok=True)
@@ -1046,7 +1046,7 @@ def _payloads(folder: Path) -> list[tuple[Path, str, str, int, int]]:
 def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of them
     *, of: str, ending: str, order: dict[str, Any], method: str, listed: bool, which: int, at: int, made: Made
 ) -> None:
-    """A payload that is not what its index says ends the run, by name, or is left out and listed; all else is right."""
+    """A payload that differs from its index is an error by name, or skipped and listed; others are correct."""
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
         source, out = Path(folder) / "src", Path(folder) / "out"
         shutil.copytree(made.file(of).parent, source)
@@ -1081,7 +1081,7 @@ def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of th
 
 @pytest.mark.slow
 def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) -> None:
-    """A shard of which nothing is left is sound, and can be read again."""
+    """A shard without remaining samples is valid, and can be read again."""
     shutil.copytree(made.file().parent, place / "src")
     flip(place / "src" / "out-002.tar", _payloads(place / "src")[70][3])
     run(place / "src", place / "out", ending, on_error="skip", max_count=1)
@@ -1093,7 +1093,7 @@ def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) 
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_flipped_byte(data: st.DataObject, made: Made) -> None:
-    """Whatever byte of whatever file of a dataset is another one, the output is that of a sound source, or an error."""
+    """For any changed byte in any file of a dataset, the output is that of a valid source, or an error."""
     of = data.draw(st.sampled_from(["tar", "tfrecord"]))
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
         source = Path(folder) / "src"
@@ -1166,7 +1166,7 @@ def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Pa
 @pytest.mark.parametrize("method", ["gather", "scatter"])
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "cut", "gone"])
 def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, place: Path) -> None:
-    """A shard that is not the one that was listed ends the run by name, or its samples are left out and listed."""
+    """A shard that changed after listing is an error by name, or its samples are skipped and listed."""
     for on_error in ("raise", "skip"):
         source = place / on_error
         shutil.copytree(made.file().parent, source)
@@ -1210,8 +1210,8 @@ def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, p
         is_sound(out / "out.json")
 
 
-def test_what_is_left_out_is_listed_alike(made: Made, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of what was left out names shards without their folder: no file tells where the source lay."""
+def test_lists_of_skipped_samples_have_no_locations(made: Made, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of skipped samples names shards without their folder."""
     trees = []
     for name in ("a", "b"):
         shutil.copytree(made.file().parent, place / name / "src")
@@ -1267,7 +1267,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None:
-    """Are refused with what is wrong and a way out, and not even the folder is made; a dry run refuses them alike."""
+    """Invalid requests, also as dry runs, are refused with a fix, and create no folder."""
     asked, said, way_out = WRONG[name]
     found = refused(made.file(), place / "out", **asked)
     assert (type(found), (place / "out").exists()) == (InvalidRequest, False)
@@ -1280,7 +1280,7 @@ def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None
 
 
 def test_nothing_given(place: Path) -> None:
-    """No dataset, or one that is not there, is an error with the forms that there are."""
+    """A missing dataset is an error that lists the accepted forms."""
     with pytest.raises(InvalidRequest, match="none given"):
         reshard([], f"{place}/{STEM}.tar", ReshardOptions())
     for dataset in ("nowhere.json", "nowhere-*.tar", "nowhere-{000..}.tar", str(place)):
@@ -1289,7 +1289,7 @@ def test_nothing_given(place: Path) -> None:
 
 
 def test_compressed_shards_are_read_in_sequence(foreign: tuple[list[Path], Contents], place: Path) -> None:
-    """Who wants to gather compressed shards is told why that cannot be."""
+    """The method `gather` is refused for compressed shards, with the reason."""
     found = refused(foreign[0][1], place / "out", method="gather")
     assert (found.where, "sequence" in found.expected) == ("method", True)
 
@@ -1321,13 +1321,13 @@ def many(room: Path) -> Path:
 
 
 def _order(folder: Path) -> NDArray[np.int64]:
-    """Return the places in the source of samples in the order in which they lie in tars."""
+    """Return the source positions of samples in the order of the tars."""
     return np.array([int(name.removesuffix(".txt")) for shard in plain(folder) for name, _ in shard])
 
 
 @pytest.mark.slow
 def test_a_shuffle_is_uniform(many: Path, place: Path) -> None:
-    """Where a sample comes to lie tells nothing of where it was; both methods and all workers agree, seeds do not."""
+    """The position of a sample does not depend on its old one; methods and workers agree, seeds differ."""
     orders = []
     for method, seed in (("gather", 1), ("scatter", 1), ("scatter", 2)):
         out = place / f"{method}{seed}"
@@ -1352,11 +1352,11 @@ def test_what_is_no_shuffle_is_found_out() -> None:
     assert _strange(chance.permutation(5000)) < 5
 
 
-# What is told.
+# Results and progress.
 
 
-def test_the_result_is_told(made: Made, place: Path) -> None:
-    """The result says what is there, and the dataset file how it was made, without a place or a way of running."""
+def test_the_result_describes_the_dataset(made: Made, place: Path) -> None:
+    """The result describes the output, and the dataset file the options, without location or workers."""
     result = run(
         [made.file(), place / "x.tar"] if write_tar(place / "x.tar", ["more/x.jpg"]) else [], place / "out",
         max_count=9, where="width > 3", shuffle=True, seed=4, method="scatter", memory="64MB", temp_dir=str(place),
@@ -1375,7 +1375,7 @@ def test_the_result_is_told(made: Made, place: Path) -> None:
 
 
 class _Told(Observer):
-    """Adds up what is told of progress."""
+    """Adds up reported progress."""
 
     def __init__(self) -> None:
         self.found = 0
@@ -1400,7 +1400,7 @@ class _Told(Observer):
 
 
 def test_progress_adds_up(made: Made, foreign: tuple[list[Path], Contents], place: Path) -> None:
-    """What is told to be done is done in the end, in both passes, and notes are those of the result."""
+    """Reported progress equals the result, in both passes, and so do the notes."""
     observer = _Told()
     result = run([made.file(), *foreign[0]], place, observer=observer, shuffle=True, max_count=9, workers=2)
     assert observer.found == result.samples == COUNT + 27

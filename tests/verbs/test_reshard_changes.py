@@ -1,4 +1,4 @@
-"""Laws of `reshard` where samples are changed on the way: the bytes are those that `create` makes of the source."""
+"""Laws of `reshard` with transforms: the bytes equal those that `create` writes from the source."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", CHANGES, ids=lambda asked: next(iter(asked)))
-def test_changed_on_the_way_as_from_the_source(
-    asked: dict[str, Any], source: Path, ending: str, tmp_path: Path
-) -> None:
-    """Shards of samples packed as they are give, changed, the shards that `create` gives; `verify` agrees."""
+def test_transforms_equal_those_of_create(asked: dict[str, Any], source: Path, ending: str, tmp_path: Path) -> None:
+    """Transformed shards equal the shards that `create` writes with these options; `verify` accepts them."""
     whole = _create(source, tmp_path / "whole", ending)
     _create(source, tmp_path / "direct", ending, **asked)
     reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
@@ -93,8 +91,8 @@ def test_damaged_payloads_are_never_changed(source: Path, tmp_path: Path) -> Non
     assert (made.samples, made.skipped) == (9, 1)
 
 
-def test_another_source_of_the_same_shape_is_changed_anew(tmp_path: Path) -> None:
-    """A resumed run takes no shard for its own whose source has other bytes of the same sizes, whatever is trusted."""
+def test_another_source_with_equal_sizes_is_transformed_again(tmp_path: Path) -> None:
+    """A resumed run rewrites shards whose source has other bytes of equal size, for any `--trust`."""
     asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled", "trust": "size", "resume": True}
     found = []
     for text in (b"0", b"1"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let shards that are made from now on seem younger than their sources, so that `--resume` may trust them."""
+    """Make new shards appear younger than their sources, so `--resume` may trust them."""
     return lambda: monkeypatch.setattr(resume, "_CLOCK_SLACK_S", -3600)
 
 
@@ -84,7 +84,7 @@ def test_resume_with_another_rule_for_duplicates(tmp_path: Path, trusting: Calla
 
 
 def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], None]) -> None:
-    """So is a TFRecord whose texts are to be numbers now: they take the same bytes, and are read as another kind."""
+    """A TFRecord whose texts become numbers is written again, although the sizes are equal."""
     dataset = _dataset(tmp_path, "x", {f"k{at}.a": b"1" for at in range(4)})
     keys = [f"k{at}" for at in range(4)]
     texts, numbers = pa.table({"key": keys, "n": ["5"] * 4}), pa.table({"key": keys, "n": [5] * 4})
@@ -131,7 +131,7 @@ def test_shards_of_two_datasets(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    """A source without checksums that is overwritten meanwhile ends the run: what was read is of no known state."""
+    """A source without checksums that is overwritten during the run is an error."""
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as shard:
         for at in range(400):
@@ -153,7 +153,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_other_files_beside_shards(tmp_path: Path) -> None:
-    """A JSON file beside foreign shards that nobody could hold in memory is none of our business."""
+    """A huge JSON file next to foreign shards is ignored."""
     with tarfile.open(tmp_path / "x.tar", "w") as shard:
         shard.addfile(tarfile.TarInfo("a.txt"))
     with (tmp_path / "annotations.json").open("wb") as file:
@@ -175,7 +175,7 @@ def test_metadata_that_unfolds(tmp_path: Path) -> None:
     ) as file:
         file.write_table(table)
         file.add_key_value_metadata({k: v for k, v in facts.items() if k.startswith(b"shardtool.")})
-    dataset.unlink()  # which would tell that the sidecar is another one
+    dataset.unlink()  # which would show that the sidecar was replaced
     assert index.stat().st_size < 200_000
     with pytest.raises(CorruptShard, match=r"[0-9,]+ bytes of metadata"):
         _reshard(dataset.parent, tmp_path / "o")
@@ -191,8 +191,8 @@ def test_dots_of_two_kinds(tmp_path: Path) -> None:
     assert verify(_reshard([one, other], tmp_path / "p", portable=True)).sound
 
 
-def test_what_is_told_of_foreign_shards(tmp_path: Path) -> None:
-    """That nothing tells of damage in shards without checksums is said."""
+def test_shards_without_checksums_are_noted(tmp_path: Path) -> None:
+    """A note says that damage in shards without checksums cannot be found."""
     with tarfile.open(tmp_path / "x.tar", "w") as shard:
         member = tarfile.TarInfo("a.txt")
         member.size = 1
@@ -203,7 +203,7 @@ def test_what_is_told_of_foreign_shards(tmp_path: Path) -> None:
 
 
 def test_few_files_may_be_open(tmp_path: Path) -> None:
-    """Where few files may be open, those read longest ago are closed: no sample is left out for that."""
+    """With a low limit of open files, the least recently read ones are closed: no sample is skipped."""
     files = {f"k{at:03d}.a": b"%d" % at for at in range(120)}
     dataset = _dataset(tmp_path, "x", files, max_count=1)
     code = (
@@ -218,8 +218,8 @@ def test_few_files_may_be_open(tmp_path: Path) -> None:
     assert _contents(tmp_path / "o") == files
 
 
-def test_fields_of_samples_that_were_not_chosen(tmp_path: Path) -> None:
-    """What a tar cannot hold in samples that `--where` leaves behind stands in nobody's way."""
+def test_fields_of_excluded_samples_are_ignored(tmp_path: Path) -> None:
+    """Fields that a tar cannot store are no error in samples that `--where` excludes."""
     one = _dataset(tmp_path, "x", {"scan.0.jpg": b"1", "scan.1.jpg": b"1"}, dots="last")
     other = _dataset(tmp_path, "y", {"k.seg.png": b"2", "l.txt": b"3"}, dots="first")
     _reshard([one, other], tmp_path / "o", where="key != 'k'")

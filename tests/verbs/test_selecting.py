@@ -28,7 +28,7 @@ KINDS = {"a/1": "cat", "a/2": "dog", "b/3": "cat", "b/4": None}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder with four samples: an image each, of two endings, and what is said of it as JSON."""
+    """Yield a folder with four samples: images with two extensions, and JSON about each."""
     files: dict[str, bytes] = {}
     for at, (key, kind) in enumerate(KINDS.items()):
         files[f"{key}.{'JPEG' if at % 2 else 'jpg'}"] = key.encode() * 9
@@ -120,8 +120,8 @@ def test_no_row_matches_a_file(source: Path) -> None:
         create(source, "out-{0..}.tar", _options(join=table, on="file"), dry_run=True)
 
 
-def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
-    """`verify --source` compares all but what came of the table; `--repair` says why it makes no shards again."""
+def test_verify_against_a_joined_table(source: Path, tmp_path: Path) -> None:
+    """`verify --source` compares all but joined columns; `--repair` says why it cannot rebuild shards."""
     table = pd.DataFrame({"id": list(KINDS)[:3], "label": ["x", "y", "x"]})
     asked: dict[str, Any] = {"join": table, "on": "id", "values": {"cls": "label"}, "classes": ("cls",)}
     _create(source, tmp_path / "o", where="label == 'x'", **asked)
@@ -154,7 +154,7 @@ def test_columns_of_json_files(source: Path, tmp_path: Path) -> None:
 
 
 def test_json_columns_divide(source: Path, tmp_path: Path) -> None:
-    """Of what a folder's JSON says, each value keeps the shares; each split is verified against the folder."""
+    """Splits stratified by a folder's JSON keep the class proportions, and verify against the folder."""
     output = tmp_path / "o" / "{split}-{0..}.tar"
     create(source, output, _options(columns_from=("json",), split="train=0.5,val=0.5", stratify="good"))
     tables = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "o").glob("*.index"))]
@@ -165,7 +165,7 @@ def test_json_columns_divide(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_in_the_order_of_a_column(source: Path, tmp_path: Path) -> None:
-    """A folder's samples stand in the order that was asked for, in each split that its folders name, and are sound."""
+    """A folder's samples have the requested order in each split that its folders name, and are valid."""
     options = _options(columns_from=("json",), sort_by="width", descending=True, portable=True)
     create(source, tmp_path / "o" / "out-{0..}.tar", options)
     assert [*_metadata(tmp_path / "o")] == ["b/4", "b/3", "a/2", "a/1"]
@@ -216,7 +216,7 @@ def test_bad_json(payload: bytes, said: str, source: Path, tmp_path: Path) -> No
 
 
 def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
-    """A JSON field that has not the checksum of its index chooses no sample: it is damaged, and said to be."""
+    """A JSON field with a wrong checksum selects no sample, and is reported as damaged."""
     create(source, tmp_path / "first-{0..}.tar", _options())
     shard = tmp_path / "first-0.tar"
     data = shard.read_bytes()
@@ -227,7 +227,7 @@ def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
 
 
 def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
-    """Beside a JSON field that is damaged, one that is no JSON fails its sample, too."""
+    """Invalid JSON fails its sample, also next to a damaged JSON field."""
     (source / "a/2.json").write_bytes(b"{bad")
     create(source, tmp_path / "first-{0..}.tar", _options())
     shard = tmp_path / "first-0.tar"
@@ -239,7 +239,7 @@ def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
 
 
 def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
-    """A name with numbers here and texts there is a column of text, and far too long ones are none; notes say so."""
+    """A name with numbers and texts becomes a text column, and very long values become none; notes say so."""
     said = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
     source = write_tree(tmp_path / "in", {f"{at}.json": text.encode() for at, text in enumerate(said[:3])})
     made = _create(source, tmp_path / "o", columns_from=("json",))
@@ -303,7 +303,7 @@ def _asked(**asked: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["zip", "tar", "gztar"])
 def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> None:
-    """Of an archive, fields, columns and rows of a table are those of the folder; a compressed one makes no columns."""
+    """An archive has the fields, columns and joined rows of its folder; a compressed one has no columns."""
     archive = Path(shutil.make_archive(str(tmp_path / "files"), form, source))
     table = pd.DataFrame({"file": ["a/2.JPEG", "b/3.jpg", "b/4.JPEG"], "label": ["x", "y", "z"]})
     asked = _asked(join=table, on="file", values={"txt": "label"})
@@ -347,8 +347,8 @@ def test_renamed_files(source: Path, tmp_path: Path) -> None:
     assert [(one.code, one.key, one.field) for one in report.findings] == [("source-differs", "b/4", "jpg")]
 
 
-def test_paths_of_renamed_files_are_asked_for(source: Path) -> None:
-    """A query sees the path of a file as it lies, whatever its field is called, and the bytes of files alone."""
+def test_paths_of_renamed_fields(source: Path) -> None:
+    """A query sees the path of a file for any field name, and the sizes of files only."""
     query = "path == 'b/4.JPEG' and size == 0"
     size = sum((source / f"b/4.{ending}").stat().st_size for ending in ("JPEG", "json"))
     asked = {"rename_fields": ("JPEG=a",), "label_from_folder": True}
@@ -382,7 +382,7 @@ def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_pat
 
 
 def test_the_command(source: Path, tmp_path: Path) -> None:
-    """A folder, a table and several new names for fields in one option, as they are typed."""
+    """A folder, a table and several field names in one option work on the command line."""
     (tmp_path / "labels.csv").write_text("id,label\na/1,x\na/2,y\nb/3,x\nb/4,y\n")
     ran = typed(
         "create", source, tmp_path / "o" / "out-{0..}.tar", "--join", tmp_path / "labels.csv", "--on", "id", "--field",

@@ -45,7 +45,7 @@ def _again(source: Path, output: Path | str, options: CreateOptions, **changes: 
 
 
 def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> None:
-    """A range of a thousand names packs few samples into as many shards as the default bound needs, and says so."""
+    """A range of a thousand names with few samples gives as many shards as the default bound requires, with a note."""
     output = tmp_path / "o" / f"out-<000..999>.{ending}"
     ran = typed("create", source, output, "--workers", "0")
     assert ran.code == 0
@@ -117,7 +117,7 @@ def test_what_cannot_be(words: str, said: str, source: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("place", ["order", "hash"])
 def test_samples_that_grow(place: Any, tmp_path: Path) -> None:
-    """Where samples that are changed do not find room in so many shards, the run ends, and says what to do."""
+    """If transformed samples do not fit into the requested shards, the run fails with advice."""
     keys = [f"{number:03}" for number in range(200)]
     hashes = [blake2b(key.encode(), digest_size=8, person=b"shardtool place").digest()[0] for key in keys]
     large = {key for key, number in zip(keys, hashes, strict=True) if (number % 2 if place == "hash" else key < "100")}
@@ -191,7 +191,7 @@ def test_the_order_of_a_manifest_does_not_matter(source: Path, tmp_path: Path) -
 
 
 def test_splits_and_appends_by_hash(source: Path, tmp_path: Path) -> None:
-    """Each split has its own number of shards, which stays; an append places what is new by hash, into new shards."""
+    """Each split keeps its number of shards; an append assigns new samples by hash to new shards."""
     output, options = f"{tmp_path}/o/{{split}}-{{000..}}.tar", replace(HASH, split="train=0.8,val=0.2")
     made = create(source, output, options)
     numbers = [one.shards for one in made.splits.values()]
@@ -207,7 +207,7 @@ def test_splits_and_appends_by_hash(source: Path, tmp_path: Path) -> None:
 
 
 def test_transforms_by_hash(source: Path, tmp_path: Path) -> None:
-    """Where a function changes samples, sizes are estimated, and a new file changes one shard all the same."""
+    """If a function changes samples, sizes are estimated, and a new file still changes only one shard."""
     for number in range(0, 2 * _COUNT, 2):
         (source / f"{number:03}.txt").write_text(f"{number * 9}")
     output, options = f"{tmp_path}/o/{STEM}.tar", replace(HASH, map="tests.mapped:told", max_size="30kB")

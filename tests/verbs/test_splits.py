@@ -1,4 +1,4 @@
-"""Laws of `--split` and `--where` over folders: which sample goes where, and what stands for it on disk."""
+"""Laws of `--split` and `--where` over folders: the assignment of samples, and its files on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _parts(folder: Path, names: Iterable[str] = NAMES) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give 60 samples of two fields in twelve folders, of which the first six are a class, and the others one."""
+    """Yield 60 samples of two fields in twelve folders; the first six are one class, the others another."""
     files = {}
     for number in range(60):
         folder = number % 12
@@ -96,8 +96,8 @@ def test_splits_are_a_partition(
     assert (result.fingerprint == plain[1]) == ("label_from_folder" not in options)
 
 
-def test_what_is_told_of_splits(scenes: Path, tmp_path: Path) -> None:
-    """Totals are those of all splits, each has its own, and so does each dataset file."""
+def test_totals_of_splits(scenes: Path, tmp_path: Path) -> None:
+    """Totals are those of all splits; each split and each dataset file has its own."""
     result = _pack(scenes, tmp_path)
     parts = _parts(tmp_path)
     assert result.dataset_file == f"{tmp_path}/out-{{split}}.json"
@@ -139,7 +139,7 @@ def test_a_dry_run_of_splits_in_folders(scenes: Path, tmp_path: Path) -> None:
 @given(keys=st.sets(st.integers(0, 199), min_size=30, max_size=60), more=st.sets(st.integers(0, 199), max_size=60))
 @settings(max_examples=6)
 def test_a_sample_keeps_its_split(keys: set[int], more: set[int], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A sample's split depends on its key alone, whatever other samples there are, and whatever it holds."""
+    """A sample's split depends only on its key, and not on other samples or the content."""
     found = []
     for numbers in (keys, keys | more):
         place = tmp_path_factory.mktemp("stable")
@@ -219,7 +219,7 @@ def test_per_cent_means_the_same(scenes: Path, tmp_path: Path) -> None:
     ],
 )
 def test_where_the_split_stands_in_the_pattern(pattern: str, files: list[str], scenes: Path, tmp_path: Path) -> None:
-    """`{split}` may be a folder or a part of the file name, as often as one likes."""
+    """`{split}` may be a folder or a part of the file name, any number of times."""
     result = _pack(scenes, tmp_path, pattern=pattern, split="train=0.5,val=0.5", max_count=None)
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == files
     found = [set(contents(sound(tmp_path / name))) for name in files]
@@ -230,7 +230,7 @@ def test_where_the_split_stands_in_the_pattern(pattern: str, files: list[str], s
 
 
 def test_a_list_of_names(scenes: Path, tmp_path: Path) -> None:
-    """Names that a shell made of `out-{split}-{000..002}.tar` are three shards a split; one without it is refused."""
+    """Names that a shell expanded from `out-{split}-{000..002}.tar` are three shards per split; others are refused."""
     names = [f"{tmp_path}/out-{{split}}-00{number}.tar" for number in range(3)]
     create(scenes, names, CreateOptions(workers=0, split=SHARES))
     parts = _parts(tmp_path)
@@ -315,7 +315,7 @@ def test_the_source_may_hold_the_output(tmp_path: Path) -> None:
 
 
 def test_existing_output_of_any_split(scenes: Path, tmp_path: Path) -> None:
-    """Where a file of any split is there, a plain run is refused, and touches nothing."""
+    """If a file of any split exists, a plain run is refused, and changes nothing."""
     write_tree(tmp_path, {"out-test-007.index": b"somebody's"})
     with pytest.raises(OutputExists, match="out-test-007"):
         _pack(scenes, tmp_path)
@@ -323,7 +323,7 @@ def test_existing_output_of_any_split(scenes: Path, tmp_path: Path) -> None:
 
 
 def test_a_lock_of_any_split(scenes: Path, tmp_path: Path) -> None:
-    """A run that writes one of the splits, as a dataset of its own, refuses all of them, and leaves no locks."""
+    """While a run writes one split as a dataset, a run on all splits is refused, and leaves no locks."""
     import fcntl
 
     (tmp_path / "out").mkdir()
@@ -338,7 +338,7 @@ def test_a_lock_of_any_split(scenes: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=[{}], ids=["plain"])
 def packed(request: pytest.FixtureRequest, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give what a run has made of the scenes, with these options; not to be changed."""
+    """Return the output of a run on the scenes with these options; not to be changed."""
     folder = tmp_path_factory.mktemp("packed")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SHARDTOOL_TEST_NOTED", str(folder / "noted"))
@@ -384,11 +384,11 @@ _TRANSFORMS: list[dict[str, Any]] = [{}, {"map": "tests.mapped:noted"}]
 @pytest.mark.parametrize(
     "gone", [["out-test-*"], ["out-val-*", "out-test-*"], ["out-train-001.tar"], ["out-val.json"], ["*.json"], []]
 )
-def test_resume_goes_on(
+def test_resume_between_splits(
     gone: list[str], transform: dict[str, Any], *, earlier: Path, scenes: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A run that ended between two splits, or in one, is resumed to the same bytes; what is finished is not touched."""
+    """A run interrupted in or between splits is resumed to the same bytes; finished files are not changed."""
     monkeypatch.setenv("SHARDTOOL_TEST_NOTED", str(tmp_path / "noted"))
     right, before = read_tree(earlier), identity(earlier)
     names = {path.name for pattern in gone for path in earlier.glob(pattern)}
@@ -419,11 +419,11 @@ def test_resume_keeps_splits_when_samples_come_and_go(scenes: Path, tmp_path: Pa
     }
 
 
-# What is left out
+# Skipped samples
 
 
-def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, tmp_path: Path) -> None:
-    """What is in no split is in one split's list, once; in is written and left out, over all of them."""
+def test_counts_add_up_over_all_splits(scenes: Path, ending: str, tmp_path: Path) -> None:
+    """Each skipped sample is in one split's list; samples in equal written plus skipped over all splits."""
     source = Path(shutil.copytree(scenes, tmp_path / "in"))
     huge = {f"cat/{n:02}/huge{n}.bin": bytes(9000 + n) for n in range(8)}
     write_tree(source, {**huge, "README": b"no field", "dog/06/NOTES": b"none"})
@@ -462,7 +462,7 @@ def test_what_a_function_makes_over_all_splits(tmp_path: Path) -> None:
 
 
 def test_a_key_twice_in_two_splits(tmp_path: Path) -> None:
-    """A key that a function gives to samples of two splits is an error by name, as it is within one."""
+    """A key that a function returns in two splits is an error by name, as within one."""
     source = write_tree(tmp_path / "in", {f"{n}.py": b"{'a': b''}" for n in range(30)})
     parts = _split_of(source, tmp_path)
     train, val = (next(key for key, name in parts.items() if name == one) for one in ("train", "val"))
@@ -586,7 +586,7 @@ def test_resume_with_another_query(scenes: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out-{split}.json", "out-{split}-{000..}.tar", "out-*.json"])
 def test_all_splits_become_one_again(name: str, scenes: Path, tmp_path: Path) -> None:
-    """A name with `{split}` stands for the dataset of each split, as a glob does, in `reshard` and as a source."""
+    """A pattern with `{split}` names the datasets of all splits, like a glob, also as a source."""
     _pack(scenes, tmp_path / "in")
     ran = typed("reshard", tmp_path / "in" / name, tmp_path / "one/all-{000..}.tar", "--workers", "0")
     assert ran.code == 0, ran.err
@@ -596,7 +596,7 @@ def test_all_splits_become_one_again(name: str, scenes: Path, tmp_path: Path) ->
     assert typed("verify", tmp_path / "one/all.json", "--source", tmp_path / "in" / name).code == 0
 
 
-def test_an_output_of_splits_that_is_none_is_named_as_typed(scenes: Path) -> None:
-    """What stands for `{split}` while a pattern is read is in no message."""
+def test_messages_show_the_split_pattern_as_typed(scenes: Path) -> None:
+    """Messages contain `{split}` as typed, and not its internal replacement."""
     ran = typed("create", scenes, "x-{split}.json", "--split", SHARES)
     assert ran.err.startswith("shardtool: x-{split}.json: the file extension '.json'; expected a pattern such as")

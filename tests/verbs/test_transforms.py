@@ -1,4 +1,4 @@
-"""Laws of `create` where samples change on their way: their sizes show late, and the promises are those of any plan."""
+"""Laws of `create` with transforms: sizes are only estimated, but all guarantees hold."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _TAR_END = 1024
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    """Pack with one worker into tar, unless `options` say otherwise."""
+    """Pack into tar without workers, unless `options` differ."""
     ending = options.pop("ending", "tar")
     asked = {"workers": 1, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
@@ -139,7 +139,7 @@ SIZES = st.one_of(st.none(), st.integers(0, 9000), st.lists(st.integers(0, 4000)
     oversize=st.sampled_from(["skip", "alone"]),
 )
 @settings(max_examples=12)
-def test_the_bounds_hold_whatever_samples_become(
+def test_bounds_hold_with_any_function(
     *,
     asked: list[object],
     max_size: int | None,
@@ -148,7 +148,7 @@ def test_the_bounds_hold_whatever_samples_become(
     ending: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Every sample is written, left out or dropped, once, and no shard is over a bound, whatever a function returns."""
+    """Each sample is written, skipped or dropped once, and no shard exceeds a bound, for any function."""
     place = tmp_path_factory.mktemp("bounds")
     named = {f"{number:03}": said for number, said in enumerate(asked)}
     made, room = _told_samples(named), 10**9 if max_size is None else max_size - (_TAR_END if ending == "tar" else 0)
@@ -188,7 +188,7 @@ def test_images_that_mislead_the_estimate(whole: Path, pictures: Path, ending: s
 
 
 def test_many_samples_that_grow_fifty_times(ending: str, tmp_path: Path) -> None:
-    """Of hundreds of samples only some are tried; those that were not may be 50 times as large."""
+    """Only some of hundreds of samples are tried; the others may be 50 times as large."""
     asked = {f"{number:03}": 5000 if number % 8 == 7 else 100 for number in range(240)}
     source = _told_tree(tmp_path / "in", asked)
     result = _pack(source, tmp_path / "out", map=TOLD, max_size="12kB", ending=ending, workers=2)
@@ -202,7 +202,7 @@ def test_many_samples_that_grow_fifty_times(ending: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("max_size", [1, 1024, 1500])
 @pytest.mark.parametrize("oversize", ["error", "skip"])
 def test_a_bound_that_takes_nothing(max_size: int, oversize: str, ending: str, tmp_path: Path) -> None:
-    """A bound below the least shard is an error, as it is where samples stay as they are."""
+    """A bound below the smallest shard is an error, as without transforms."""
     source = _told_tree(tmp_path / "in", dict.fromkeys(("a", "b", "c"), 2000))
     with pytest.raises((InvalidRequest, SampleFailed)):
         _pack(source, tmp_path / "out", map=TOLD, max_size=max_size, oversize=oversize, ending=ending)
@@ -210,7 +210,7 @@ def test_a_bound_that_takes_nothing(max_size: int, oversize: str, ending: str, t
 
 
 def test_a_sample_that_becomes_too_large_is_named(ending: str, tmp_path: Path) -> None:
-    """One that fits in no shard, now that its size shows, ends the run with its key and what to do."""
+    """A transformed sample that fits in no shard is an error with its key and advice."""
     source = _told_tree(tmp_path / "in", {"fine": 10, "huge": [3000, 3000], "more": 20})
     with pytest.raises(SampleFailed, match=r"^huge: .*2 samples.*oversize='skip'"):
         _pack(source, tmp_path / "out", map=TOLD, max_size="5kB", ending=ending)
@@ -347,8 +347,8 @@ GONE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE, ids=lambda gone: "+".join(gone) or "nothing")
-def test_resume_makes_what_is_missing(gone: list[str], pictures: Path, ending: str, copy: Path) -> None:
-    """`--resume` makes what is missing, also of what went after the last planned shard, and touches nothing else."""
+def test_resume_writes_missing_files(gone: list[str], pictures: Path, ending: str, copy: Path) -> None:
+    """`--resume` writes missing files, also of overflow shards, and changes no others."""
     right, before, every = read_tree(copy), identity(copy), [path.name for path in shards(copy)]
     names = [one for name in gone for one in (every if name == "all" else [name])]
     names = [every[-1] if name == "the last" else name.replace("shard", ending) for name in names]
@@ -513,13 +513,13 @@ def test_resume_takes_in_a_changed_source(change: str, tmp_path: Path) -> None:
         assert result.kept == result.shards - 1
 
 
-# Where a bit flips: a part of the file, or the first digit of what it says by this name.
+# The flipped bit: in a part of the file, or in the first digit of the value with this name.
 FLIPS = ["start", "page head", "keys", "fourth", "half", "consumed", "dropped", "content", "crc32c", "plan", "end"]
 
 
 @pytest.mark.parametrize("where", FLIPS)
-def test_resume_mends_a_sidecar(where: str, tmp_path: Path) -> None:
-    """A bit that was flipped in the sidecar of a finished shard is mended by `--resume`: nothing is taken from it."""
+def test_resume_repairs_a_sidecar(where: str, tmp_path: Path) -> None:
+    """`--resume` repairs a flipped bit in the sidecar of a finished shard."""
     source = _told_tree(tmp_path / "in", {f"{number:03}": [100 + number, 10] for number in range(6)})
     options: dict[str, Any] = {"map": TOLD, "max_count": 6}
     _pack(source, tmp_path / "out", **options)
@@ -531,13 +531,13 @@ def test_resume_mends_a_sidecar(where: str, tmp_path: Path) -> None:
     at = places.get(where) or data.index(f"shardtool.{where}".encode()) + len(f"shardtool.{where}") + 2
     data[at] ^= 1
     path.write_bytes(data)
-    for _ in range(2):  # mended at once, and for good
+    for _ in range(2):  # repaired by one run, permanently
         _pack(source, tmp_path / "out", resume=True, **options)
         assert read_tree(tmp_path / "out") == right
 
 
 def test_overwrite_leaves_nothing_stale(pictures: Path, whole: Path, ending: str, copy: Path, tmp_path: Path) -> None:
-    """`--overwrite` equals a fresh run, and a plain run over what is there is refused and touches nothing."""
+    """`--overwrite` equals a fresh run, and a plain run on existing output is refused and changes nothing."""
     before = identity(copy)
     with pytest.raises(OutputExists):
         _pack(pictures, copy, ending=ending, **WHOLE)
@@ -549,7 +549,7 @@ def test_overwrite_leaves_nothing_stale(pictures: Path, whole: Path, ending: str
     assert read_tree(copy) == read_tree(tmp_path / "fresh")
 
 
-# What is written
+# Written samples
 
 
 def test_the_fingerprint_names_the_content(pictures: Path, tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ def test_the_fingerprint_names_the_content(pictures: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("options", [{"probe": True}, {"resize": SIDE}, {"resize": SIDE, "encode": "jpg"}])
 def test_images_that_need_no_change_pass(options: dict[str, Any], ending: str, tmp_path: Path) -> None:
-    """Images that are as they should be pass byte for byte: the shards are those of a run that changes nothing."""
+    """Images that need no change keep their bytes: the shards equal those without transforms."""
     files = {f"{n}.jpg": _picture(SIDE, n, "JPEG", quality=97, comment=b"kept") for n in range(4)}
     files |= {f"{n}.txt": b"caption" for n in range(4)} | {"9.json": b"{}"}
     source = write_tree(tmp_path / "in", files)
@@ -583,7 +583,7 @@ def test_images_that_need_no_change_pass(options: dict[str, Any], ending: str, t
 
 
 def test_probe(ending: str, tmp_path: Path) -> None:
-    """`--probe` tells each image's size as it is shown and its mode; where a sample has no image, nothing."""
+    """`--probe` adds the displayed size and the mode of each image; without an image, nulls."""
     turned = Image.Exif()
     turned[0x0112] = 6
     noise = Image.fromarray(np.zeros((10, 30, 3), np.uint8))
@@ -608,8 +608,8 @@ def test_probe(ending: str, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_probe_tells_of_what_is_written(whole: Path) -> None:
-    """After a resize the columns are those of the image in the shard."""
+def test_probe_describes_the_written_image(whole: Path) -> None:
+    """After a resize, the columns describe the image in the shard."""
     for samples in sound(whole / "out.json"):
         for sample in samples:
             image = Image.open(BytesIO(sample.content["png"]))
@@ -643,15 +643,15 @@ def test_a_label_that_is_no_number_any_more(tmp_path: Path) -> None:
     assert {key: fields["cls"] for key, fields in found.items()} == {"a/1": b"7", "b/2": b"cat"}
 
 
-def test_a_number_that_is_written_otherwise(tmp_path: Path) -> None:
-    """A number that a function spells in its own way is stored as it is, or is refused: content does not get lost."""
+def test_numbers_with_unusual_spelling(tmp_path: Path) -> None:
+    """A number with unusual spelling is stored unchanged or refused."""
     source = write_tree(tmp_path / "in", {"a/1.py": b"{**sample, 'cls': b'007'}"})
     try:
         _pack(source, tmp_path / "out", ending="tfrecord", map=EVALUATED, label_from_folder=True)
     except SampleFailed as error:
         assert "cls" in str(error)  # noqa: PT017
         return
-    sound(tmp_path / "out" / "out.json")  # the fingerprint is that of the shard
+    sound(tmp_path / "out" / "out.json")  # the shard determines the fingerprint
 
 
 def test_a_shuffle_moves_changed_samples(pictures: Path, whole: Path, ending: str, tmp_path: Path) -> None:
@@ -667,7 +667,7 @@ def test_a_shuffle_moves_changed_samples(pictures: Path, whole: Path, ending: st
 
 
 def test_portable_names_and_their_originals(tmp_path: Path) -> None:
-    """`--portable` names are those of the shard, whatever the image became, and the sidecar keeps the originals."""
+    """`--portable` names are those of the shard, for any image format, and sidecars keep the originals."""
     names = ["a b/ü.png", "a b/ü.txt", "plain.png"]
     source = write_tree(tmp_path / "in", {name: _picture(9, 1) if name.endswith("g") else b"text" for name in names})
     _pack(source, tmp_path / "out", portable=True, resize=5, encode="jpg")
@@ -692,7 +692,7 @@ def test_a_field_that_no_sample_has(option: str, pictures: Path, tmp_path: Path)
 # The user's function
 
 
-# What a function returns for the sample `key`, and what is written then.
+# Return values of a function for the sample `key`, and the written samples.
 RETURNED: dict[str, dict[str, dict[str, bytes]]] = {
     "sample": {"00": {"py": b"sample"}},
     "{'__key__': key, 'a': b'1', 'b.c': b'2'}": {"01": {"a": b"1", "b.c": b"2"}},
@@ -712,7 +712,7 @@ def _expressions(folder: Path, texts: Iterable[str]) -> Path:
     return write_tree(folder, {f"{at:02}.py": text.encode() for at, text in enumerate(texts)})
 
 
-def test_what_a_function_returns_is_written(ending: str, tmp_path: Path) -> None:
+def test_return_values_are_written(ending: str, tmp_path: Path) -> None:
     """A dict is a sample, a list several, None drops it; keys may be new; values are bytes, text or numbers."""
     source = _expressions(tmp_path / "in", RETURNED)
     result = _pack(source, tmp_path / "out", map=EVALUATED, ending=ending)
@@ -723,7 +723,7 @@ def test_what_a_function_returns_is_written(ending: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["np.arange(3, dtype='<u4').data", "memoryview(bytes(range(24)))[::2]"])
 def test_memory_is_written_whole(text: str, ending: str, tmp_path: Path) -> None:
-    """A view of memory is written byte for byte, whatever its items are and however they lie."""
+    """A memoryview is written byte for byte, for any item type and strides."""
     source = _expressions(tmp_path / "in", [f"{{'a': {text}}}"])
     _pack(source, tmp_path / "out", map=EVALUATED, ending=ending)
     right = np.arange(3, dtype="<u4").tobytes() if "u4" in text else bytes(range(0, 24, 2))
@@ -745,8 +745,8 @@ WORSE = ["{'__key__': '\\ud800', 'a': b''}", "{'a': '\\ud800'}", "{str(n): b'' f
 
 
 @pytest.mark.parametrize("text", ["{'a': None}", *WORSE])
-def test_what_no_function_may_return(text: str, tmp_path: Path) -> None:
-    """What is no sample ends the run by the key of the one that it was made of, and nothing of it is published."""
+def test_invalid_return_values(text: str, tmp_path: Path) -> None:
+    """An invalid value fails the run with the key of its sample, and no shard is published."""
     source = _expressions(tmp_path / "in", ["{'x': b'fine'}", text])
     with pytest.raises(SampleFailed, match=r"^01: the function of --map returned"):
         _pack(source, tmp_path / "out", map=EVALUATED)
@@ -787,7 +787,7 @@ def test_a_key_twice_is_refused(count: int, tmp_path: Path) -> None:
         assert not (tmp_path / "out" / "out.json").exists()
         if shards(tmp_path / "out"):
             age(tmp_path / "out", source)
-    files["7.py"] = b"{'__key__': '3', 'a': b''}"  # as one that keeps its own
+    files["7.py"] = b"{'__key__': '3', 'a': b''}"  # like one that keeps its key
     write_tree(source, files)
     with pytest.raises(SampleFailed, match=r"^(same|3): "):
         _pack(source, tmp_path / "out", map=EVALUATED, max_count=8 // count, overwrite=True)
@@ -811,7 +811,7 @@ def test_dropped_samples_are_counted(ending: str, tmp_path: Path) -> None:
 
 
 def test_a_function_that_drops_all(tmp_path: Path) -> None:
-    """A dataset without a sample is an error, which says that it was the function that dropped them."""
+    """A dataset without samples is an error, which says that the function dropped them."""
     source = _told_tree(tmp_path / "in", {"a": None, "b": None})
     with pytest.raises(SampleFailed, match=r"map|drop"):
         _pack(source, tmp_path / "out", map=TOLD)
@@ -829,7 +829,7 @@ def change(sample):
 
 
 def test_an_exception_of_a_function(tmp_path: Path) -> None:
-    """An exception ends the run with 6, the sample's key, what was raised, and the user's own lines, not ours."""
+    """An exception ends the run with 6, the sample's key, the exception, and the traceback of the user's lines only."""
     write_tree(tmp_path / "in", {"a.txt": b"1", "b.txt": b"0", "c.txt": b"2"})
     (tmp_path / "mine.py").write_text(RAISES)
     words = ["create", "in", f"{STEM}.tar", "--map", "mine:change", "--workers", "0", "--json", "--quiet"]
@@ -893,8 +893,8 @@ MISSING: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_function_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that cannot be had is an error of the request, and nothing is written, not even a folder."""
+def test_a_missing_function(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that cannot be imported is an error of the request, and creates not even a folder."""
     source = write_tree(tmp_path / "in", {"a.txt": b"1"})
     text, said = MISSING[name]
     (tmp_path / "of_missing.py").write_text(text)
@@ -941,7 +941,7 @@ def test_a_module_in_the_current_folder(start: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_module_beside_a_script(start: str, tmp_path: Path) -> None:
-    """A module that a script can import, because it lies beside it, is found by workers that are spawned, too."""
+    """A module next to a script is found by spawned workers, too."""
     write_tree(tmp_path / "in", {"a.txt": b"text"})
     place = write_tree(tmp_path / "code", {"script.py": SCRIPT.encode(), "beside/me.py": UPPER.encode()})
     done = subprocess.run(
@@ -1012,7 +1012,7 @@ def _broken(folder: Path, names: Iterable[str]) -> tuple[Path, dict[str, str]]:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_image(name: str, tmp_path: Path) -> None:
-    """An image that cannot be changed ends the run by its file's name, and nothing is published."""
+    """An image that cannot be changed is an error with its file name, and no shard is published."""
     source, codes = _broken(tmp_path / "in", [name])
     with pytest.raises(SampleFailed) as caught:
         _pack(source, tmp_path / "out", resize=8, label_from_folder=True)
@@ -1047,8 +1047,8 @@ def test_broken_images_from_the_command_line(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_broken_image_that_is_only_carried(tmp_path: Path) -> None:
-    """An image that nobody asked to look at is no concern: a mask that `--image` leaves out, any with `--map` alone."""
+def test_a_broken_image_that_is_not_decoded(tmp_path: Path) -> None:
+    """Images that no option decodes are not checked: masks excluded by `--image`, and all with `--map` alone."""
     files = {"a.jpg": _picture(30, 1, "JPEG"), "a.png": b"no image", "a.py": b"sample"}
     source = write_tree(tmp_path / "in", files)
     _pack(source, tmp_path / "image", resize=9, images=("jpg",))

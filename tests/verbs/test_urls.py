@@ -81,7 +81,7 @@ def test_each_row_ends_in_one_place(web: WebServer, tmp_path: Path, ending: str)
 
 
 def test_files_and_columns(web: WebServer, tmp_path: Path) -> None:
-    """A sample has its file, and its other columns as JSON and in the sidecar, beside the URL."""
+    """A sample has its file, and its other columns as JSON and in the sidecar, with the URL."""
     source = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
     _create(source, tmp_path / "out", values={"txt": "caption"}, meta="all")
     found = dict(members(*shards(tmp_path / "out")))
@@ -118,7 +118,7 @@ def test_no_secret_is_kept_or_shown(web: WebServer, tmp_path: Path) -> None:
 
 
 def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
-    """Finished shards stay, with what was left out of them; `retry_failed` fetches those again that left some out."""
+    """Finished shards and their skipped samples are kept; `retry_failed` fetches shards with skipped samples."""
     urls = [web.url(f"ok/{at}" if at % 5 else f"busy/1/{at}") for at in range(20)]
     source = _manifest(tmp_path / "in", [*urls, *(web.url(f"ok/x{at}") for at in range(4))])
     first = _create(source, tmp_path / "out", max_count=4)
@@ -138,8 +138,8 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     sound(tmp_path / "out" / "out.json")
 
 
-def test_another_signature_is_no_other_file(web: WebServer, tmp_path: Path) -> None:
-    """A manifest that was signed anew goes on with the shards of the first."""
+def test_a_new_signature_is_the_same_file(web: WebServer, tmp_path: Path) -> None:
+    """A manifest with new signatures continues with the existing shards."""
     for name, kept in (("one", 0), ("two", 3)):
         urls = [web.url(f"ok/{at}?Signature={name}") for at in range(6)]
         if_exists = "resume" if kept else "error"
@@ -150,7 +150,7 @@ def test_another_signature_is_no_other_file(web: WebServer, tmp_path: Path) -> N
 
 
 def test_too_many_failures_end_the_run(web: WebServer, tmp_path: Path) -> None:
-    """The run ends at a share of failures, with what was finished before; it goes on from there when asked to."""
+    """The run ends at a share of failures, with its finished shards; `--resume` continues."""
     urls = [web.url(f"ok/{at}" if at < 150 else f"status/{404}") for at in range(300)]
     source = _manifest(tmp_path / "in", urls)
     with pytest.raises(SampleFailed, match="100 of 100 samples failed") as caught:
@@ -178,10 +178,10 @@ def test_a_web_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
-def test_where_all_fail_nothing_stays(web: WebServer, tmp_path: Path, if_exists: str) -> None:
-    """A run of which no URL gives a file says how many failed for which reason, and advises no option that it lacks.
+def test_no_file_remains_if_all_urls_fail(web: WebServer, tmp_path: Path, if_exists: str) -> None:
+    """If all URLs fail, the run reports the number for each reason, and recommends no missing option.
 
-    Neither shards nor lists stay that a later run would take for finished: the same command then makes the dataset.
+    No shard or list remains that a later run would consider finished: the same command then creates the dataset.
     """
     gone = _manifest(tmp_path / "in", [web.url("status/404"), web.url("cut/a"), web.url("status/404")])
     for _ in range(2):
@@ -193,8 +193,8 @@ def test_where_all_fail_nothing_stays(web: WebServer, tmp_path: Path, if_exists:
     assert _create(there, tmp_path / "out", max_count=1, **existing(if_exists)).samples == 3
 
 
-def test_a_dry_run_asks_nothing(web: WebServer, tmp_path: Path) -> None:
-    """A plan says what it cannot know, asks no server, and has 10,000 samples a shard where nothing bounds them."""
+def test_a_dry_run_sends_no_request(web: WebServer, tmp_path: Path) -> None:
+    """A dry run says that sizes are unknown, sends no request, and plans 10,000 samples per shard by default."""
     source = _manifest(tmp_path / "in", [web.url("ok/a")] * 10_001)
     options = CreateOptions(urls={"jpg": "url"})
     plan = create(source, f"{tmp_path}/out-{{0..}}.tar", options, dry_run=True)
@@ -214,7 +214,7 @@ def test_the_bound_is_kept(web: WebServer, tmp_path: Path) -> None:
 
 
 def test_images_are_changed(web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fetched can be changed on the way; what is no image is left out by that, too."""
+    """Downloaded images can be changed; files that are not images are skipped."""
     photo = (PHOTOS / "cat" / "cat-0001.jpg").read_bytes()
     monkeypatch.setattr("tests.fetch.server.body", lambda name: photo if name == "good" else b"\xff\xd8\xff odd")
     source = _manifest(tmp_path / "in", [web.url("ok/good"), web.url("ok/bad")])
@@ -225,7 +225,7 @@ def test_images_are_changed(web: WebServer, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_files_here_and_in_the_web(web: WebServer, tmp_path: Path) -> None:
-    """A sample may have files of this machine beside those of URLs, and several of each."""
+    """A sample may have local files next to URLs, and several of each."""
     write_tree(tmp_path / "in", {"a.png": b"mask a", "b.png": b"mask b"})
     rows = [("k1", "a.png", web.url("ok/1"), web.url("ok/x")), ("k2", "b.png", web.url("ok/2"), web.url("status/404"))]
     with (tmp_path / "in" / "urls.csv").open("w", newline="") as file:
@@ -237,7 +237,7 @@ def test_files_here_and_in_the_web(web: WebServer, tmp_path: Path) -> None:
 
 
 def test_the_source_is_compared_but_for_the_web(web: WebServer, tmp_path: Path) -> None:
-    """`verify --source` compares keys and columns, asks no server, and says that files of the web are not compared."""
+    """`verify --source` compares keys and columns, sends no request, and says that downloads are not compared."""
     source = _manifest(tmp_path / "in", [web.url("ok/a"), web.url("status/404")])
     _create(source, tmp_path / "out")
     asked = Counter(web.asked)
@@ -291,8 +291,8 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
         ({"timeout": 0}, "a whole number from 1"),
     ],
 )
-def test_what_is_asked_for_must_make_sense(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    """Options that make no sense are refused before a server is asked."""
+def test_invalid_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    """Invalid options are refused before any request."""
     source = _manifest(tmp_path / "in", ["http://127.0.0.1:1/a"])
     with pytest.raises(InvalidRequest, match=message):
         _create(source, tmp_path / "out", **options)
@@ -300,7 +300,7 @@ def test_what_is_asked_for_must_make_sense(tmp_path: Path, options: dict[str, An
 
 
 def test_a_folder_has_no_urls(tmp_path: Path) -> None:
-    """Options of URLs are refused where the source is no table; a table of URLs says which option takes them."""
+    """Options for URLs require a table; for a table of URLs, the error names the option to use."""
     write_tree(tmp_path / "in", {"a.jpg": b"a"})
     with pytest.raises(InvalidRequest, match="the source is a folder"):
         create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.tar", CreateOptions(urls=("jpg=url",), connections=3))
@@ -325,7 +325,7 @@ def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:
     sound(tmp_path / "out" / "out.json")
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aiohttp_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without aiohttp, the message says what to install."""
     monkeypatch.setattr("shardtool.request.create_options.find_spec", lambda _name: None)
     with pytest.raises(InvalidRequest, match="aiohttp") as caught:

@@ -124,7 +124,7 @@ def _damages(raw: bytes, rng: random.Random, every: int = 1) -> Iterator[bytes]:
 
 
 def _is_sound(given_: Path) -> bool:
-    """Tell whether nothing is found; a dataset file that is none can be an error, too."""
+    """Return whether there are no findings; an invalid dataset file may also be an error."""
     try:
         return _verify(given_).sound
     except CorruptShard as error:
@@ -537,7 +537,7 @@ def test_unsafe_names_in_a_shard_are_found(name: str, tmp_path: Path) -> None:
 
 @given(st.binary(max_size=4000))
 def test_any_bytes_as_a_shard_give_a_report(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """Whatever bytes a shard contains, the outcome is a report."""
+    """For any bytes as a shard, the outcome is a report."""
     folder = tmp_path_factory.getbasetemp() / "bytes"
     folder.mkdir(exist_ok=True)
     for name in ("x.tar", "x.tfrecord", "x.tar.gz"):
@@ -623,7 +623,7 @@ def test_repair_rebuilds_a_sidecar_next_to_damaged_shards(packed: Path, dataset:
 
 
 def test_repair_of_odd_keys(tmp_path: Path) -> None:
-    """A sidecar that is made again has the keys as they are in the shard, whatever they look like."""
+    """A rebuilt sidecar has the keys of the shard, for any bytes."""
     source = write_tree(tmp_path / "in", {"a b%.jpg": b"1", "ü%20.jpg": b"2"})
     create(source, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=0))
     wanted = pq.read_table(tmp_path / "p-0.index").column("__key__")
@@ -635,7 +635,7 @@ def test_repair_of_odd_keys(tmp_path: Path) -> None:
 
 
 def test_repair_of_the_dataset_file(dataset: Path) -> None:
-    """A missing or damaged dataset file is made again where each shard is what its sidecar says."""
+    """A missing or damaged dataset file is rebuilt if each shard matches its sidecar."""
     (dataset / "out.json").unlink()
     assert _verify(dataset, repair=True).sound
     flip(dataset / "out.json", 700)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardtool import Cache
     from shardtool.dataset.stored import StoredShard
 
-# The start of a program that patches its own functions so that they kill it.
+# The start of a program that patches its functions to kill itself.
 KILLING = """
 import os, signal
 

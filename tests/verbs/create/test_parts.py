@@ -286,7 +286,7 @@ def test_an_interrupted_merge_is_repeated(place: Path, monkeypatch: pytest.Monke
     _merge(place)
     whole = read_tree(place / "out")
     (place / "out/x.json").unlink()
-    write_tree(place / "out", records)  # killed when the list of what was left out was there
+    write_tree(place / "out", records)  # killed after the list of skipped samples was written
     _merge(place)
     assert read_tree(place / "out") == whole
     del records[".x.part1of3"]

@@ -381,7 +381,7 @@ def test_progress_of_the_first_pass(place: Path, pools: dict[int, LocalPool], sh
     assert (told.phases, told.size) == ([("first pass", 70_000)], 70_000)
 
 
-# What is wrong with the source.
+# Faults of the source.
 
 
 @pytest.mark.parametrize("size", [2000, 50_000])
@@ -507,7 +507,7 @@ def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on
     assert raised.value.where == str(path)
 
 
-# What is wrong with the temporary folder.
+# Faults of the temporary folder.
 
 
 @pytest.fixture

@@ -453,7 +453,7 @@ def test_a_single_value_is_a_sentence(tmp_path: Path) -> None:
     assert not page.tags("svg")
 
 
-_STRIPES = {  # values, mode, field: whether it is a mask beside a photograph, and alone
+_STRIPES = {  # values, mode, field: whether it is a mask next to a photograph, and alone
     "classes": ((0, 1, 2, 17, 255), "L", "png", True, True),
     "numbered": ((0, 300, 1200), "I;16", "png", True, False),
     "far": ((0, 90, 180), "L", "png", True, False),

@@ -1,4 +1,4 @@
-"""`inspect --read-speed`: what is measured, and the advice on shard sizes. No test asserts a speed."""
+"""`inspect --read-speed`: the measured steps, and the advice on shard sizes. No test asserts a speed."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _verify(dataset: Path, source: Any, **options: Any) -> Report:
 
 
 def _unchecked(report: Report) -> list[str]:
-    """Return what was not checked, but for the fingerprint: that of floats is not in TFRecords."""
+    """Return unchecked properties, except the fingerprint: TFRecords do not have that of floats."""
     return [text for text in report.unchecked if "fingerprint" not in text]
 
 
@@ -97,7 +97,7 @@ def both(sources: Path) -> list[Path]:
     ],
 )
 def test_a_reshard_matches_its_sources(options: dict[str, Any], both: list[Path], ending: str, tmp_path: Path) -> None:
-    """Whatever fields, samples, order and format were chosen, the whole dataset is compared without findings."""
+    """For any fields, samples, order and format, the whole dataset is compared without findings."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.{ending}", **options)
     report = _verify(tmp_path / "out.json", both)
     assert (report.findings, report.counts, _unchecked(report)) == ((), {}, [])
@@ -356,7 +356,7 @@ def test_a_split_missing_in_the_source_is_found(tmp_path: Path) -> None:
 
 
 def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
-    """See that a repair touches nothing, and says why."""
+    """Check that a repair changes nothing, and gives a reason."""
     before = read_tree(dataset)
     report = look()
     assert (report.sound, report.repaired) == (False, ())
