@@ -191,7 +191,7 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
 
     try:
         return pc.cast(array, kind)
-    except pa.ArrowNotImplementedError:  # pyarrow before 18
+    except pa.ArrowNotImplementedError:  # pyarrow 21 cannot decode a dictionary of views
         converted = pa.array(array.to_pylist(), kind)
         return pa.chunked_array([converted]) if isinstance(array, pa.ChunkedArray) else converted
 

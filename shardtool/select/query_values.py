@@ -226,7 +226,7 @@ def _offset_seconds(zone: str) -> int | None:
 def time_field(name: str, times: pa.Array) -> Numbers:
     """Return one of `TIME_FIELDS` of each time, in the time zone of the column."""
     offset = _offset_seconds(times.type.tz or "")
-    if offset is not None:  # pyarrow 16 knows named zones only
+    if offset is not None:  # pyarrow 21 knows named zones only
         unit = times.type.unit
         shift = arrow.number_array(np.array([offset * 10**9 // _tick(times)])).view(pa.duration(unit))[0]
         times = pc.add(times.view(pa.timestamp(unit)), shift)

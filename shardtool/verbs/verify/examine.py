@@ -36,13 +36,11 @@ class ExamineTask(NamedTuple):
 
     Attributes:
         classes: Number of classes by field.
-        labels: Fields that are not content; None: compute no content ids.
     """
 
     shard: StoredShard
     decode: bool = False
     classes: Mapping[str, int] = {}
-    labels: frozenset[str] | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class ShardExamination:
         fields: Number of samples with each field; emptied once added to the totals, because names may be many.
         unrecognised: Number of members that do not belong to a sample.
         hashes: The hash of each key, 16 bytes each.
-        content_ids: If requested, the id of each sample's content, 8 bytes each (`dataset.duplicates`).
+        content_ids: The id of each sample's content, 8 bytes each, if the caller needs them (`content_ids`).
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
         more: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
@@ -82,8 +80,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     except (CorruptShard, InvalidRequest) as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in scan.keys])
-    content_ids = b"" if task.labels is None else _content_ids(scan, task.labels)
-    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes, content_ids=content_ids)
+    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes)
     for code, count in Counter(scan.codes).items():
         examination.fields[index_text(scan.names[code])] += count
     if task.decode:
@@ -91,7 +88,8 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     return examination
 
 
-def _content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
+def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
+    """Return the id of each sample's content, for the parent: a worker would have to import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content

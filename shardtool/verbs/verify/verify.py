@@ -204,8 +204,7 @@ def _examine_shards(
     preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
     preload.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
-    labels = subject.labels() if contents else None
-    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, labels) for number in numbers)
+    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes) for number in numbers)
     scans = dict[int, ShardScan]()
     for index, examined in pool.map(examine.examine_shard, tasks):
         preload.join()
@@ -216,6 +215,7 @@ def _examine_shards(
         subject.fields.update(examined.fields)
         examined.fields = Counter()
         if scan is not None:
+            examined.content_ids = examine.content_ids(scan, subject.labels()) if contents else b""
             examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # drop the columns
             short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
             if options.source is not None or options.target:
