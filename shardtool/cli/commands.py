@@ -378,8 +378,8 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
 def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], how: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
-    DATASET is the dataset file of a dataset in a folder; with several, such as splits, each is processed separately.
-    The old shards are deleted only after the new ones are complete. To continue an interrupted run, run the same
+    DATASET is a dataset file, in a folder or a store. Several datasets, such as splits, are processed one by one. The
+    old shards are deleted only after the new ones are complete. To continue an interrupted run, run the same
     command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
     again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
 

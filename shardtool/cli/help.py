@@ -307,7 +307,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic, named by itself or by an option."""
+    """Return the background and all options of a topic. `name` is the topic or one of its options."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")

@@ -1,4 +1,4 @@
-"""Other outputs of `inspect` than the summary: samples, keys, tables, pages."""
+"""The outputs of `inspect` in addition to the summary: samples, keys, tables and pages."""
 
 from __future__ import annotations
 

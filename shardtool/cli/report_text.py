@@ -85,7 +85,7 @@ def _total_lines(report: Report) -> list[str]:
 
 
 def _junit_text(report: Report) -> str:
-    """Return JUnit XML: a failed test case per finding, or one that passed; several datasets are separate suites.
+    """Return JUnit XML: a failed test case per finding, or one passed test case; each dataset is a suite.
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """

@@ -1,4 +1,4 @@
-"""The definition of a duplicate: a sample whose content equals that of another, whatever their keys and labels.
+"""The definition of a duplicate: a sample with the same content as another one; keys and labels do not count.
 
 The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then JSON.
 Labels and numbers are not content. The digests of the payloads decide: BLAKE2b (RFC 7693) of 16 bytes, in any order.
@@ -69,7 +69,7 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, in any order. `digests` are those of `rows`; empty: unreadable."""
+        """Return groups of duplicates, in any order. `digests` has the digest of each row; empty: unreadable."""
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():

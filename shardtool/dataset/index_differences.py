@@ -31,7 +31,7 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the difference in sample count, then the first other difference or, if only checksums differ, each of them.
+    """Yield the difference in sample count, then the first other difference. If only checksums differ, yield each one.
 
     If the second index is from a scan that ended early, its last sample is ignored.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Return the samples whose fields are not adjacent, as the indices of the first two parts of each.
+    """Return the samples whose fields are not adjacent: for each, the indices of its first two parts.
 
     If two parts share a field, they are duplicate samples, and the result is empty.
     """
@@ -50,7 +50,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
-# Memory of a scan: about the size of a plain shard, but perhaps a thousand times that of a compressed one.
+# Memory of a scan: about the size of a plain shard, but perhaps a thousand times the size of a compressed shard.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -95,7 +95,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first list, or value of another type, of a feature."""
+    """The first list in a feature, or the first value of another type."""
 
     sample: int
     kind: FeatureType
@@ -123,7 +123,7 @@ class ShardScan:
         text_crcs: uint32 per text row, CRC-32C of the integer as text.
         odd: Members that belong to no sample, such as folders.
         differ: Offset and kind of the first headers that tar readers interpret differently.
-        unlike: For TFRecord, by field code: its first value of another type, or if all have one type, its first list.
+        unlike: For TFRecord, the first value of another type for each field code, or if there is none, the first list.
         whole: For TFRecord, rows that contain a whole list; see `ExampleFeature.whole`.
         lost: With `salvage`, unreadable ranges.
         broken: With `salvage`, offset, key and problem of each incomplete sample; other columns exclude these samples.

@@ -56,7 +56,7 @@ class StoredShard:
 
     @property
     def name(self) -> str:
-        """Its file name as dataset files spell it."""
+        """Its file name in dataset files."""
         return to_output_name(self.file_name)
 
     @property
@@ -160,12 +160,12 @@ class StoredDataset:
 
     @property
     def where(self) -> str:
-        """Its dataset file or else its folder, for messages."""
+        """The dataset file or, without one, the folder, for messages."""
         return self.dataset_file or self.folder or "."
 
     @property
     def split(self) -> str:
-        """Its split by dataset file or else by name; empty: none."""
+        """The split according to the dataset file or, without one, the name; empty: none."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())

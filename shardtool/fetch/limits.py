@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count other files: `hosts` are theirs, in the order in which the files are needed."""
+        """Start to count other files: `hosts` has the host of each file, in the order in which the files are needed."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:

@@ -47,7 +47,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on end exactly at `end`; a nested tar ends earlier."""
+    """Return whether the members from `offset` on end exactly at `end`. The members of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

@@ -52,7 +52,7 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example.
 
     Attributes:
-        offset: Offset of its single value, or else of its list.
+        offset: Offset of the feature's single value or, if it is a list, of the list.
         size: Bytes of the value.
         whole: Whether the value is the whole list, with tags and lengths, instead of one value or packed numbers.
     """

@@ -93,7 +93,7 @@ class ExportFormat(NamedTuple):
         return files
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts that `folder_file` lists, as far as it is readable; -1: not a number."""
+        """Return the sample counts that `folder_file` lists, if it is readable; -1: not a number."""
         if not data:
             return {}
         try:

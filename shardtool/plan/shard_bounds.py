@@ -77,7 +77,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardLimits, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards, or else of as few as the limits allow.
+    """Return the ends of the requested number of shards or, if none is requested, of as few as the limits allow.
 
     Raises:
         InvalidRequest: There are fewer samples than shards, or the shards cannot hold the samples.
@@ -158,7 +158,7 @@ class ShardRuns:
     def divide(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards, as close to equal bytes as the limits allow.
 
-        `count` must be at least that of `fill`, and at most one per sample.
+        `count` must be at least the count that `fill` needs, and at most the number of samples.
         """
         earliest = [0] * (count + 1)  # earliest[k]: the first position where shard k may start, for the rest to fit
         earliest[count] = self.samples

@@ -100,7 +100,7 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and those of the folder that list it."""
+        """Mark the index files of a shard, and the index files of the folder that list this shard."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])

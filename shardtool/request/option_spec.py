@@ -103,7 +103,7 @@ class OptionSpec(NamedTuple):
         word: One command-line word contains all values.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group of options: if one is typed, the values of the whole group in a job file are ignored.
-        typed_choices: Values by command-line words, if these differ.
+        typed_choices: Maps command-line words to values, where they differ.
         use: Function to call with the typed value.
     """
 

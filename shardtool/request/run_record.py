@@ -71,7 +71,7 @@ class RunRecord:
 
     @property
     def choosing(self) -> dict[str, object]:
-        """Options that select samples and create fields, not those about shards and existing keys."""
+        """Options that select samples and create fields, without the options about shards and existing keys."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 

@@ -80,9 +80,9 @@ class JoinedSamples(NamedTuple):
 def join_table(entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
-    A row belongs to the samples with its key or, if the samples have a metadata column `on`, with its value there. If
-    no key matches, rows are matched by file paths, and then by names without extensions. The values of a row replace
-    those of existing columns.
+    A row belongs to the samples with the same key or, if the samples have a metadata column `on`, with the same value
+    in this column. If no key matches, rows are matched by file paths, and then by names without extensions. The values
+    of a row replace values in existing columns.
 
     Args:
         entries: The samples.
@@ -300,7 +300,7 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row, or else the previous value or null.
 
-    Works in chunks: samples may share one long text.
+    This works in chunks, because many samples may share one long text.
     """
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):

@@ -69,7 +69,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths, the distinct rests of file names, and each path's rest."""
+        """Return the keys of paths, the distinct remainders of file names, and the remainder of each path."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
@@ -129,6 +129,6 @@ def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
             for row in twice[:_MAX_LISTED_PAIRS].tolist()
         ]
         problem = f"{pluralize(len(twice), 'pair')} of files with the same key and field: {format_list(shown)}"
-        expected = "a pattern that leaves a different rest for each, as (.+)_mask leaves mask"
+        expected = "a pattern with a different field name for each file: (.+)_mask adds mask to the name"
         raise InvalidRequest(option_text("key_pattern"), problem, expected=expected)
     return merged

@@ -166,7 +166,7 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Return the rows that match as far as `table` can decide, and the remaining condition, or None.
+    """Return the rows that match the conditions on columns of `table`, and the remaining condition, or None.
 
     A condition joined by `and` remains if it names one of `later_columns` (types by name), which are known once samples
     are read. Columns of `table` take precedence.
@@ -292,10 +292,10 @@ class _Value(NamedTuple):
     """The value of a part of a query, for some rows.
 
     Attributes:
-        kind: What it can be compared with.
+        kind: The kinds of value with which it can be compared.
         data: `Numbers` or an Arrow array; for a constant, a Python value, a `Time`, or a list of values.
         constant: Whether the value is the same in every row.
-        verb: What a column does, for messages: a column of lists "contains" text.
+        verb: The verb for a column in messages: a column of lists "contains" text.
     """
 
     kind: QueryKind

@@ -46,7 +46,7 @@ class SplitAssignment(NamedTuple):
     """The split of each sample.
 
     Attributes:
-        names: The splits in the requested order; those of a column in byte order.
+        names: The splits in the requested order. Splits by a column are in byte order.
         number: int16[samples], the split of each sample.
     """
 

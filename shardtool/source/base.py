@@ -45,13 +45,13 @@ class Listing:
         entries: The samples, without those that `where` excludes.
         skipped: Files and samples that cannot be packed.
         name: The source's name for the dataset file, without traces of this machine.
-        recorded: What the dataset file records about the choice of samples, in addition to the options.
+        recorded: Facts about the choice of samples that the dataset file records, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
         stored: The dataset and the shard, for each of these shards.
         compressed: Whether a shard can only be read in sequence.
         later: The part of `where` that workers evaluate, or None.
-        dropped: Fields whose number columns are removed once splits are chosen.
+        dropped: Fields whose number columns are needed only to choose the splits, and then removed.
         classes: Class names by label field of the source, including dropped fields.
     """
 

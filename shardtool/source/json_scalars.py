@@ -43,7 +43,7 @@ class JsonScalars(NamedTuple):
 
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object if unreadable.
-        kinds: By name, how many values are of which kind.
+        kinds: The number of values of each kind, by name.
         long: By name, how many values were ignored because of `MAX_TEXT_LENGTH`.
         failed: Index, code and message of payloads that cannot be read.
     """

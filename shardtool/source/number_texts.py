@@ -65,7 +65,7 @@ class NumberTexts:
     Attributes:
         data: The texts in order, a NUL after each; unusable if some are `bad`.
         bad: Number of texts that a TFRecord number would not reproduce.
-        rounded: Number of these that are numbers nevertheless.
+        rounded: How many of these texts are numbers anyway.
         first_bad: Index of the first such text.
         damaged: Indices of damaged values, whose texts are empty.
     """

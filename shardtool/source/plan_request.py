@@ -36,7 +36,7 @@ _UNCHECKED_OPTIONS = frozenset({
 
 
 class PlanRequest(NamedTuple):
-    """What a plan must match.
+    """The facts that a plan file must match.
 
     Attributes:
         names: The names of the source's files or folders, without parents.

@@ -96,7 +96,7 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file whose memory is bounded.
+    """Return the samples of a plan file; its memory must be bounded.
 
     `schema` excludes metadata; `values` lacks the inline payloads.
 

@@ -1,4 +1,4 @@
-"""The run that a dataset file records, as far as it can be repeated.
+"""The run that a dataset file records: which of its options can be repeated.
 
 A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used: they select samples, fields,
 order and shard sizes, or convert payloads. Recorded code, paths and URLs are never used: the user must pass them to
@@ -93,11 +93,11 @@ _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
 
 class RecordedRun(NamedTuple):
-    """The recorded run that created a dataset, as far as it can be repeated.
+    """The recorded run that created a dataset, without the options that cannot be repeated.
 
     Attributes:
         verb: `create`, `reshard` or `index`; empty: not recorded.
-        options: The options, without those about a `--join` table that is not available.
+        options: The options, except those about a `--join` table that is not available.
         table: The path of the table that was found, or the recorded name of an unavailable table. Empty: the run used
             no table, or the user names it.
         made_fields: Fields that may come from an unavailable table.
@@ -242,7 +242,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return recorded options without those about an unavailable table, and attributes of `RecordedRun` about it."""
+    """Return the recorded options, except those about an unavailable table, and `RecordedRun` attributes for it."""
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}

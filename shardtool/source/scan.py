@@ -46,7 +46,7 @@ class ScanItem(NamedTuple):
         prefix: The folder, relative to the root; empty or ending in a slash.
         names: Its files as `stem NUL field`, sorted; None: list the folder and all below it.
         changed_ns: The latest change of the folder and its parents.
-        links: Those of `names` that are symbolic links.
+        links: The names of symbolic links.
     """
 
     prefix: bytes

@@ -1,7 +1,7 @@
 """Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-Unless they return None or False then, functions raise `OSError` if a file is missing or not accessible. They raise
-`ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
+If a file is missing or not accessible, a function raises `OSError` unless its docstring says that it returns None or
+False. They raise `ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
 from __future__ import annotations

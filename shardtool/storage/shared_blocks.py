@@ -2,7 +2,7 @@
 
 Blocks are stored in one unnamed temporary file in TMPDIR, which disappears when the last process closes it. The kernel
 reclaims its pages when memory is short. Forked processes share the file. Other processes open it through /proc while
-its creator lives, or else create their own blocks.
+its creator lives. Afterwards they create their own blocks.
 
 File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
 is written.

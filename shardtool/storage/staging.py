@@ -330,7 +330,7 @@ def named_local_folder(path: str | os.PathLike[str]) -> Folder:
 
 
 class NamedFiles(Protocol):
-    """A folder, as far as it names its files."""
+    """The names of the files in a folder."""
 
     def full_path(self, name: str, /) -> str:
         """Return the path of `name`."""

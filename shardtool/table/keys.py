@@ -82,7 +82,7 @@ def _invalid_positions(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def may_repeat(keys: PackedStrings) -> bool:
-    """Check whether hashes of keys repeat; only then keys can."""
+    """Check whether hashes of keys repeat: if not, no key repeats."""
     sorted_hashes = np.sort(hash_keys(keys))
     return bool(np.any(sorted_hashes[1:] == sorted_hashes[:-1]))
 

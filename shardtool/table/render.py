@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _CONTROL_CODES = 32  # characters below are control characters
-_CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**24  # rendered at a time; bytes are those of the columns
+_CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**24  # rows and bytes of columns rendered at a time
 _EMPTY = arrow.text_scalar("")
 _NULL = arrow.text_scalar("null")
 _QUOTE = arrow.text_scalar('"')

@@ -58,7 +58,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of errors that leave a worker: PyTorch passes on class and text."""
+    """Keep the class of errors that leave a worker: PyTorch passes on only the class and the text of an exception."""
     try:
         yield
     except PlainError as error:
@@ -111,7 +111,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset, unless a mix, whose datasets may number classes differently."""
+        """The dataset, unless it is a mix: its datasets may number classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare

@@ -47,8 +47,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in a DataLoader.
 
-    Each iteration starts at the beginning of the current epoch: the next one after a complete epoch. After
-    `load_state_dict`, one iteration continues from the state.
+    Each iteration starts at the beginning of the current epoch. A complete iteration moves the loader to the next
+    epoch. After `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
     in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64

@@ -1,7 +1,7 @@
 """The state of a pass, shared between a DataLoader's workers and their parent process.
 
-A worker knows only what it has read, ahead of training. With the number of returned batches, the state of any worker
-becomes the stream's. Workers share skip counts, and where a pass starts, in memory.
+A worker reads ahead of training, and knows only what it has read. With the number of returned batches, the state of any
+worker becomes the stream's. Workers share skip counts, and where a pass starts, in memory.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class SharedPassStart:
         return epoch, position
 
     def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Start the next pass here, for a group of workers or the first one that starts."""
+        """Start the next pass here. The first worker of a group does this for all of them."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 

@@ -27,7 +27,7 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # per tag; excludes maker notes and pr
 def read_exif(data: bytes | memoryview) -> str | None:
     """Return an image's EXIF as a JSON object by tag name; None if it has no readable EXIF.
 
-    `latitude` and `longitude` are in degrees. Long values are skipped, and those that are not text or numbers.
+    `latitude` and `longitude` are in degrees. Long values, and values that are neither text nor numbers, are skipped.
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """

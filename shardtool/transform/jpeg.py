@@ -109,7 +109,7 @@ def decode_jpeg_fast(
 
     Args:
         data: The bytes of any image.
-        head: Its header; None: read it.
+        head: The header of the JPEG; None: read it from the data.
         min_size: Width and height, as for `decode_image`.
         max_bytes: Memory limit, as for `decode_image`.
     """

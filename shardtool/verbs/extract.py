@@ -349,7 +349,7 @@ def _string_array(names: PackedStrings) -> pa.StringArray:
 
 
 def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, options: ExtractOptions) -> None:
-    """Raise `OutputExists` if existing files conflict, as far as names and sizes show, before anything is written."""
+    """Raise `OutputExists` if names and sizes show that existing files conflict. Nothing is written before."""
     existing = {*folder.names()} - {f".{_LOCK_NAME}.lock"}
     if options.overwrite or _UNFINISHED_NAME in existing or not existing:
         return

@@ -81,7 +81,7 @@ class ReadAhead:
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            error = wait_interruptibly(file_read.read).exception()  # also for skipped files, whose memory counts
+            error = wait_interruptibly(file_read.read).exception()  # also for skipped files: their memory counts
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):
                 continue

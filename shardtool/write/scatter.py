@@ -1,6 +1,6 @@
 """First pass of a two-pass shuffle: copy payloads from a source file to their offsets in a spool. Runs in a worker.
 
-Payloads are read in file order, as many as fit in memory. Those of one region of the spool are contiguous there, so
+Payloads are read in file order, as many as fit in memory. The payloads of a region are contiguous in the spool, so
 writes are large. The parent assigns all offsets, so workers can share a spool.
 """
 

@@ -51,7 +51,7 @@ class TransformedSamples(NamedTuple):
     """The samples of a shard after transforms.
 
     Attributes:
-        content: What was written; its `inline` contains only texts of numbers.
+        content: The written samples. `inline` contains only texts of numbers.
         sources: int64 per sample: index in the task of its source sample.
         consumed: Number of the task's samples that were processed; the rest need another shard.
         found: Per sample, the values measured while reading: one for each column of `Transform.found`.

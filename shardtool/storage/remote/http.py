@@ -134,7 +134,7 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What a first request shows about a connection.
+    """The facts about a connection that a first request shows.
 
     `proxy` (a URL) and `code` (of the store's error) may be empty. `certificate_expiry` is None for plain HTTP.
     `refused` is the error that the response means; None if the object exists.

@@ -33,12 +33,12 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads whose tasks never wait for other threads."""
+    """Return a pool of threads for tasks that never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return threads whose tasks may wait for requests, but not for each other."""
+    """Return a pool of threads for tasks that may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 

@@ -35,7 +35,7 @@ class ShardStatus:
     Attributes:
         size: Bytes, including the sidecar.
         came_ns: When it was added, in nanoseconds since 1970.
-        pids: Processes that have it open, as far as the system reports.
+        pids: Known processes that have the shard open.
     """
 
     path: str

@@ -100,7 +100,7 @@ class Packing:
         self._numbers: dict[str, int] = {}  # numbers of published shards by name
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0  # planned samples that are written, skipped or dropped
-        # Shards sent to workers, with the index of a transformed shard that may be kept.
+        # Shards sent to workers; the value is the index of an existing shard of transformed samples that may be kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)  # failed samples and all samples with URLs in this run
         self._key_problems: dict[str, NameProblem] = {}

@@ -79,7 +79,7 @@ class Run:
 
     @property
     def fetches(self) -> bool:
-        """Whether samples have URLs, whose sizes are unknown."""
+        """Whether samples have URLs, so that sizes are unknown."""
         return self.transform is not None and self.transform.fetch is not None
 
     @property
@@ -357,7 +357,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split; by default, what the patterns of all splits share."""
+    """Return the shard pattern of a split; by default, the common part of all patterns."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

@@ -78,7 +78,7 @@ class Uncompared(NamedTuple):
         payloads: Whether fields are ignored because the run changed payloads.
         added: Whether samples that only the source has are ignored.
         keys: Keys of skipped samples.
-        as_numbers: Whether the dataset stores numbers like TFRecord.
+        as_numbers: Whether the dataset stores numbers as TFRecord does.
     """
 
     fields: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def dataset_sides(
 
 
 def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_stored: bool) -> ComparedSide:
-    """Return the samples of datasets; `as_stored`: keep numbers as the bytes in the shards."""
+    """Return the samples of datasets. With `as_stored`, numbers are the bytes stored in the shards."""
     given = [dataset.given for dataset in datasets]
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
@@ -281,7 +281,7 @@ class SideComparison:
         rows = rows[side.entries.rows.kind[rows] == SPAN]
         if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
             unread = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
-            self._notes.add(f"read to compute checksums, which no index has: {unread}")
+            self._notes.add(f"read the payloads, because no index has checksums: {unread}")
 
     def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ColumnDifference]]:
         """Return the ids of samples whose columns differ, and these columns; for a source, only common columns."""

@@ -346,7 +346,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """What the statistics cover: the number of samples, of shards, and of shards scanned for lack of a sidecar."""
+    """The numbers of samples, shards, and shards without a sidecar that the statistics cover."""
 
     samples: int
     shards: int
@@ -365,7 +365,7 @@ class Summary:
         complete: Whether all files in the dataset file exist; None without one.
         fingerprint: Content fingerprint; None if unknown.
         made: How the dataset was created, from its dataset file.
-        looked: What the statistics below cover.
+        looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns they come from.
         labels: Labels by field or column, the likeliest first.
         splits: Maps splits to numbers of samples.

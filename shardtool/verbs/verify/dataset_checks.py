@@ -73,7 +73,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If there is no valid dataset file, check that all shards exist that the sidecars' run planned."""
+    """If there is no valid dataset file, check that all shards exist that were planned according to the sidecars."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.own):
         return
@@ -143,7 +143,7 @@ def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> I
 
 
 def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
-    """Find missing shards of a pattern, or else missing numbers between shards."""
+    """Find missing shards of a pattern or, without a pattern, missing numbers between shards."""
     names = [shard.file_name for shard in subject.dataset.shards]
     for name in subject.dataset.missing:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")

@@ -234,7 +234,7 @@ class Report:
     """The result of `verify`.
 
     Attributes:
-        dataset: The dataset file, or else the folder.
+        dataset: The dataset file or, without one, the folder.
         findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
         counts: Number of findings by code.
         checked: The checks done.

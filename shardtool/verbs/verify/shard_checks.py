@@ -162,7 +162,7 @@ class SidecarFile(NamedTuple):
 
     Attributes:
         data: Its bytes; empty if it does not exist, cannot be read, or belongs to another tool.
-        fact: Its description of the shard; None if it is damaged.
+        fact: The sidecar's description of the shard; None if the sidecar is damaged.
     """
 
     data: bytes = b""

@@ -110,12 +110,12 @@ class VerifiedDataset:
 
     @property
     def folder(self) -> str:
-        """The folder of the dataset file, or else of the shards."""
+        """The folder of the dataset file or, without one, of the shards."""
         return self.dataset.folder
 
     @property
     def name(self) -> str:
-        """The name of the dataset file, or else of the folder."""
+        """The name of the dataset file or, without one, of the folder."""
         return printable_name(self.dataset.where)
 
     @property
