@@ -128,7 +128,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return the samples with the fields and new metadata columns of one sample of `other` each."""
+    """Return the samples, each with the fields and new metadata columns of the sample of `other` in the same place."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -38,7 +38,7 @@ _C1_LEAD_BYTE = b"\xc2"  # starts control characters beyond ASCII, and some lett
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")  # starts with a literal, which is fast to search
 
 
-_PART_STARTS = b"/\0."  # bytes before a last part; `.`: the first key starts with a dot
+_PART_STARTS = b"/\0."  # bytes before the dot at the start of a part; `.` itself for the first key
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:

@@ -99,7 +99,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of the files in `folder`, with those of new and old dataset files, and of the shards."""
+        """The names of the files in `folder`, of the new and old dataset files, and of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
