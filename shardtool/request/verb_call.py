@@ -59,6 +59,9 @@ if TYPE_CHECKING:
             """Run the verb."""
 
 
+_cached_signature = cache(signature)  # takes 1 ms for a hundred options
+
+
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
     """Return the options object of a call.
 
@@ -82,6 +85,33 @@ def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
             raise InvalidRequest(where, f"no option {name!r}", expected=similar, remedy="" if similar else remedy)
 
 
+def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
+    """Return the options of a call: those of an options object or the defaults, overridden by keyword arguments."""
+    check_option_names(where, named, kind)
+    if options is None:
+        return kind(**named)
+    given = resolve_options(options, kind)
+    return replace(given, **named) if named else given  # type: ignore[type-var]
+
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
+
+
+def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
+    """Show the options in the signature and the docstring of a function, for `help` and completion."""
+
+    def describe(function: _FunctionT) -> _FunctionT:
+        own = [item for item in signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]
+        parameters = {item.name: item for item in [*own, *_cached_signature(kind).parameters.values()]}
+        parameters["options"] = parameters["options"].replace(default=None, annotation=f"{kind.__name__} | None")
+        function.__signature__ = Signature(sorted(parameters.values(), key=lambda item: item.kind))  # type: ignore[attr-defined]
+        if function.__doc__:  # python -OO has none
+            function.__doc__ = "\n".join([cleandoc(function.__doc__), "", "Options:", *doc_lines(kind)])
+        return function
+
+    return describe
+
+
 _FirstT = TypeVar("_FirstT")
 
 
@@ -92,9 +122,6 @@ _ResultT = TypeVar("_ResultT")
 
 
 _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
-
-
-_cached_signature = cache(signature)  # takes 1 ms for a hundred options
 
 
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
@@ -124,17 +151,9 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
         def called(*given: object, observer: Observer | None = None, **named: Any) -> object:
             names = {name: named.pop(name) for name in [*named] if name not in own}
             options = given[index] if len(given) > index else named.pop("options", None)
-            check_option_names(verb.__name__, names, kind)
-            resolved: BaseOptions = resolve_options(options, kind) if options is not None else kind(**names)
-            if options is not None and names:
-                resolved = replace(resolved, **names)
+            resolved: BaseOptions = merge_options(verb.__name__, options, names, kind)
             run_observer = observer or resolved.observer or Observer()
             with explaining_missing_cwd():
                 return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)
 
-        parameters = {item.name: item for item in [*own.values(), *_cached_signature(kind).parameters.values()]}
-        parameters["options"] = parameters["options"].replace(default=None, annotation=f"{kind.__name__} | None")
-        called.__signature__ = Signature(sorted(parameters.values(), key=lambda item: item.kind))  # type: ignore[attr-defined]
-        if verb.__doc__:  # python -OO has none
-            called.__doc__ = "\n".join([cleandoc(verb.__doc__), "", "Options:", *doc_lines(kind)])
-        return called
+        return lists_options(kind)(called)

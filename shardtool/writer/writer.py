@@ -16,7 +16,7 @@ from shardtool.plan.shard_bounds import NO_LIMIT
 from shardtool.publish import advice, listed_files, parts
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.output_options import noted_readers
-from shardtool.request.verb_call import check_option_names
+from shardtool.request.verb_call import lists_options, merge_options
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.writer.options import WriterKeywords, WriterOptions
@@ -42,8 +42,8 @@ class ShardWriter(SampleWriter):
 
     Args:
         pattern: A shard pattern such as `out-{000000..}.tar`, whose extension selects tar or TFRecord.
+        options: See `WriterOptions`. Keyword arguments override them.
         observer: Receives notes.
-        options: See `WriterOptions`.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
@@ -57,11 +57,17 @@ class ShardWriter(SampleWriter):
         ```
     """
 
+    @lists_options(WriterOptions)
     def __init__(
-        self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[WriterKeywords]
+        self,
+        pattern: OutputNames,
+        options: WriterOptions | None = None,
+        *,
+        observer: Observer | None = None,
+        **named: Unpack[WriterKeywords],
     ) -> None:
-        check_option_names("ShardWriter", options, WriterOptions)
-        self._options = writer_options = WriterOptions(**options)
+        """Create a writer; see the class."""
+        self._options = writer_options = merge_options("ShardWriter", options, named, WriterOptions)
         names = parse_pattern(pattern)
         check_writable(names)
         self._dataset_pattern = names
@@ -89,7 +95,7 @@ class ShardWriter(SampleWriter):
         )
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
-        self._notes = Notes(observer or Observer())
+        self._notes = Notes(observer or writer_options.observer or Observer())
         self._skipped: list[Skipped] = []  # since the last published shard
         self._oversized: list[str] = []
         self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)

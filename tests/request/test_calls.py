@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 
@@ -27,10 +27,12 @@ from shardtool import (
     ReshardOptions,
     ShardWriter,
     VerifyOptions,
+    WriterOptions,
     create,
     verify,
 )
 from shardtool.request.option_spec import option_specs
+from shardtool.writer.options import WriterKeywords
 from tests.helpers import REPO, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -175,6 +177,24 @@ def test_a_single_string_is_a_list(one: dict[str, Any], same: dict[str, Any]) ->
     """A single string is accepted for a list, and None means not given."""
     assert CreateOptions(**one) == CreateOptions(**same)
     assert CreateOptions(**one).recorded() == CreateOptions(**same).recorded()
+
+
+def test_the_writer_accepts_options_like_a_verb(tmp_path: Path) -> None:
+    """`ShardWriter` accepts keyword arguments, an options object, or both; `help` and type checkers know the same."""
+    calls: dict[str, tuple[Any, dict[str, Any]]] = {
+        "a": (None, {"max_count": 1}),
+        "b": (WriterOptions(max_count=1), {}),
+        "c": (WriterOptions(max_count=3), {"max_count": 1}),
+    }
+    for name, (options, named) in calls.items():
+        with ShardWriter(f"{tmp_path}/{name}/x-{{0..}}.tar", options, **named) as writer:
+            for key in "kl":
+                writer.write({"__key__": key, "txt": key})
+    assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b") == read_tree(tmp_path / "c")
+    assert {one.name for one in fields(WriterOptions)} <= {*signatures.signature(ShardWriter).parameters}
+    assert "\n    max_count: " in (ShardWriter.__init__.__doc__ or "")
+    hints = get_type_hints(WriterOptions)
+    assert get_type_hints(WriterKeywords) == {name: hints[name] for name in option_specs(WriterOptions)}
 
 
 def test_the_writer_refuses_names_in_the_same_words(tmp_path: Path) -> None:
