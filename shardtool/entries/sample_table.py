@@ -292,11 +292,11 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
     return np.concatenate(columns)
 
 
-def take_values(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:
+def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
     """Return selected values; if all values are equal, without allocating memory for them."""
     if len(values) and not any(values.strides):
-        return np.broadcast_to(values[0], len(which))
-    return values[which]
+        return np.broadcast_to(values[0], len(positions))
+    return values[positions]
 
 
 def _take_optional_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:

@@ -1,6 +1,6 @@
 """Resolve keys that several samples share: refuse them, rename samples, or keep one sample per key.
 
-`taken` lists the keys of a dataset that is appended to, which never change.
+`existing_keys` are those of the dataset that is appended to. They never change.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain ta
 
 
 class _KeyGroup(NamedTuple):
-    """Samples (numbers, ascending) that share a key, and whether `taken` has it."""
+    """Samples (numbers, ascending) that share a key, and whether it is among `existing_keys`."""
 
     key: bytes
     samples: list[int]
-    taken: bool
+    exists: bool
 
 
 def resolve_duplicate_keys(
     entries: SampleTable,
     rule: OnDuplicate,
     shards: Sequence[str],
-    taken: PackedStrings | None = None,
+    existing_keys: PackedStrings | None = None,
     *,
     where: str = "the datasets",
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
@@ -55,29 +55,32 @@ def resolve_duplicate_keys(
     The rule `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys. The
     rule `last` excludes appending to a dataset. `shards` are shard names in the numbering of `known_spans.file`.
     """
-    if rule == "last" and taken is not None:
+    if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"
         remedy = "Appending cannot change existing shards: create a new dataset from both sources instead."
         raise InvalidRequest(option_text("on_duplicate"), problem, expected="error, rename or first", remedy=remedy)
-    groups = _find_key_groups(entries.keys, taken)
+    groups = _find_key_groups(entries.keys, existing_keys)
     if not groups:
         return entries, (), ""
     if rule == "error":
         raise _duplicate_keys_error(entries, groups, shards, where)
     if rule == "rename":
-        renamed, note = _rename_duplicates(entries, groups, taken)
+        renamed, note = _rename_duplicates(entries, groups, existing_keys)
         return renamed, (), note
     return *_keep_one_each(entries, groups, shards, keep=0 if rule == "first" else -1), ""
 
 
-def _find_key_groups(keys: PackedStrings, taken: PackedStrings | None) -> list[_KeyGroup]:
-    taken_count, groups = 0, []
-    if taken is not None:
-        taken_count, keys = len(taken), PackedStrings.parse(taken.span(0, len(taken)) + keys.span(0, len(keys)))
+def _find_key_groups(keys: PackedStrings, existing_keys: PackedStrings | None) -> list[_KeyGroup]:
+    existing_count, groups = 0, []
+    if existing_keys is not None:
+        existing_count, keys = (
+            len(existing_keys),
+            PackedStrings.parse(existing_keys.span(0, len(existing_keys)) + keys.span(0, len(keys))),
+        )
     for key, positions in find_repeated(keys).items():
-        samples = [position - taken_count for position in positions if position >= taken_count]
+        samples = [position - existing_count for position in positions if position >= existing_count]
         if samples:
-            groups.append(_KeyGroup(key, samples, taken=len(samples) < len(positions)))
+            groups.append(_KeyGroup(key, samples, exists=len(samples) < len(positions)))
     return sorted(groups, key=lambda group: group.samples[0])
 
 
@@ -87,15 +90,15 @@ def _duplicate_keys_error(
     named, interleaved = [], True
     for group in groups[:_MAX_LISTED]:
         files = {_shard_number(entries, sample): None for sample in group.samples}
-        interleaved &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
+        interleaved &= len(files) == 1 and not group.exists and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        appended_to = f", and {_APPENDED_TO}" if group.taken else ""
+        appended_to = f", and {_APPENDED_TO}" if group.exists else ""
         shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + appended_to
         named.append(f"'{printable(group.key)}' ({times}{shard_names})")
     found = f"{pluralize(len(groups), 'key')} more than once: {format_list(named, _MAX_LISTED, total=len(groups))}"
     if interleaved:
         remedy = _INTERLEAVED_ADVICE
-    elif any(group.taken for group in groups):
+    elif any(group.exists for group in groups):
         remedy = f"Rename the new samples with {option_text('on_duplicate', 'rename')}, or skip them with first."
     else:
         rename = option_text("on_duplicate", "rename")
@@ -113,14 +116,16 @@ def _are_disjoint(entries: SampleTable, samples: list[int]) -> bool:
 
 
 def _rename_duplicates(
-    entries: SampleTable, groups: list[_KeyGroup], taken: PackedStrings | None
+    entries: SampleTable, groups: list[_KeyGroup], existing_keys: PackedStrings | None
 ) -> tuple[SampleTable, str]:
     bases = {group.key for group in groups}
-    used_names = {name for keys in (entries.keys, taken) if keys is not None for name in _taken_names(keys, bases)}
+    used_names = {
+        name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
+    }
     names: dict[int, bytes] = {}
     for group in groups:  # two groups never get the same name: they differ before the last dash
         number = 2
-        for sample in group.samples if group.taken else group.samples[1:]:
+        for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:
                 number += 1
             names[sample] = name
@@ -134,17 +139,17 @@ def _rename_duplicates(
     return replace(entries, keys=all_names.take(index)), note
 
 
-def _taken_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
+def _derived_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
     return {name for _, names in keys.chunks() for name in names if name.rpartition(b"-")[0] in bases}
 
 
 def _keep_one_each(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], *, keep: int
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Keep the sample at index `keep` of each group (none if the key is taken)."""
+    """Keep the sample at index `keep` of each group (none if the key exists)."""
     messages: dict[int, str] = {}
     for group in groups:
-        kept = None if group.taken else group.samples[keep]
+        kept = None if group.exists else group.samples[keep]
         where = _APPENDED_TO if kept is None else printable(shards[_shard_number(entries, kept)])
         messages |= dict.fromkeys(group.samples, f"another sample with this key is in {where}")
         messages.pop(-1 if kept is None else kept, None)

@@ -50,22 +50,22 @@ class ArrowStrings:
         count: Number of texts.
         render: Renders the texts of a slice or of positions, each followed by a NUL.
         step: Number of texts rendered at a time.
-        which: Selected positions among `count`; None: all.
+        positions: Selected positions among `count`; None: all.
         size: Payload bytes of each text, if all are encoded (see `inline_payload`) and equally long.
     """
 
     count: int
     render: Callable[[NDArray[np.int64] | slice], pa.Array]
     step: int
-    which: NDArray[np.int64] | None = None
+    positions: NDArray[np.int64] | None = None
     size: int | None = None
 
     def __len__(self) -> int:
-        return self.count if self.which is None else len(self.which)
+        return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
         """Return the texts at these positions, in that order."""
-        return replace(self, which=positions if self.which is None else self.which[positions])
+        return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each payload, without the NUL, and after decoding."""
@@ -88,7 +88,7 @@ class ArrowStrings:
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:
         for start in range(first, last, self.step):
             chunk = slice(start, min(start + self.step, last))
-            yield self.render(chunk if self.which is None else self.which[chunk])
+            yield self.render(chunk if self.positions is None else self.positions[chunk])
 
 
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:

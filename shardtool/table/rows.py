@@ -82,16 +82,16 @@ class TableRows(NamedTuple):
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def refuse_repeated_keys(
-        self, keys: PackedStrings, which: NDArray[np.int64] | None = None, *, expected: str, remedy: str
+        self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise if keys repeat, among all or among those at the positions `which`.
+        """Raise if keys repeat, among all keys or those at `positions`.
 
         Raises:
             InvalidRequest: A key repeats.
         """
-        if repeated := find_repeated(keys if which is None else keys.take(which)):
+        if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
-            rows = [self.format_positions(at if which is None else which[at]) for at in position_lists]
+            rows = [self.format_positions(at if positions is None else positions[at]) for at in position_lists]
             pairs = zip(repeated, rows, strict=False)
             examples = [f"'{shorten(printable(key))}' ({row_text})" for key, row_text in pairs]
             listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
