@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 # Filled by `options_class`: command-line names that differ from the field, options whose list is one word, and options
 # that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
-
-
 COMMA_OPTIONS: set[str] = set()
-
-
 FAMILY_KEYS: dict[str, str] = {}
-
-
 _cli_names_in_use = False
 
 

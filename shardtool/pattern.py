@@ -23,41 +23,17 @@ if TYPE_CHECKING:
 
 
 SIDECAR_SUFFIX = ".index"
-
-
 SKIPPED_SUFFIX = ".skipped"
-
-
 DATASET_SUFFIX = ".json"
-
-
 TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"
-
-
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
-
-
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
-
-
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation
-
-
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
-
-
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names
-
-
 _MAX_DIGITS = 18  # for 64 bits
-
-
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-
-
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # not a range here, and no common glob
-
-
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 

@@ -10,14 +10,8 @@ import re
 from typing import NamedTuple
 
 READABLE_ENDINGS = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"  # for messages
-
-
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zst": "zstd"}
-
-
 _SHORT_ENDINGS = {"tgz": "gzip", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zstd"}
-
-
 _SHARD_NAME = re.compile(
     r".+\.(?:(tar|tfrecords?)(?:-\d+-of-\d+)?(?:\.(gz|bz2|xz|zst))?|(tgz|tbz2?|txz|tzst))",
     re.IGNORECASE | re.ASCII | re.DOTALL,
@@ -25,8 +19,6 @@ _SHARD_NAME = re.compile(
 
 
 _FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
-
-
 _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 # Source of a field: a file, a link to a file, text in the plan, bytes in a shard or temporary file, or a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
-
-
 ENCODED_PAYLOAD_MARK = b"\xff"
 
 

@@ -8,14 +8,8 @@ from decimal import Decimal
 from shardtool.errors import InvalidRequest
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
-
-
 _MAX_SIZE_BYTES = 10**18  # sums fit into 64 bits
-
-
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-
-
 _UNIT_STEP = 1000
 
 

@@ -50,14 +50,8 @@ _VERB_SUMMARIES = {
 
 
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
-
-
 _GC_THRESHOLD = 50_000  # imports create many permanent objects: collect rarely
-
-
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
-
-
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
     "reshard": _RESUME_TEXT,

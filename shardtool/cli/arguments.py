@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
-
-
 _PATTERN = re.compile(r"[{<%]")
-
-
 _PATTERN_MARKS = re.compile(r"[{<%*?[]")  # patterns and globs: several shards
-
-
 _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 _KEYS_PER_PRINT = 1000
-
-
 _MAX_BRIEF_BYTES = 4096  # read to show one line
-
-
 _PICTURE_OPTIONS = ("html", "contact_sheet")
 
 

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 _PIPE_PREFIX = "pipe:"
-
-
 _HEAD_BYTES = 512
-
-
 _ARCHIVE_MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
           (0, b"PK\x03\x04", ".zip"))  # fmt: skip
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 PERIOD_S = 10.0
-
-
 _MAX_STALL_AGE_S = 2.0
 
 

@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 
 
 _MAX_LABEL_VALUES = 8  # `--json` prints more
-
-
 _MAX_FIELDS = 40
-
-
 _MAX_PROBLEMS = 5
-
-
 _MAX_NAME_COLUMNS = 32
-
-
 _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 

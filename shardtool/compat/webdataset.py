@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 _KEY = "__key__"
-
-
 _FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and the reason
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 _GZIP_SUFFIX = ".gz"
-
-
 _FLOAT_SLACK = 0.001  # tolerance around 0 to 1 in float images
 
 

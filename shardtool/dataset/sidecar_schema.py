@@ -67,7 +67,7 @@ class ShardFacts(NamedTuple):
         plan: The fingerprint of the shard's plan; empty: unknown.
         made: Facts of transformed samples, if any.
         first: Name of the first shard of its run; empty: unknown.
-        shards: Minimum number of shards of that run, as known at the time; None: unknown.
+        shards: How many shards that run had at least when this sidecar was written; None: unknown.
     """
 
     name: str

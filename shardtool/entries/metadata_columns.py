@@ -39,7 +39,7 @@ def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, p
 
 
 def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
-    """Return a table without those of the named columns that are numeric; None if no column remains."""
+    """Return a table without the named columns if these are numeric; None if no column remains."""
     remaining = [field.name for field in columns.schema if field.name not in names or not is_number_type(field.type)]
     return columns.select(remaining) if remaining else None
 

@@ -51,7 +51,7 @@ MAX_ATTEMPTS = 5
 _REPORT_INTERVAL_S = 0.5
 _SLOT_COUNT_INTERVAL_S = 5.0  # nodes may join or leave
 _CANCEL_TIMEOUT_S = 10.0
-_MAX_EXTRA_TASKS = 8  # submitted beyond the slots, to keep all busy while this process is
+_MAX_EXTRA_TASKS = 8  # tasks submitted in advance, so that slots stay busy while this process is busy
 
 
 class RayPool(Pool):

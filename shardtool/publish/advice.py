@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 _USUAL_WORKERS = 8
-
-
 _LARGE_DATASET_BYTES = 2**28
-
-
 _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 

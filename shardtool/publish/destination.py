@@ -43,7 +43,7 @@ _SPOOL_SUFFIX = ".spool"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folder and names of a dataset, with its files when the run last looked.
+    """The folder and names of a dataset, and its files at the last check.
 
     Attributes:
         existing: The files whose names belong to the pattern.

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 
 _MERGED_KEY = "merged"
-
-
 _SHOWN_DIGITS = 8
 
 

@@ -33,35 +33,15 @@ if TYPE_CHECKING:
 
 
 _HEADER = b"shardtool part 1 crc32c:%08x\n"  # format version, and checksum of the remaining bytes
-
-
 _HEADER_BYTES = len(_HEADER % 0)
-
-
 _PLAN_PATTERN = re.compile(r"[0-9a-f]{32}")
-
-
 _CONTENT_PATTERN = re.compile(r"b2:[0-9a-f]{64}|")
-
-
 _MAX_PLANNED_SHARDS = 2**62
-
-
 _LOCK_SUFFIX = ".lock"
-
-
 _TAG_PATTERN = "part([0-9]{1,7})of([0-9]{1,7})"
-
-
 _WRITER_TAG_PATTERN = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
-
-
 _WRITER_PART_NAME = re.compile(r"[A-Za-z0-9_]{1,40}", re.ASCII)
-
-
 _RECORD_SUFFIX = ".record"
-
-
 _OLD_EMPTY_SUFFIX = ".empty"  # of a part without samples
 
 

@@ -41,7 +41,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # blocks by free tokens
+    room: dict[int, list[int]] = {}  # number of free tokens to the blocks with that many
     rooms: list[int] = []  # the keys of `room`, ascending
     used = 0
     for length, remaining in zip(

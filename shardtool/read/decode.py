@@ -207,8 +207,6 @@ def _decode_error(sample: Mapping[str, object], name: str, error: Exception) -> 
 
 
 _FUNCTION_EXAMPLE = "decode({{{0!r}: FUNCTION}}) calls a function of the bytes, such as lambda data: "
-
-
 _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
     "grey bits": (
         "grey values of more than 8 bits are reduced to 8",

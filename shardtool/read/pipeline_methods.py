@@ -35,8 +35,6 @@ else:
     SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
 NewT = TypeVar("NewT")
 AnyTuple = tuple[Any, ...]  # `tuple` in a class means its method
-
-
 _Params = ParamSpec("_Params")
 _ReturnT = TypeVar("_ReturnT")
 
@@ -71,8 +69,6 @@ _EQUIVALENT_METHODS = {  # methods of webdataset, wids, torchvision and datasets
 
 _WORKERS_HINT = "Pass it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
 _SAMPLER_HINT = "Pass it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
-
-
 _DATALOADER_HINTS = {
     "batch_sampler": _SAMPLER_HINT,
     "batch_size": "Pass it to loader(dataset, 32) or StreamDataset(dataset, 32), or call .batch(32).",

@@ -408,8 +408,6 @@ class EpochPass:
 
 
 _MIN_POSITIONS_PER_EMPTY = 100
-
-
 _WHERE_FIX = (
     "Choose samples before you stream them: dataset.where(QUERY) by columns, or run the filter once and keep its keys, "
     "dataset.select([sample['__key__'] for sample in dataset.filter(FUNCTION)])"

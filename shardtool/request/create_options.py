@@ -38,14 +38,8 @@ if TYPE_CHECKING:
 
 
 TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other column has this name
-
-
 _MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
-
-
 _REQUIRES_RESUME = {"resume|update": "nothing to resume"}
-
-
 _REQUIRES_URLS = {"urls": "no URLs to fetch"}
 
 

@@ -44,34 +44,18 @@ OptionsT = TypeVar("OptionsT")
 
 
 Texts = str | tuple[str, ...] | list[str]
-
-
 Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
-
-
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
-
-
 Function = str | Callable[..., object]  # package.module:function, or the function
-
-
 PathLike = str | os.PathLike[str]
-
-
 ValueForm = Literal[
     "", "size", "rate", "share", "sample", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"
 ]
 
 
 _MAX_INTEGER = 2**63 - 1  # in recorded options
-
-
 _SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
-
-
 _TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
-
-
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
 
 

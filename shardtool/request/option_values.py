@@ -14,14 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
-
-
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
-
-
 _MAX_SIDE_PIXELS = 65_535  # per side: the maximum of JPEG
-
-
 _PIXELS = re.compile(r"[0-9]{1,5}")
 
 

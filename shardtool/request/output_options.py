@@ -27,23 +27,11 @@ from shardtool.values import (
 )
 
 _MAX_SAMPLES = 10**15  # sums of a few fit into 64 bits
-
-
 COUNT_RANGE = (1, _MAX_SAMPLES)
-
-
 SEED_RANGE = (-(2**63), 2**63 - 1)
-
-
 MAX_WORKERS = 1024  # processes
-
-
 WORKERS_RANGE = (0, MAX_WORKERS)
-
-
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
-
-
 TRANSFORM_OPTIONS = (
     "resize",
     "encode",

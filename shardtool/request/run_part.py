@@ -14,20 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
-
-
 MAX_PARTS = 10**6
-
-
 _PART_TEXT = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
-
-
 _SLURM_PREFIX = "SLURM_ARRAY_TASK_"
-
-
 _POD_INDEX, _JOB_COMPLETIONS = "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"
-
-
 _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNETES}"
 
 

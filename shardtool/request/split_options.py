@@ -24,17 +24,9 @@ def format_shares(shares: str | Mapping[str, float]) -> str:
 
 
 SHARE_UNIT = 10**8  # shares are multiples of 1/SHARE_UNIT; products with sample counts fit into 64 bits
-
-
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
 _SHARE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
-
-
 _SPLIT_NAME_RULE = "letters, digits, _ and -, at most 64"
-
-
 _SHARES_EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
 
 

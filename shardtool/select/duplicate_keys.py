@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LISTED = 3  # keys, shards or new names in a message
-
-
 _APPENDED_TO = "the dataset appended to"
-
-
 _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
 
 

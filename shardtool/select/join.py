@@ -43,17 +43,9 @@ if TYPE_CHECKING:
 
 
 _DEFAULT_KEY_COLUMN = "key"
-
-
 _MAX_KEY_LETTERS = 120
-
-
 _MAX_LISTED_KEYS = 3
-
-
 _EMPTY_TEXT, _NUL_TEXT = arrow.text_scalar(""), arrow.text_scalar("\0")
-
-
 _NULL_ROW = pa.nulls(1, pa.int64())[0]
 
 

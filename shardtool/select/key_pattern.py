@@ -30,14 +30,8 @@ if TYPE_CHECKING:
 
 
 _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\((?!\?)", re.DOTALL)
-
-
 _SEPARATORS = b"_-. "
-
-
 _INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # an empty part of a key, `.` or `..`
-
-
 _MAX_LISTED_PAIRS = 3  # of files in a message
 
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
-
-
 _UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
-
-
 _HASH_LENGTH = 16
 
 
@@ -59,7 +55,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         source_paths=True,
     )
     check_case(renamed)
-    # Lower-casing may change the order of fields, and encoding that of keys.
+    # Lower-casing may change the order of fields, and encoding may change the order of keys.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)

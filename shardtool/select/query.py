@@ -54,23 +54,11 @@ if TYPE_CHECKING:
 
 
 ClassNames = Mapping[str, Sequence[str]]
-
-
 _BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
-
-
 _MAX_SHOWN_LETTERS = 80
-
-
 _MAX_LISTED_COLUMNS = 50
-
-
 _INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for thousands of digits
-
-
 _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of constant powers
-
-
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
@@ -96,8 +84,6 @@ _BETWEEN: Mapping[str, tuple[type[ast.cmpop], type[ast.cmpop]]] = {
 
 
 _CONSTANTS: Mapping[QueryKind, type | tuple[type, ...]] = {"true or false": bool, "a number": (int, float), "text": str}
-
-
 _NO_NAMES: Mapping[str, QueryKind] = {}
 
 
@@ -131,17 +117,9 @@ _TEXT_METHODS: Mapping[str, _TextMethod] = {
 
 
 _LISTS_HINT = "Lists have .len() and .contains()."
-
-
 _NO_CLASSES: ClassNames = {}
-
-
 _TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?P<name>[^`]*)`|(?P<bad>[@#`])|[&|\s]""")
-
-
 _OPERATOR_WORDS = {"&": " and ", "|": " or "}
-
-
 _BAD_TOKENS = {
     "@": ("@ would read a Python variable", "Write the value itself."),
     "#": ("# would start a comment", "Put a name that contains # in `backticks`."),

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
-
-
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
     # Arrow types, their kind, and the type to cast to. The first match counts.
     ("empty", types.is_null, None),
@@ -57,8 +55,6 @@ TIME_FIELDS = {
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-
-
 _TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
@@ -67,8 +63,6 @@ _TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _DATE_PARTS = 3  # year, month and day count from 1, the other parts from 0
-
-
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 

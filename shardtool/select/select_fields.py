@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LISTED_FIELDS = 100
-
-
 _RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds `__key__` and `__url__` to a sample's fields
-
-
 _PATHS_COLUMN = "source_paths"  # a column with a value per field: docs/format.md, "Sidecar"
 
 

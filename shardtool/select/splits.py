@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 
 
 _MAX_SPLITS = 1000  # each is a dataset with its own shards
-
-
 _MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample if labels have several samples
-
-
 _HASH_PERSON = b"shardtool split"  # personalization of the hash
-
-
 _NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 

@@ -30,14 +30,8 @@ if TYPE_CHECKING:
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
-
-
 _C1_LEAD_BYTE = b"\xc2"  # starts control characters beyond ASCII, and some letters
-
-
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")  # starts with a literal, which is fast to search
-
-
 _PART_STARTS = b"/\0."  # bytes before the dot at the start of a part; `.` itself for the first key
 
 

@@ -63,10 +63,10 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, a NUL after each; unusable if some are `bad`.
+        data: The texts in order, each followed by NUL. Not valid if `bad` is not zero.
         bad: Number of texts that a TFRecord number would not reproduce.
-        rounded: How many of these texts are numbers anyway.
-        first_bad: Index of the first such text.
+        rounded: Number of bad texts that are numbers.
+        first_bad: Index of the first bad text.
         damaged: Indices of damaged values, whose texts are empty.
     """
 

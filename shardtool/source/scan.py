@@ -119,7 +119,7 @@ def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart)
 def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for speed
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
-    """Return a folder's files as sorted `stem NUL field`, which of them are links, its subfolders, and linked ones."""
+    """Return a folder's files as sorted `stem NUL field`, the links among them, its subfolders, and linked ones."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []

@@ -177,7 +177,7 @@ class FileCollector:
     """Collects files that arrive in any order, such as archive members, by the rules for folders.
 
     Attributes:
-        part: Skipped files and system files; after `in_order`, also the files, in key order.
+        part: Skipped files and system files. `in_order` adds the collected files in key order.
         folders: Whether each folder is included.
     """
 
@@ -204,7 +204,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file, with two more numbers."""
+        """Add a file: its name, its size, and two numbers that the source needs later."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 _FOLDER_KIND = "a folder"
-
-
 _SPECIAL_KINDS = {
     stat.S_IFDIR: _FOLDER_KIND, stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -29,14 +27,8 @@ _SPECIAL_KINDS = {
 
 
 _MOVE_ADVICE = "Choose another name, or move it."
-
-
 _MAX_PROBE_BYTES = 2**20  # read at the start and end of a file
-
-
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
 CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -162,8 +154,6 @@ def sync_folder(path: str | Path) -> None:
 
 
 _SPACE_ADVICE = {errno.ENOSPC: "Make space", errno.EDQUOT: "Raise the quota"}
-
-
 ERRNO_ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
     errno.ENAMETOOLONG: "Choose a shorter name.",

@@ -39,36 +39,18 @@ if TYPE_CHECKING:
 
 
 _LARGE_FILE_BYTES = 2**25
-
-
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
-
-
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
-
-
 MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
-
-
 _CLOSE_TIMEOUT_S = 1.0  # the thread of a stalled server exits later
-
-
 _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 
 
 # The size of a request doubles while reads are sequential.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
-
-
 _MAX_GAP_BYTES = 2**16  # larger gaps end sequential access
-
-
 _MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
-
-
 MAX_READS = 3  # attempts to read a file whose ctime changes
-
-
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 

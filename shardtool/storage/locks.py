@@ -15,11 +15,7 @@ import stat
 from contextlib import AbstractContextManager, suppress
 
 UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the file system has no locks
-
-
 _LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
-
-
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 

@@ -16,8 +16,6 @@ from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.retry import RETRY_FOR
 
 _MAX_COMPARED_NAMES = 1000
-
-
 INHERITED_VARIABLES = (
     store_options.ENDPOINT_VARIABLE,
     store_options.ANONYMOUS_VARIABLE,

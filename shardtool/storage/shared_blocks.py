@@ -55,23 +55,11 @@ class ForkLock:
 
 
 _MAX_TOTAL_BYTES = 2**33
-
-
 _FREE_SPACE_DIVISOR = 4  # blocks use at most a quarter of the free disk space
-
-
 _ALIGNMENT_BYTES = 8
-
-
 _ENTRY = struct.Struct("<qq")
-
-
 _END = struct.Struct("<q")
-
-
 _MAX_BLOCKS = 2**20
-
-
 _HEADER_BYTES = _END.size + _MAX_BLOCKS * _ENTRY.size
 
 

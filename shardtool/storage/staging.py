@@ -43,8 +43,6 @@ Result = TypeVar("Result")
 
 
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
-
-
 _attempt_suffix = ""  # distinguishes temporary names of attempts at the same task
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # characters by which a block may cut a number, a word or an escape
+_MAX_TOKEN_CHARS = 16  # a number, word or escape may be cut this close to the end of a block
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"

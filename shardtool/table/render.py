@@ -68,7 +68,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the bytes of each payload, without the NUL, and after decoding."""
+        """Return the size of each decoded payload, without the NUL."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0

@@ -323,7 +323,7 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the transparent colour, else black, in the image's mode; 0 if its palette has neither."""
+    """Return the transparent colour or, if there is none, black, in the image's mode; 0 if its palette lacks both."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":

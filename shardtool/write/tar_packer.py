@@ -106,7 +106,7 @@ class TarPacker(packer.Packer):
 
 
 class SpanTarPacker(TarPacker):
-    """Writes one tar member per field, all from spans or inline."""
+    """Writes one tar member per field, from payloads that are all spans or inline."""
 
     def run(self) -> None:
         """Write all samples and the end of the file."""

@@ -30,14 +30,8 @@ _PILLOW_FORMATS = {"jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF"} 
 
 
 _JPEG_QUALITY = 90
-
-
 _JSON_SEPARATORS = (",", ":")
-
-
 _PIXEL_DIMENSIONS, _CHANNEL_COUNTS = 3, (1, 3, 4)
-
-
 _PIXEL_TYPES = (np.uint8, np.uint16, np.bool_)
 
 

@@ -38,11 +38,7 @@ _ARROW_FAMILIES = (
 
 
 _TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a type may still differ in their Arrow type
-
-
 _MAX_EXACT_INT = 2**53  # larger whole numbers are not exact as floats
-
-
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not representable in UTF-8
 
 

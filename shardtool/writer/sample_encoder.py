@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 
 
 SAMPLE_KEY = "__key__"
-
-
 _SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)
-
-
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-
-
 _KEY_HASH_BYTES = 12  # with 10^9 keys, a collision occurs in one of 10^11 runs
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 _OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
-
-
 _NO_METADATA: dict[str, object] = {}
 
 

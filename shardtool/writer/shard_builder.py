@@ -58,8 +58,9 @@ class ShardBuilder:
         """Make the file complete and durable.
 
         Returns:
-            The staged file; its index; its content, with fields sorted by encoded name; the CRC-32C of each field as
-                uint32; and the plan fingerprint that `create` would record.
+            The staged file, its index, its content with fields sorted by encoded name, the CRC-32C of each field as
+            uint32, and
+                the plan fingerprint that `create` would record.
         """
         table = columns.table(self.rows)
         self._records.flush()

@@ -240,7 +240,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the files of columns, given a path of each in `examples`."""
+    """Return the options that also pack the files of the columns in `examples`, which has a path of each column."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []

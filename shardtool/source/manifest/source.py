@@ -376,7 +376,7 @@ class ManifestSource(Source):
         return rows
 
     def _check_unused_paths(self) -> None:
-        """Check whether an unused text column contains paths of files; only a note if an option names the payload."""
+        """Fail if an unused text column contains paths of files; add only a note if an option names the payload."""
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):

@@ -15,14 +15,8 @@ from urllib.parse import quote, unquote
 from shardtool.errors import InvalidRequest, redact_secrets
 
 STORES = ("s3", "gs", "az")
-
-
 WEB = ("http", "https")
-
-
 SCHEMES = (*STORES, *WEB)
-
-
 SCHEME_ALIASES = {  # names that other tools use
     "s3a": "s3",
     "s3n": "s3",
@@ -35,24 +29,12 @@ SCHEME_ALIASES = {  # names that other tools use
 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # scheme to the command that installs its library
-
-
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source only
-
-
 SOURCE_MARKER = "source="  # precedes the source's server in an address
 OPTIONS_MARKER = "options="  # precedes the name of the storage options of one call in an address
-
-
 _LOCAL_SCHEMES = ("file", "local", "data")
-
-
 _AFTER_HOST = re.compile("[/?#]")
-
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-
-
 _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
 
 

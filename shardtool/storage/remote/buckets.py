@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 _PAGE_KEYS = 1000
-
-
 _requesting_process: dict[str, int] = {}  # `pid`: the process that made the first request
 
 

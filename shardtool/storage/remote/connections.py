@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 
 MAX_CONNECTIONS_PER_SERVER = 64
-MAX_RESPONSE_BYTES = 65536  # of the answer to a write or copy
-
-
+MAX_RESPONSE_BYTES = 65536  # limit for the response to a write or copy
 _CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
-
-
 _MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 
 

@@ -30,39 +30,19 @@ if TYPE_CHECKING:
 
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-
-
 _CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends it with status 400 to a silent client
-
-
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-
-
 WRONG_REGION_ADVICE = "Check the region and the endpoint of the bucket."
-
-
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
-
-
 _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # of a store; of obstore
-
-
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in messages of obstore
-
-
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
-
-
 _DENIED_CODES = ("", "AccessDenied", "AuthorizationPermissionMismatch")
-
-
 CLOCK_ADVICE = "Set the clock of this machine (NTP)."
-
-
 CREDENTIAL_ERRORS = {  # error code of a store: advice
     **dict.fromkeys(_EXPIRED_CODES, "Get new credentials, then run the same command again."),
     "AuthenticationFailed": f"Use the key or token of this account. {CLOCK_ADVICE}",
@@ -75,11 +55,7 @@ CREDENTIAL_ERRORS = {  # error code of a store: advice
 
 # Requests to the metadata service of a cloud machine, the last source of credentials that obstore tries.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
-
-
 _TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # message of http.client
-
-
 _PROXY_ADVICE = (
     "Set HTTPS_PROXY or HTTP_PROXY to http://USER:PASSWORD@HOST:PORT, or list servers to reach directly in NO_PROXY."
 )
@@ -90,8 +66,6 @@ _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 # Error names of rustls, in messages of obstore.
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
-
-
 HUGGINGFACE_MISSING = {  # by the Hub's X-Error-Code
     "RepoNotFound": "no such repository, or no access with this token",
     "RevisionNotFound": "no such revision",
@@ -99,17 +73,9 @@ HUGGINGFACE_MISSING = {  # by the Hub's X-Error-Code
 
 
 _RATE_LIMIT_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")  # seconds, in the Hub's RateLimit header
-
-
 _INVALID_PATH = re.compile(r'Path "(.*?)"[: ]', re.DOTALL)
-
-
 _CREDENTIALS_ADVICE = "Check the credentials and the permissions."
-
-
 _LIST_PERMISSION = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
-
-
 _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, which need no listing."
 
 

@@ -35,26 +35,12 @@ if TYPE_CHECKING:
 
 
 PIECE_BYTES = 2**20
-
-
 _SUCCESS_STATUSES = (200, 201, 204, 206, 416)
-
-
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
-
-
 _MAX_REDIRECTS = 5
-
-
 _MAX_REASON_BYTES = 4096  # read from an error or unused response
-
-
 _MAX_LENGTH_DIGITS = 18  # of a Content-Length: no file is larger
-
-
 _USER_AGENT = "shardtool"
-
-
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 

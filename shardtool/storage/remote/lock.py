@@ -34,26 +34,12 @@ if TYPE_CHECKING:
 
 
 LEASE_S = 300  # lifetime without renewal
-
-
 _RENEW_INTERVAL_S = 45
-
-
 UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks, for stores without conditional writes
-
-
 _END_TIMEOUT_S = 10  # maximum wait for a renewal in progress
-
-
 _SUFFIX = ".lock"
-
-
 _MAX_LOCK_BYTES = 4096
-
-
 _MAX_TRIES = 3
-
-
 _LOCK_REMAINS_ADVICE = (
     "{}: cannot delete the lock of this run: {}. Delete the object (this requires permission to read and delete), or "
     "wait {:.0f} seconds before the next run."
@@ -61,11 +47,7 @@ _LOCK_REMAINS_ADVICE = (
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
-
-
 _held_leases: dict[str, list[Lease]] = {}  # folder to leases of this process
-
-
 _own_tokens: set[str] = set()  # of locks held or being acquired
 
 

@@ -27,20 +27,10 @@ if TYPE_CHECKING:
 
 # Both TLS libraries read `SSL_CERT_FILE` and `SSL_CERT_DIR`, which replace the machine's own certificates.
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-
-
 _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
-
-
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
 HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one `Name: value` per line; workers inherit the environment
-
-
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
-
-
 _RESERVED_HEADERS = {
     "accept-encoding",
     "connection",

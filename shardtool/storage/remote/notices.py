@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
 
 _listeners: list[Callable[[object], None]] = []  # at most one
-
-
 _totals: list[float] = [0, 0.0]  # retries, and seconds waited
 
 

@@ -280,11 +280,7 @@ def object_crc(address: str) -> int | None:
 
 
 MAX_GAP_BYTES = 2**16  # ranges with smaller gaps are read with one request
-
-
 _MAX_REQUEST_BYTES = 2**22
-
-
 _MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
 
 

@@ -25,20 +25,10 @@ Result = TypeVar("Result")
 
 
 RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # inherited by workers
-
-
 _SECONDS_EXPECTED = "seconds, such as 300"
-
-
 MAX_SETTING = 1e9  # for each number in these variables
-
-
 _RETRY_ADVICE = "Try again when the server can be reached."
-
-
 _UNREACHABLE_ADVICE = "Check the address, proxy and firewall, or try again later."
-
-
 SLICE_S = 0.2  # between two checks for cancellation
 
 
@@ -66,17 +56,9 @@ class RetryPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = RetryPolicy()
-
-
 _any_answer = threading.Event()  # a request was answered, also of the parent before a fork
-
-
 _notice_lock = threading.Lock()  # only one request shows a notice
-
-
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
-
-
 _deadlines: list[float] = []  # set by a signal: when all requests must have stopped
 
 

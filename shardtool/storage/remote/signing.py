@@ -79,14 +79,8 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-
-
 _CLOCK_SLACK = timedelta(minutes=15)  # our clock can be ahead by this much
-
-
 SIGNATURE_LIFETIME = timedelta(hours=1)
-
-
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 

@@ -28,14 +28,8 @@ from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
-
-
 _MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed: the store is silent during a copy
-
-
 _COPY_RETRY_S = 30.0  # short: the caller can copy the object itself
-
-
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 

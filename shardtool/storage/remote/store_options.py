@@ -35,8 +35,6 @@ class _StoreOption(NamedTuple):
 
 
 _ENCRYPTION_HEADER = "x-amz-server-side-encryption"
-
-
 _STORE_OPTIONS = {
     "sse": _StoreOption(
         "AES256|aws:kms(:dsse)?", "AES256, aws:kms or aws:kms:dsse",

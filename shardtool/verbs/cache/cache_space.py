@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 
 Policy = Literal["least-used", "oldest", "keep"]
-
-
 _MAX_MARK_BYTES = 4096
 
 MAX_WAIT_S = 30.0  # for a process that holds a lock but makes no progress, for example because it was stopped
@@ -69,7 +67,7 @@ class Backoff:
         self.restart()
 
     def restart(self) -> None:
-        """Start the wait again, after progress."""
+        """Restart the wait, because there was progress."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 ShardFormat = Literal["tar", "tfrecord"]
-
-
 _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1  # between attempts to reserve space

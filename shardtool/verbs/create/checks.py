@@ -56,8 +56,6 @@ def check_append(planned: Planned) -> None:
 
 
 _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "resume"))
-
-
 _ONLY_SCATTER = ("memory", "temp_dir")
 
 

@@ -35,17 +35,9 @@ if TYPE_CHECKING:
 
 
 _MAX_TRIED_SAMPLES = 64
-
-
 _SAMPLES_PER_TASK = 8
-
-
 _SAMPLE_SEED = 20
-
-
 _MIN_FITTED_SAMPLES = 8
-
-
 _SAMPLE_OVERHEAD_BYTES = 512  # minimum size of a record in most formats
 
 

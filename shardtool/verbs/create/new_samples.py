@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 
 
 _MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run starts; clocks may differ by another minute
-
-
 _MAX_LISTED_KEYS = 3
-
-
 _DATASET_STAYS = "the dataset keeps the old samples"
 
 

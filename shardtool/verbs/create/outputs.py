@@ -40,11 +40,7 @@ class Spool(NamedTuple):
 
 
 OUTPUT_IS_SOURCE = "a shard of the source, which the output would replace or delete"
-
-
 OTHER_OUTPUT = "an output in another folder, or with other names"
-
-
 NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the complete dataset."
 
 

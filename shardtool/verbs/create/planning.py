@@ -150,8 +150,6 @@ def _add_plan_notes(planned: Planned) -> None:
 
 
 _OPTIONAL_TEXT_FIELDS = ("txt", "text")
-
-
 _MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
 
 

@@ -15,26 +15,12 @@ if TYPE_CHECKING:
 
 
 MAX_PROBES = 64
-
-
 _MIN_PROBES = 12
-
-
 _MAX_PROBE_S = 1.0
-
-
 _DROPPED_OUTLIERS = 8  # the slowest reads measure pauses of the machine
-
-
 _MAX_PROBE_BYTES = 2**20
-
-
 _SEQUENCE_BYTES = 4 * 2**20
-
-
 _READ_STEP_BYTES = 2**18
-
-
 REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical for object stores
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 
 _CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output
-
-
 _SECOND_NS = 10**9
 
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 
 _SPLIT_FIELD = "{split}"
-
-
 _SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
 
 

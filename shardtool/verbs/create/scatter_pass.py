@@ -39,14 +39,8 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-
-
 _TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks; longer ones are no faster
-
-
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
-
-
 _CHUNK_ROWS = 2**20
 
 

@@ -144,8 +144,6 @@ def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
 
 
 _CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
-
-
 _MAX_STRATA = 2000  # the maximum number of samples on a page
 
 
