@@ -333,7 +333,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file of shardtool, perhaps damaged. With `listed`, it must be readable."""
+    """Return whether a file is a dataset file of shardtool, perhaps damaged; `listed`: raise if it is unreadable."""
     return _read_dataset_file(path, listed=listed) is not None
 
 

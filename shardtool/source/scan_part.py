@@ -1,4 +1,4 @@
-"""Which files of a source are listed, these files as columns in key order, and the rows of skipped files."""
+"""The rules for listing files, the listed files as columns in key order, and the rows of skipped files."""
 
 from __future__ import annotations
 

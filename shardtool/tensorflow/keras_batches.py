@@ -55,8 +55,7 @@ class BatchSequence:
     """Batches of a dataset, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
-    after reading the first batches to find their shapes. In older releases, which do not report starts, each end
-    counts.
+    after reading the first batches to find their shapes. Older releases do not report starts, so each end counts there.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:

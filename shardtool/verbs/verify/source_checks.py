@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class SourceComparison:
-    """The comparison of a dataset with its source; if other sources were appended, of the first run's shards.
+    """The comparison of a dataset with its source; after an append of other sources, of the first run's shards only.
 
     Args:
         subject: The dataset.
