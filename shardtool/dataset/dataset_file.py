@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# One flipped bit damages only one of them.
-_OWN_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
+# Two marks, because one flipped bit can damage only one of them.
+_DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN_LINE = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM_LINE = '  "checksum": "crc32c:'
-_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # the checksum and what follows it
+_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # from the checksum to the end of the file
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
 _MAX_OPTION_NUMBER = 2**128  # seeds may be large
 _MAX_NESTING = 8
-_MAX_FINGERPRINT_LENGTH = 80  # characters; ours have 67
+_MAX_FINGERPRINT_LENGTH = 80  # characters; shardtool writes 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
@@ -215,7 +215,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 def parse_shard_names(data: bytes) -> list[str] | None:
     """Return the shards that a dataset file lists, even if it is damaged; None if it is no dataset file."""
-    if not any(mark in data for mark in _OWN_MARKS) and not _is_rewritten(data):
+    if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]
@@ -263,23 +263,23 @@ def parse_local_shards(data: bytes) -> tuple[list[str], str]:
 def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file of shardtool") -> CorruptShard:
     remedy = f"Run the original command with {flag_text('resume')}, or `shardtool index` on the shards "
     remedy += f"with {flag_text('overwrite')}, to write it again."
-    if is_own_dataset_file(data):
+    if is_shardtool_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _WIDS_HEAD.startswith(data):
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "not a dataset file", expected=expected)
 
 
-def is_own_dataset_file(data: bytes) -> bool:
+def is_shardtool_dataset_file(data: bytes) -> bool:
     """Return whether a file, perhaps damaged, is a dataset file of shardtool."""
-    return any(mark in data for mark in _OWN_MARKS) or (
+    return any(mark in data for mark in _DATASET_FILE_MARKS) or (
         data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
     )
 
 
-def may_be_own(data: bytes) -> bool:
+def may_be_dataset_file(data: bytes) -> bool:
     """Return whether a file may be a truncated dataset file of shardtool. An empty file may be."""
-    return _WIDS_HEAD.startswith(data) or is_own_dataset_file(data)
+    return _WIDS_HEAD.startswith(data) or is_shardtool_dataset_file(data)
 
 
 def _is_rewritten(data: bytes) -> bool:
@@ -303,7 +303,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
     Raises:
         CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
     """
-    if not all(mark in data for mark in _OWN_MARKS):
+    if not all(mark in data for mark in _DATASET_FILE_MARKS):
         rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
         if _is_rewritten(data):
             raise CorruptShard(name, rewritten)
@@ -313,10 +313,10 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
         raise CorruptShard(name, "its checksum does not match its bytes", remedy=recreate_hint())
     try:
         document = json.loads(data)
-        ours = _get_typed(document, "shardtool", dict)
-        if (version := _get_typed(ours, "format_version", int)) == FORMAT_VERSION:
-            _check_texts(document, ours)
-            return _parse_dataset(document, ours)
+        record = _get_typed(document, "shardtool", dict)
+        if (version := _get_typed(record, "format_version", int)) == FORMAT_VERSION:
+            _check_texts(document, record)
+            return _parse_dataset(document, record)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
         raise CorruptShard(name, f"not a valid dataset file: {str(error)[:200]}", remedy=recreate_hint()) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
@@ -335,11 +335,11 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name
 
 
-def _check_texts(document: Json, ours: Json) -> None:
+def _check_texts(document: Json, record: Json) -> None:
     """Check that numbers are finite, and that strings other than file names in options are Unicode."""
     try:
-        _to_json({**document, "shardtool": {**ours, "made": None}}).encode()
-        _to_json(ours["made"]).encode("utf-8", "surrogateescape")
+        _to_json({**document, "shardtool": {**record, "made": None}}).encode()
+        _to_json(record["made"]).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         found = "a string that is not valid Unicode"
         raise ValueError(found) from None
@@ -355,72 +355,73 @@ def _require(condition: object, problem: str) -> None:
         raise ValueError(problem)
 
 
-def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
-    folder: str = _get_typed(ours, "shards_folder", str) if "shards_folder" in ours else ""
-    for part in folder.split("/") if "shards_folder" in ours else ():
+def _parse_dataset(document: Json, record: Json) -> DatasetFile:
+    folder: str = _get_typed(record, "shards_folder", str) if "shards_folder" in record else ""
+    for part in folder.split("/") if "shards_folder" in record else ():
         _parse_file_name({"part": part}, "part")
     shards = tuple(_parse_shard(shard, folder and f"{folder}/") for shard in _get_typed(document, "shardlist", list))
     _require(shards, "no shards")
     _require(len({shard.sidecar for shard in shards}) == len(shards), "a sidecar is listed twice")
-    shard_format: str = _get_typed(ours, "format", str)
+    shard_format: str = _get_typed(record, "format", str)
     _require(shard_format in WRITABLE_FORMATS.values(), f"unknown format {shard_format!r:.40}")
     for shard in shards:
         if parse_format(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
             raise ValueError(f"{shard.name!r:.80} is not a file name of a {shard_format} shard")
-    totals: Json = _get_typed(ours, "totals", dict)
+    totals: Json = _get_typed(record, "totals", dict)
     sums = {name: sum(getattr(shard, name) for shard in shards) for name in ("samples", "size")}
     for name, total in {"shards": len(shards), **sums}.items():
         valid = _get_typed(totals, name, int) == total
         _require(valid, f"{totals[name]:,} {name} in total, but {total:,} in the list of shards")
-    appends: list[int] = _get_typed(ours, "appends", list) if "appends" in ours else []
+    appends: list[int] = _get_typed(record, "appends", list) if "appends" in record else []
     bounds = [0, *appends, len(shards)]
     valid = all(type(number) is int for number in appends) and sorted({*bounds}) == bounds
-    _require(valid or "appends" not in ours, f"appends that start at the shards {appends!r:.80}, of {len(shards)}")
+    problem = f"appends at the shards {appends!r:.80}, which must ascend from 1 to {len(shards) - 1}"
+    _require(valid or "appends" not in record, problem)
     fields, features = (
-        _parse_mapping(ours, "fields", int),
-        _parse_mapping(ours, "features", str) if "features" in ours else {},
+        _parse_mapping(record, "fields", int),
+        _parse_mapping(record, "features", str) if "features" in record else {},
     )
     parsed = {name: TfFeature.parse(text) for name, text in features.items()}
     types: dict[str, ValueType] = {
         name: value_type for name, value_type in number_features(parsed).items() if name in fields
     }
     for key, allowed in (("numbers", _NUMBER_TYPES), ("types", _RECORDED_TYPES)):
-        for name, value_type in _parse_mapping(ours, key, str).items() if key in ours else ():
+        for name, value_type in _parse_mapping(record, key, str).items() if key in record else ():
             valid = value_type in allowed and name in fields and (shard_format == "tar" or key == "types")
-            _require(valid, f"{key} of the type {value_type!r:.40} in the field {name!r:.40}")
+            _require(valid, f"an invalid type {value_type!r:.40} of the field {name!r:.40} in {key!r}")
             types[name] = cast("ValueType", value_type)
-    classes: dict[str, list[str]] = _parse_mapping(ours, "classes", list)
+    classes: dict[str, list[str]] = _parse_mapping(record, "classes", list)
     for name, names in classes.items():
         invalid = [shard for shard in names if type(shard) is not str]
         _require(not invalid, f"the classes of {name!r:.40} contain {invalid[:1]!r:.80}")
-    fingerprint: str = _get_typed(ours, "fingerprint", str)
-    _require(len(fingerprint) <= _MAX_FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
+    fingerprint: str = _get_typed(record, "fingerprint", str)
+    _require(len(fingerprint) <= _MAX_FINGERPRINT_LENGTH, f"an invalid fingerprint {fingerprint!r:.80}")
     return DatasetFile(
         name=_parse_file_name(document, "name"),
-        pattern=_parse_pattern(ours, shards),
+        pattern=_parse_pattern(record, shards),
         format=shard_format,
         shards=shards,
         fields=fields,
         field_bytes=_get_typed(totals, "field_bytes", int),
         skipped=_get_typed(totals, "skipped", int),
-        schema=_parse_mapping(ours, "schema", str),
+        schema=_parse_mapping(record, "schema", str),
         classes=classes,
         features=parsed,
-        made=_parse_run(ours, len(appends)),
+        made=_parse_run(record, len(appends)),
         fingerprint=fingerprint,
-        skipped_crc=_parse_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
+        skipped_crc=_parse_crc(record, "skipped_crc32c") if "skipped_crc32c" in record else None,
         types=types,
         appends=tuple(appends),
         shards_folder=folder,
     )
 
 
-def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
+def _parse_pattern(record: Json, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern; a range must produce the listed names."""
-    text: str = _parse_file_name(ours, "pattern")
+    text: str = _parse_file_name(record, "pattern")
     if any(mark in text for mark in "{}<>"):
         # Other braces could expand to any number of names.
-        _require(_RANGE_PATTERN.fullmatch(text), f"the pattern {text!r:.80}")
+        _require(_RANGE_PATTERN.fullmatch(text), f"an invalid pattern {text!r:.80}")
         pattern, count = parse_pattern(text), len(shards)
         enough = pattern.count is None or pattern.count >= count
         _require(enough, f"{count:,} shards, but {pattern.count or 0:,} names in the pattern {text!r:.80}")
@@ -430,38 +431,40 @@ def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
     return text
 
 
-def _parse_mapping(ours: Json, name: str, value_type: type[Value]) -> dict[str, Value]:
-    mapping: dict[str, Value] = _get_typed(ours, name, dict)
+def _parse_mapping(record: Json, name: str, value_type: type[Value]) -> dict[str, Value]:
+    mapping: dict[str, Value] = _get_typed(record, name, dict)
     for key in mapping:
         _get_typed(mapping, key, value_type)
     return mapping
 
 
-def _parse_run(ours: Json, appends: int) -> RunRecord:
-    made: dict[str, object] = _get_typed(ours, "made", dict)
+def _parse_run(record: Json, appends: int) -> RunRecord:
+    made: dict[str, object] = _get_typed(record, "made", dict)
     appended = _get_typed(made, "appended", list) if "appended" in made else []
     _require(
         len(appended) == appends,
-        f"{len(appended):,} runs that appended, but {appends:,} positions in the list of shards",
+        f"{len(appended):,} records of appends, but {appends:,} appends in the list of shards",
     )
     for number, run in enumerate([made, *appended]):
-        _require(type(run) is dict, f"appending run {number} is {run!r:.80}")
+        _require(type(run) is dict, f"the record of append {number} is {run!r:.80}")
         for name, kind in _RUN_FIELDS.items():
             if name in run:
                 _get_typed(run, name, kind)
-        _require(is_plain_name(run.get("split", "-").replace("/", "-")), f"the split {run.get('split')!r:.80}")
+        _require(
+            is_plain_name(run.get("split", "-").replace("/", "-")), f"an invalid split name {run.get('split')!r:.80}"
+        )
     splits = _get_typed(made, "splits", list) if "splits" in made else []
-    valid = all(type(split) is str and is_plain_name(split.replace("/", "-")) for split in splits)
-    own = "splits" not in made or made.get("split") in splits
-    _require(valid and own, f"the splits {splits!r:.80} of the run that created {made.get('split')!r:.80}")
+    valid = all(type(name) is str and is_plain_name(name.replace("/", "-")) for name in splits)
+    is_listed = "splits" not in made or made.get("split") in splits
+    _require(valid and is_listed, f"invalid splits {splits!r:.80}, or none of them is {made.get('split')!r:.80}")
     _check_values(made)
     return RunRecord(made)
 
 
 def _check_values(value: object, depth: int = 0) -> None:
-    _require(depth <= _MAX_NESTING, f"more than {_MAX_NESTING} levels of nesting in the record of its run")
+    _require(depth <= _MAX_NESTING, f"a record of the run with more than {_MAX_NESTING} levels of nesting")
     bounded = type(value) is not int or abs(value) <= _MAX_OPTION_NUMBER
-    _require(bounded, "too large a number in the record of its run")
+    _require(bounded, "a record of the run with too large a number")
     if isinstance(value, (list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_values(item, depth + 1)
@@ -493,7 +496,7 @@ def _get_typed(document: Json, name: str, value_type: type[Value]) -> Value:
 
 def _parse_crc(entry: Json, name: str = "crc32c") -> int:
     if not _CRC_HEX.fullmatch(text := _get_typed(entry, name, str)):
-        raise ValueError(f"the checksum {text!r:.80}")
+        raise ValueError(f"an invalid checksum {text!r:.80}")
     return int(text, 16)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shardtool import pattern as patterns
 from shardtool import shard_names as shard_names_module
 from shardtool.dataset.dataset_file import (
-    may_be_own,
+    may_be_dataset_file,
     parse_dataset,
     parse_listed_shards,
     parse_local_shards,
@@ -78,7 +78,7 @@ def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDatase
         found = f"no {format_list([*map(printable, stored.missing)], 3)}"
         remedy = "Name only existing shards, with a narrower range or a glob, or name the dataset file."
         raise InvalidRequest(names[0], found, expected="all shards of the range", remedy=remedy)
-    return replace(stored, given=dataset)
+    return replace(stored, argument=dataset)
 
 
 def _find_shards(names: list[str]) -> StoredDataset:
@@ -169,7 +169,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
             raise InvalidRequest(name, "no such file", expected=EXPECTED_DATASET, remedy=paths.similar_path(name))
     if missing := [join(folder, name) for name in listed if text and name not in base_names]:
         names = sorted([*names, *missing], key=natural_key)
-    return make_dataset(names, file, folder, own=file is not None)
+    return make_dataset(names, file, folder, has_own_file=file is not None)
 
 
 def _check_fetched(path: str) -> None:
@@ -198,7 +198,7 @@ def _from_folder(folder: str) -> StoredDataset:
             expected=f"files that end in {shard_names_module.READABLE_ENDINGS}",
             remedy=remedy,
         )
-    return make_dataset(shards, None, folder.rstrip("/") or "/", own=False)
+    return make_dataset(shards, None, folder.rstrip("/") or "/", has_own_file=False)
 
 
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
@@ -262,7 +262,7 @@ def _from_pattern(text: str) -> StoredDataset:
     )
     missing = tuple(islice((name for name in pattern_names if name not in matched), _MAX_LISTED_MISSING))
     shards = [join(pattern.folder, name) for name in matches]
-    return make_dataset(shards, file, pattern.folder, own=file is not None, whole=is_whole, missing=missing)
+    return make_dataset(shards, file, pattern.folder, has_own_file=file is not None, is_whole=is_whole, missing=missing)
 
 
 def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
@@ -318,7 +318,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
     folder = folder_of(path)
     if not is_url(path):  # no links in stores
         check_folders_inside(path, {os.path.dirname(name) for name in names})
-    return make_dataset([join(folder, name) for name in names], path, folder, own=is_own, whole=True)
+    return make_dataset([join(folder, name) for name in names], path, folder, has_own_file=is_own, is_whole=True)
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
@@ -367,7 +367,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
         data = files.read_optional(path := join(dataset.folder, name))
-        if data is not None and may_be_own(data):
+        if data is not None and may_be_dataset_file(data):
             return path
     return None
 

@@ -1,4 +1,4 @@
-"""Bound the memory that a Parquet file needs, before anything is decoded.
+"""Compute how much memory a Parquet file needs, before pyarrow decodes it.
 
 A small file can expand to terabytes when it is decoded: through sizes in its footer or in a page header (which has no
 checksum), through many dictionary indices of one long text, or through levels that declare a million values null. This
@@ -81,7 +81,7 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, with nulls and empty lists.
-        coded: Whether values are dictionary indices, so that text may exceed its pages.
+        coded: Whether values are dictionary indices, so that decoded text can be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -91,7 +91,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Upper bound in bytes; dictionary text counts once."""
+        """Upper bound in bytes, if the text of dictionaries is not copied."""
         return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
@@ -112,7 +112,7 @@ def parse_footer(data: bytes) -> ParquetFooter:
     chunks = tuple((_number(group, _GROUP_ROWS, _I64), _chunks(group, leaves)) for group in groups)
     rows = _number(footer, _ROWS, _I64)
     if rows != sum(group_rows for group_rows, _ in chunks):
-        raise ValueError("row groups with a different total of rows than the table")
+        raise ValueError("another number of rows in the footer than in the row groups")
     return ParquetFooter(rows, leaves, _key_values(footer), chunks)
 
 
@@ -123,7 +123,7 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
         ValueError: Page headers contradict the footer.
     """
     if sum(_number(chunk, _CHUNK_SIZE, _I64) for _, chunks in footer.chunks for chunk in chunks) > len(data):
-        raise ValueError("columns that share their pages")  # reading them repeatedly would take forever
+        raise ValueError("columns that share pages")  # decoding them repeatedly would take too long
     leaves = []
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]
@@ -147,7 +147,7 @@ def _leaves_below(
     if len(names) > _MAX_NESTING or (names and not count):
         raise ValueError("columns nested too deeply, or an empty group")
     for _ in range(count):
-        element = next(elements, {})  # {} has no name, which is an error below
+        element = next(elements, {})  # {} lacks a name, which `_text` refuses
         path = (*names, _text(element, _NAME).decode("utf-8", "backslashreplace"))
         is_repeated = repeated or (_REPEATS in element and _number(element, _REPEATS, _I32) == _REPEATED)
         if _TYPE not in element:
@@ -164,14 +164,14 @@ def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, .
     """Return the metadata of each leaf in a row group; pyarrow relies on their order."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
-        raise ValueError("a row group with different columns than the schema")
+        raise ValueError("a row group whose columns differ from the schema")
     chunks = []
     for column, leaf in zip(columns, leaves, strict=True):
         thrift_type, chunk = column.get(_CHUNK, (0, None))
         if thrift_type != _STRUCT or _number(chunk, _CHUNK_TYPE, _I32) != leaf.kind:
-            raise ValueError(f"a row group without the column {leaf.path}")
+            raise ValueError(f"a row group that lacks the column {leaf.path}")
         if ".".join(name.decode("utf-8", "backslashreplace") for name in _list(chunk, _PATH, _BINARY)) != leaf.path:
-            raise ValueError(f"a different column instead of {leaf.path}")
+            raise ValueError(f"a row group with another column in place of {leaf.path}")
         chunks.append(chunk)
     return tuple(chunks)
 
@@ -202,7 +202,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
             if page_type == _DICTIONARY_PAGE:
                 is_dictionary = True
                 if count * leaf.width > size:
-                    raise ValueError(f"a dictionary of {count:,} values in {size:,} bytes")
+                    raise ValueError(f"a dictionary of {count:,} values, which do not fit into {size:,} bytes")
             else:
                 values += count
     if offset != end:
@@ -219,28 +219,28 @@ def _page(head: _Struct, field: int) -> int:
     """Return the number of values in a page."""
     thrift_type, page = head[field]
     if thrift_type != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
-        raise ValueError("a page in an encoding that sidecars do not use")
+        raise ValueError("a page with an encoding that sidecars do not use")
     return _number(page, _PAGE_VALUES, _I32)
 
 
 def _number(struct: _Struct, field: int, thrift_type: int) -> int:
     stored_type, number = struct.get(field, (0, -1))
     if stored_type != thrift_type or number < 0:
-        raise ValueError("a header without its numbers")
+        raise ValueError("a header that lacks a number")
     return int(number)
 
 
 def _text(struct: _Struct, field: int) -> bytes:
     thrift_type, text = struct.get(field, (0, b""))
     if thrift_type != _BINARY:
-        raise ValueError("a header without its text")
+        raise ValueError("a header that lacks a text")
     return bytes(text)
 
 
 def _list(struct: _Struct, field: int, thrift_type: int) -> list[Any]:
     stored_type, parts = struct.get(field, (0, (0, [])))
     if stored_type != _LIST or (parts[1] and parts[0] != thrift_type):
-        raise ValueError("a footer without its lists")
+        raise ValueError("a footer that lacks a list")
     return list(parts[1])
 
 

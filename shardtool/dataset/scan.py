@@ -121,12 +121,12 @@ class ShardScan:
         text_rows: With checksums, uint64 rows of fields that are one integer.
         text_lengths: uint8 per text row, bytes of the integer as text.
         text_crcs: uint32 per text row, CRC-32C of the integer as text.
-        odd: Members that belong to no sample, such as folders.
-        differ: Offset and kind of the first headers that tar readers interpret differently.
-        unlike: For TFRecord, the first value of another type for each field code, or if there is none, the first list.
-        whole: For TFRecord, rows that contain a whole list; see `ExampleFeature.whole`.
+        unrecognised: Members that are not part of a sample, such as folders.
+        ambiguous_headers: Offset and problem of the first headers that tar readers interpret differently.
+        conflicts: For TFRecord, by field code: its first value of another type, or else its first list.
+        list_rows: For TFRecord, rows that hold a complete list, see `ExampleFeature.whole`.
         lost: With `salvage`, unreadable ranges.
-        broken: With `salvage`, offset, key and problem of each incomplete sample; other columns exclude these samples.
+        incomplete: With `salvage`, offset, key and problem of each incomplete sample, which is excluded.
     """
 
     path: str
@@ -148,13 +148,13 @@ class ShardScan:
     text_rows: array[int] = field(default_factory=lambda: array("Q"))
     text_lengths: array[int] = field(default_factory=lambda: array("B"))
     text_crcs: array[int] = field(default_factory=lambda: array("I"))
-    odd: list[UnrecognisedMember] = field(default_factory=list)
-    differ: list[tuple[int, str]] = field(default_factory=list)
-    unlike: dict[int, FeatureConflict] = field(default_factory=dict)
-    whole: array[int] = field(default_factory=lambda: array("Q"))
+    unrecognised: list[UnrecognisedMember] = field(default_factory=list)
+    ambiguous_headers: list[tuple[int, str]] = field(default_factory=list)
+    conflicts: dict[int, FeatureConflict] = field(default_factory=dict)
+    list_rows: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
     lost: list[LostRange] = field(default_factory=list)
-    broken: list[tuple[int, bytes, str]] = field(default_factory=list)
+    incomplete: list[tuple[int, bytes, str]] = field(default_factory=list)
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: FeatureType = "bytes") -> int:
@@ -197,7 +197,7 @@ def scan_shard(task: ShardScanTask) -> ShardScan:
 
 def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
     bounds, incomplete = [0, *accumulate(scan.counts)], _incomplete_samples(scan, dots)
-    scan.broken = [(scan.starts[sample], scan.keys[sample], reason) for sample, reason in incomplete.items()]
+    scan.incomplete = [(scan.starts[sample], scan.keys[sample], reason) for sample, reason in incomplete.items()]
     kept_samples = [sample for sample in range(len(scan.keys)) if sample not in incomplete]
     rows = [row for sample in kept_samples for row in range(bounds[sample], bounds[sample + 1])]
     scan.keys = [scan.keys[sample] for sample in kept_samples]
@@ -283,7 +283,7 @@ class _ScanMemory:
         """Check the scan up to `end`; return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
-        self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.odd[self._members :])
+        self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])
         if scan.counts and (max_count := max(scan.counts[max(0, self._keys - 1) :], default=0)) > MAX_FIELDS:
             offset = scan.starts[scan.counts.index(max_count)]
             expected = f"at most {MAX_FIELDS:,} fields"
@@ -294,7 +294,7 @@ class _ScanMemory:
         if self._has_long_name:
             self._text_bytes += sum([len(scan.names[code]) for code in scan.codes[self._rows :]])
         self._rows = len(scan.codes)
-        self._keys, self._names, self._members = len(scan.keys), len(scan.names), len(scan.odd)
+        self._keys, self._names, self._members = len(scan.keys), len(scan.names), len(scan.unrecognised)
         memory = self._text_bytes + _BYTES_PER_FIELD * self._rows + _BYTES_PER_SAMPLE * self._keys
         memory += _BYTES_PER_NAME * (self._names + self._members)
         if memory > _BASE_MEMORY_BYTES + min(self._limit, _MEMORY_PER_BYTE * end):
@@ -318,8 +318,8 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
     next_check, end = min(_MEMORY_CHECK_BYTES, size_limit), 0
 
     def note(offset: int, problem: str) -> None:
-        if len(scan.differ) < _MAX_LISTED_DAMAGE:
-            scan.differ.append((offset, problem))
+        if len(scan.ambiguous_headers) < _MAX_LISTED_DAMAGE:
+            scan.ambiguous_headers.append((offset, problem))
 
     members = (
         salvage_members(shard, note, scan.lost) if task.salvage else tar_read.iter_members(shard.read, shard.path, note)
@@ -329,7 +329,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
         base = name.rfind(b"/") + 1
         dot = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or dot < 0 or dot == len(name) - 1:
-            scan.odd.append(UnrecognisedMember(offset, name, is_file, kind, link))
+            scan.unrecognised.append(UnrecognisedMember(offset, name, is_file, kind, link))
             last_key = None
             if end > next_check:
                 next_check = min(memory.check(end), size_limit)
@@ -464,8 +464,8 @@ def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfr
 
 
 def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_read.ExampleFeature) -> None:
-    earlier, kind = scan.unlike.get(code), scan.kinds[code]
+    earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
-        scan.unlike[code] = FeatureConflict(sample, feature.kind, feature.values)
+        scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)
     if feature.whole:  # such a list never has exactly one value
-        scan.whole.append(len(scan.codes))
+        scan.list_rows.append(len(scan.codes))

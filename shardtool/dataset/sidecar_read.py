@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` adds up the memory of all pages, which must be proportional to the
-sidecar and its shard. `MemoryError` means that memory ran out, not that the sidecar is damaged.
+Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
+for its own size and the size of its shard is rejected. A `MemoryError` does not mean that the sidecar is damaged.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -52,12 +52,12 @@ _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2  # per field of a shard
 _MAX_SAMPLES_PER_BYTE = 8  # same for fields; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
-_INDEX_BYTES_PER_FIELD = 64  # memory, without field name and key
+_INDEX_BYTES_PER_FIELD = 64  # in memory, without names and keys
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # memory per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how columns are read; our sidecars have none
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # would change how columns are decoded; shardtool writes none
 _MAX_ERROR_LENGTH = 300
 
 
@@ -75,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. A larger shard allows more metadata. `size` is None if the shard does not exist.
+    """Parse a sidecar. `size` is the size of its shard, or None if the shard is missing: it bounds the metadata.
 
     Raises:
         CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
@@ -92,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether metadata is surely within a reader's limits, without decoding it."""
+    """Return whether metadata is certainly within the limits of readers, without decoding it."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -108,7 +108,7 @@ def max_metadata_bytes(size: int) -> int:
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse a sidecar of the shard `name`, and check that it is the one in the dataset file.
+    """Parse the sidecar of the shard `name`, and compare it with its `entry` in the dataset file, if any.
 
     `size` and errors are as for `parse_sidecar`.
     """
@@ -142,9 +142,9 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 
 
 def check_offsets(index: ShardIndex, size: int) -> None:
-    """Check that samples follow each other, and that payloads are inside their samples and do not overlap.
+    """Raise ValueError if samples or payloads overlap, or payloads are outside their samples.
 
-    Otherwise a copy of the payloads could be larger than the shard. Raises ValueError.
+    Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # sums below cannot overflow
@@ -164,12 +164,12 @@ def check_offsets(index: ShardIndex, size: int) -> None:
 
 def _parse_index(data: bytes, footer: ParquetFooter, fact: ShardFacts, size: int, *, metadata: bool) -> ShardIndex:
     if _ARROW_SCHEMA_KEY in footer.facts:
-        raise ValueError("an Arrow schema, which sidecars do not have")
+        raise ValueError("an Arrow schema, which shardtool does not write")
     top_names = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
     own_columns = SIDECAR_SCHEMA.names if int(footer.facts[_VERSION_KEY]) == 1 else OWN_COLUMNS
     metadata_columns = [name for name in top_names if name not in own_columns]
     if reserved := [name for name in metadata_columns if name.startswith("__")]:
-        raise ValueError(f"columns that sidecars do not have: {format_list(reserved)}")
+        raise ValueError(f"unknown columns: {format_list(reserved)}")
     leaves = leaf_memory(data, footer)
     max_metadata = max_metadata_bytes(size + len(data))
     max_index = _INDEX_SLACK_BYTES + _MAX_BYTES_PER_BYTE * len(data) + 2 * size
@@ -205,31 +205,31 @@ def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
         encoded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
         used_codes = [] if encoded.null_count else np.flatnonzero(np.bincount(number_values(encoded.indices))).tolist()
         if encoded.null_count or any(encoded.dictionary[code].as_py() != name for code in used_codes):
-            raise ValueError(f"rows of other shards than {printable(name)}")
+            raise ValueError(f"rows of another shard than {printable(name)}")
 
 
 def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:
     values = {part.leaf.path: part.values for part in leaves if part.leaf.top in own_columns}
     if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own_columns)):
-        raise ValueError("different columns than a sidecar")
+        raise ValueError("missing or unknown columns")
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
     if rows > limit or fields > limit + rows:  # an empty list of fields counts as one value
-        raise ValueError(f"{rows:,} samples with {fields:,} fields, too many for the sizes of sidecar and shard")
+        raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 
 def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
     index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
     uncompressed, values = sum(part.uncompressed for part in index_leaves), max(part.values for part in index_leaves)
     if uncompressed > limit + _INDEX_BYTES_PER_FIELD * values:
-        raise ValueError(f"{uncompressed:,} bytes of index, too many for the sizes of sidecar and shard")
+        raise ValueError(f"{uncompressed:,} bytes of index, more than the sizes of sidecar and shard allow")
 
 
 def _check_metadata_memory(size: int, limit: int) -> None:
     if size > limit:
         raise ValueError(
-            f"{size:,} bytes of metadata, more than the {limit:,} allowed for the sizes of sidecar and shard"
+            f"{size:,} bytes of metadata, more than the {limit:,} that the sizes of sidecar and shard allow"
         )
 
 
@@ -251,7 +251,7 @@ def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
     keys, lists = _single_chunk(table, "__key__"), _single_chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
         if _decoded_bytes(keys) > limit:
-            raise ValueError("keys longer than their shard")
+            raise ValueError("keys that are longer than the shard")
         keys = keys.dictionary_decode()
     if keys.null_count or lists.null_count:
         raise ValueError("a sample without a key or fields")
@@ -400,4 +400,4 @@ def _check_numbers(fact: ShardFacts) -> None:
     if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
         raise ValueError("an invalid checksum")
     if fact.made is not None and fact.made.left_out and len(fact.made.left_out) != fact.made.skipped:
-        raise ValueError("a list of skipped samples whose length differs from their count")
+        raise ValueError("a list of skipped samples that differs from their number")

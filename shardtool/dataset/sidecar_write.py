@@ -1,4 +1,4 @@
-"""Write sidecars: encode an index, or a table, as a Parquet file."""
+"""Encode the index of a shard as a sidecar."""
 
 from __future__ import annotations
 
@@ -40,9 +40,15 @@ def written_index(
     skipped: Sequence[int] = (),
     source_paths: bytes = b"",
 ) -> ShardIndex:
-    """Return the index of a shard that was written.
+    """Return the index of a shard that a worker has written.
 
-    `skipped` are indices of samples that were not written. In `source_paths`, NUL follows each path; empty: no column.
+    Args:
+        shard_format: `tar` or `tfrecord`.
+        content: The planned samples of the shard.
+        columns: Their metadata, if any.
+        field_crcs: CRC-32C of each written field, as uint32.
+        skipped: Indices of planned samples that were not written.
+        source_paths: The path of each field, each followed by NUL; empty: no such column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -99,7 +105,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Refuse a sidecar that readers reject, because many samples share very long text."""
+    """Raise InvalidRequest if readers would reject the sidecar, because many samples share a very long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -124,7 +130,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # of facts that the plan cannot restore
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # the plan does not determine them
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
         codes = number_array(np.zeros(len(table), np.int8))
@@ -139,13 +145,13 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():  # one by one: pyarrow does not keep the order of a dict
+        for name, value in facts.items():  # one by one, because pyarrow does not keep the order of a dict
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a list of strings per sample: the next `counts` of `names`."""
+    """Return one list of strings per sample; `counts` are the lengths of the lists."""
     names = [quote_name(name).encode() for name in names]
     values = bytes_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

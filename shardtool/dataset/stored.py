@@ -132,18 +132,20 @@ class StoredDataset:
     Attributes:
         shards: In the order of their names; some may not exist.
         dataset_file: Its path, if any; it may list other shards, too.
+        argument: How the caller named the dataset.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
-        own: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in its folder.
-        whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
-        missing: The first names of a range that are neither existing files nor listed.
+        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in its folder.
+        is_whole: Whether the caller named the whole dataset: its file, folder, or complete range. Shards that the
+            dataset file does not list are then ignored.
+        missing: The first names of a range that neither exist nor are listed.
     """
 
-    given: DatasetLike
+    argument: DatasetLike
     shards: tuple[StoredShard, ...] = field(repr=False)
     dataset_file: str | None
     folder: str
-    own: bool = False
-    whole: bool = False
+    has_own_file: bool = False
+    is_whole: bool = False
     missing: tuple[str, ...] = ()
     file: DatasetFile | None = None
     unlisted: tuple[str, ...] = ()
@@ -151,7 +153,7 @@ class StoredDataset:
     @property
     def index_folder(self) -> str | None:
         """The folder of all sidecars; None: each is next to its shard."""
-        return self.folder if self.own else None
+        return self.folder if self.has_own_file else None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -181,12 +183,12 @@ class StoredDataset:
         If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
         list all of them is ignored.
         """
-        if self.dataset_file is None or not self.own:
+        if self.dataset_file is None or not self.has_own_file:
             return self
         file = parse_dataset(files.read_small(self.dataset_file), self.dataset_file)
         listed = {entry.name for entry in file.shards}
         shards = [shard for shard in self.shards if shard.name in listed]
-        if not self.whole and len(shards) < len(self.shards):
+        if not self.is_whole and len(shards) < len(self.shards):
             return self
         unlisted = tuple(shard.path for shard in self.shards if shard.name not in listed)
         dataset = replace(self, shards=tuple(shards), unlisted=unlisted)
@@ -206,11 +208,13 @@ class StoredDataset:
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 
-def make_dataset(paths: Sequence[str], file: str | None, folder: str, *, own: bool, **attributes: Any) -> StoredDataset:
-    """Return a dataset; `own` puts all sidecars in `folder`."""
-    index_folder = folder if own else None
+def make_dataset(
+    paths: Sequence[str], file: str | None, folder: str, *, has_own_file: bool, **attributes: Any
+) -> StoredDataset:
+    """Return a dataset; with `has_own_file`, all sidecars are in `folder`."""
+    index_folder = folder if has_own_file else None
     shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
-    return StoredDataset((), shards, file, folder, own=own, **attributes)
+    return StoredDataset((), shards, file, folder, has_own_file=has_own_file, **attributes)
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:

@@ -12,7 +12,7 @@ from shardtool.dataset import skipped_list
 from shardtool.dataset.dataset_file import (
     DatasetFile,
     has_appends,
-    may_be_own,
+    may_be_dataset_file,
     parse_shard_names,
 )
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
@@ -217,7 +217,7 @@ def _check_dataset_file(destination: Destination) -> None:
     name, data, may_be_replaced = destination.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = destination.folder.read(name)
-        may_be_replaced = may_be_own(data) and not os.path.islink(destination.dataset_file)
+        may_be_replaced = may_be_dataset_file(data) and not os.path.islink(destination.dataset_file)
     shards = parse_shard_names(data)
     if shards is None and not may_be_replaced:
         found = "a file that is not a shardtool dataset file"

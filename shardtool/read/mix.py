@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MixedDataset(Streamable[SampleT]):
-    """Samples of several datasets; `__dataset__` is the number of a sample's dataset."""
+    """Samples of several datasets. The field `__dataset__` is the number of the dataset, from 0."""
 
     source: MixedSamples
     reader: MixedReader
@@ -84,18 +84,19 @@ def mix(
 ) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    Each block of 64 samples has the exact proportions; the order of datasets in a block is random, even without
-    `shuffle`. When a dataset is exhausted before the epoch ends, it continues with its own next epoch, in another
-    order. The next epoch of the mix continues where each dataset stopped. Without options, an epoch has each sample
-    once.
+    Each block of 64 samples has the exact proportions, in random order, even without `shuffle`. When a dataset is
+    exhausted, it starts its own next epoch, in another order. The next epoch of the mix continues where each dataset
+    stopped. Without options, each sample occurs once per epoch.
 
     Args:
-        datasets: Datasets, views or other mixes. Their own stages run before the stages of the mix.
-        weights: Weight of each dataset: 3 and 1 take three of four samples from the first. None: their lengths.
-        choose: Samples of each dataset per epoch, instead of weights.
-        repeat: Repetitions of each dataset per epoch; with 0.5, one half is in an epoch and the other half in the next.
-        stop: End of an epoch by weights: when the first dataset is exhausted (`first`), when all were read completely
-            (`all`), or after a number of samples.
+        datasets: Datasets, views or other mixes. Their own stages run before the mix's.
+        weights: Relative weights: `[3, 1]` draws three of four samples from the first dataset. None: the lengths of the
+            datasets.
+        choose: Number of samples per epoch from each dataset, instead of weights.
+        repeat: How often to read each dataset per epoch, instead of weights. 0.5: one half, and the other half in the
+            next epoch.
+        stop: When an epoch with weights ends: when one dataset is exhausted (`first`), when all were read completely
+            (`all`), or after this number of samples.
 
     Raises:
         InvalidRequest: A dataset is empty or batched, or an option is invalid.

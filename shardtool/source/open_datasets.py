@@ -95,10 +95,10 @@ def source_dataset_name(dataset: StoredDataset) -> str:
     """Return the name of a dataset for messages, without folders."""
     if dataset.file is not None:
         return dataset.file.name
-    if not isinstance(dataset.given, (str, os.PathLike)):
+    if not isinstance(dataset.argument, (str, os.PathLike)):
         names = [*map(_shard_name, dataset.paths)]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
-    path = os.fspath(dataset.given)
+    path = os.fspath(dataset.argument)
     if is_url(path):
         return printable(base_name(path.rstrip("/")))
     return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))

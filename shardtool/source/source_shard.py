@@ -186,7 +186,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
         remedy = f"{error.remedy} Skip damaged parts with {option_text('on_error', 'skip')}.".strip()
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
     index = shard_index.scanned_index(scan)
-    conflicts = {index.names[code]: conflict for code, conflict in scan.unlike.items()}
+    conflicts = {index.names[code]: conflict for code, conflict in scan.conflicts.items()}
     skipped, kinds = tuple(_skipped_rows(shard.name, scan)), index.kinds or shard.kinds
     part = replace(shard, index=index, kinds=kinds, conflicts=conflicts, skipped=skipped, is_list=_list_rows(scan))
     if not has_index:
@@ -271,19 +271,19 @@ def merge_interleaved(part: SourceShard) -> SourceShard:
 
 
 def _list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:
-    if not scan.whole:
+    if not scan.list_rows:
         return None
     is_list = np.zeros(len(scan.codes), np.bool_)
-    is_list[np.frombuffer(scan.whole, np.uint64).astype(np.int64)] = True
+    is_list[np.frombuffer(scan.list_rows, np.uint64).astype(np.int64)] = True
     return is_list
 
 
 def _skipped_rows(shard: str, scan: ShardScan) -> Iterator[Skipped]:
     for damage in scan.lost:
         yield Skipped("", shard, "damaged", str(damage))
-    for start, key, why in scan.broken:
+    for start, key, why in scan.incomplete:
         yield Skipped(index_text(key), shard, "damaged", f"at {start:,}: {why}")
-    for member in scan.odd:
+    for member in scan.unrecognised:
         path = f"{shard}:{index_text(member.name)}"
         if member.is_file and member.name:
             yield Skipped("", path, "no-field", "the name has no extension to name a field")

@@ -86,7 +86,7 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
         index = scanned_index(scan)
         tally, kinds = index.tally(), {**index.kinds, **kinds}
         lists |= {
-            index_text(scan.names[code]) for code, feature in scan.unlike.items() if feature.kind == scan.kinds[code]
+            index_text(scan.names[code]) for code, feature in scan.conflicts.items() if feature.kind == scan.kinds[code]
         }
         fields.update(tally.fields)
         samples, size = samples + tally.samples, size + tally.field_bytes

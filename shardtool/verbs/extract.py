@@ -141,7 +141,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
         map(_labels_from_folders, datasets)
     )  # `create` adds the labels and their column again
     request = ReshardOptions(where=options.where, fields=f"-{_LABEL_FIELD}" if adds_labels else options.fields)
-    source = DatasetSource([dataset.given for dataset in datasets], request, "tar")
+    source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
     if not len(listing.entries):
         raise InvalidRequest(listing.where, "no samples", expected="one or more")

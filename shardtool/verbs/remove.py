@@ -119,7 +119,7 @@ def _key_hint(dataset: Any) -> str:
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
     """Return the folder of a dataset and the name of its dataset file without the suffix."""
-    if dataset.dataset_file is None or not dataset.own or not dataset.whole:
+    if dataset.dataset_file is None or not dataset.has_own_file or not dataset.is_whole:
         from shardtool.dataset.find import check_not_damaged
 
         check_not_damaged(dataset)

@@ -39,7 +39,7 @@ def test_every_way_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
     for given in (f"{at}/x%20y%23.json", f"{at}/x%20y%23-{{000..003}}.tar", f"{at}/x%20y%23-<000..003>.tar", wanted):
         found = find_dataset(given)
         assert (list(found.paths), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
-        assert found.own
+        assert found.has_own_file
         assert found.shards[0].sidecar == wanted[0].removesuffix(".tar") + ".index"
         assert expand_datasets(given) == [given]
     one = find_dataset(wanted[1])
@@ -54,7 +54,7 @@ def test_a_dataset_of_one_shard(small_once: Path, http_files: Server) -> None:
     at = http_files.new_prefix()
     create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=0))
     assert find_dataset(f"{at}/x-000.tar").dataset_file == f"{at}/x.json"
-    assert find_dataset([f"{at}/x-000.tar"]).own
+    assert find_dataset([f"{at}/x-000.tar"]).has_own_file
 
 
 def test_indexes_are_the_same_as_for_local_files(dataset: tuple[str, Path]) -> None:

@@ -46,7 +46,7 @@ def test_a_scan_matches_the_sidecar(awkward: Path, ending: str, tmp_path: Path) 
     total = 0
     for shard in shards(tmp_path):
         found = scan_shard(ShardScanTask(str(shard), checksum=True))
-        assert (found.error, found.nonzero_padding, found.odd) == (None, [], [])
+        assert (found.error, found.nonzero_padding, found.unrecognised) == (None, [], [])
         assert found.crc == crc32c(shard.read_bytes())
         table = pq.read_table(shard.with_suffix(".index")).to_pylist()
         wanted = [
@@ -82,10 +82,10 @@ def test_unrecognised_members_are_reported(tmp_path: Path) -> None:
     found = scan_shard(ShardScanTask(str(tmp_path / "x.tar")))
     assert found.keys == [b"a", b"a"]  # interleaved: two samples
     assert list(found.counts) == [2, 1]
-    assert [(one.name, one.is_file) for one in found.odd] == [
+    assert [(one.name, one.is_file) for one in found.unrecognised] == [
         (b"", False), (b"README", True), (b"b.", True), (b"l.jpg", False)
     ]  # fmt: skip
-    assert found.odd[0].what == "./: not a regular file"
+    assert found.unrecognised[0].what == "./: not a regular file"
 
 
 @pytest.mark.parametrize("pack", ["w:gz", "plain gz"])
@@ -226,7 +226,7 @@ def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
     """A list of many empty values does not need an object per value."""
     inside = (b"\x0a\x00" if kind == tfrecords.BYTES else b"\x08\x07") * 200_000
     found, took = _scan_and_measure(_packed(tmp_path / "x.tfrecord.gz", _example((b"a", kind, inside))))
-    assert (found.error, list(found.lengths), found.unlike[0].values) == (None, [400_000], 200_000)
+    assert (found.error, list(found.lengths), found.conflicts[0].values) == (None, [400_000], 200_000)
     assert took < 10 * 2**20
 
 

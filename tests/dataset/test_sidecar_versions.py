@@ -158,15 +158,15 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
 @pytest.mark.parametrize(
     ("change", "facts", "found"),
     [
-        (_named("out-0.tar", "out-1.tar"), {}, "rows of other shards than out-0.tar"),
-        (_named("x.tar", "x.tar"), {}, "rows of other shards"),
-        (_named("out-0.tar", None), {}, "rows of other shards"),
-        (_named(None, None), {}, "rows of other shards"),
-        (lambda table: table.drop_columns(["__shard__"]), {}, "different columns than a sidecar"),
-        (lambda table: table, {"format_version": "1"}, "columns that sidecars do not have: __shard__"),
+        (_named("out-0.tar", "out-1.tar"), {}, "rows of another shard than out-0.tar"),
+        (_named("x.tar", "x.tar"), {}, "rows of another shard"),
+        (_named("out-0.tar", None), {}, "rows of another shard"),
+        (_named(None, None), {}, "rows of another shard"),
+        (lambda table: table.drop_columns(["__shard__"]), {}, "missing or unknown columns"),
+        (lambda table: table, {"format_version": "1"}, "unknown columns: __shard__"),
         (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of type int64"),
         (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "not a valid sidecar"),
-        (lambda table: table, {"shard": "out-1.tar"}, "rows of other shards than out-1.tar"),
+        (lambda table: table, {"shard": "out-1.tar"}, "rows of another shard than out-1.tar"),
     ],
 )
 def test_rows_of_other_shards_are_rejected(

@@ -119,7 +119,7 @@ def open_source(given: DatasetLike) -> CopySource:
         CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
     """
     dataset = find_dataset(given)
-    if dataset.dataset_file is None or not dataset.own:
+    if dataset.dataset_file is None or not dataset.has_own_file:
         check_not_damaged(dataset)
         expected, remedy = "a dataset with a dataset file", "`index` creates one."
         raise errors.InvalidRequest(dataset.where, "no dataset file of shardtool", expected=expected, remedy=remedy)

@@ -104,7 +104,7 @@ def dataset_sides(
 
 def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_stored: bool) -> ComparedSide:
     """Return the samples of datasets. With `as_stored`, numbers are the bytes stored in the shards."""
-    given = [dataset.given for dataset in datasets]
+    given = [dataset.argument for dataset in datasets]
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
     splits = np.array([dataset.split for dataset, _ in listed.stored], np.object_)

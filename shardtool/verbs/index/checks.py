@@ -34,7 +34,8 @@ _LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and clas
 
 def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
     """Sort the shards as in the dataset file, if it lists the same shards."""
-    listed = parse_shard_names(read_small(dataset.dataset_file)) if dataset.own and dataset.dataset_file else None
+    file = dataset.dataset_file if dataset.has_own_file else None
+    listed = parse_shard_names(read_small(file)) if file else None
     shards = {shard.name: shard for shard in dataset.shards}
     is_all = listed is not None and {*listed} == {*shards}
     return replace(dataset, shards=tuple(shards[name] for name in listed or ())) if is_all else dataset

@@ -139,12 +139,12 @@ class Indexer:
         self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
         self.lists |= {
-            index_text(scan.names[code]) for code, value in scan.unlike.items() if value.kind == scan.kinds[code]
+            index_text(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]
         }
         self.digests.append(scan.digest)
-        if scan.odd:
-            member = scan.odd[0]
-            self.unrecognised.append((len(scan.odd), f"{name} at {member.offset:,}: {member.what}"))
+        if scan.unrecognised:
+            member = scan.unrecognised[0]
+            self.unrecognised.append((len(scan.unrecognised), f"{name} at {member.offset:,}: {member.what}"))
         samples = self.entries[number].samples
         self.observer.advance(samples, scan.size, 1)
         self.observer.shard(name, status, samples, scan.size)

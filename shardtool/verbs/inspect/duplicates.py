@@ -75,7 +75,7 @@ def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None
 
         datasets = [open_dataset(name) for name in expand_datasets(dataset)]
         one_format = len({shard.format for stored in datasets for shard in stored.shards}) == 1
-        dataset_args = [stored.given for stored in datasets]
+        dataset_args = [stored.argument for stored in datasets]
         listing = list_datasets(dataset_args, pool, observer, to_format="tfrecord", as_stored=one_format)
         for note in listing.notes:
             observer.note(note)

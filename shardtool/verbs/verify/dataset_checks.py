@@ -40,7 +40,7 @@ _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 def check_numbering(subject: VerifiedDataset) -> Findings:
     """Find gaps, unlisted shards, and sidecars without a shard."""
     findings, file = Findings(), subject.file
-    if file is None and subject.dataset.own:
+    if file is None and subject.dataset.has_own_file:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
     findings.add(-1, *_find_gaps(subject))
     try:
@@ -75,7 +75,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
     """If there is no valid dataset file, check that all shards exist that were planned according to the sidecars."""
     missing = _missing_dataset_file_finding(subject)
-    if missing is None and not (subject.file is None and subject.dataset.own):
+    if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
     existing = [case for case in subject.cases if case.size is not None]
     facts = [case.fact if case.fact and case.fact.name == case.name else None for case in existing]
@@ -111,7 +111,7 @@ def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[st
 
 def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
     """Return a finding if shards have sidecars, and no dataset file lists these shards."""
-    if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.given):
+    if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.argument):
         return None
     names = _names_in_folders(subject)
     if not (sidecars := names & {case.sidecar for case in subject.cases}):
@@ -149,7 +149,7 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
         names = [shard.name for shard in subject.file.shards] if subject.is_all else []
-    elif subject.dataset.missing or not isinstance(subject.dataset.given, (str, os.PathLike)):
+    elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
         return
     yield from islice(_missing_numbers(names), _MAX_GAPS)
 

@@ -80,7 +80,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     except (CorruptShard, InvalidRequest) as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in scan.keys])
-    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes)
+    examination = ShardExamination(scan, unrecognised=len(scan.unrecognised), hashes=hashes)
     for code, count in Counter(scan.codes).items():
         examination.fields[index_text(scan.names[code])] += count
     if task.decode:

@@ -66,7 +66,7 @@ def check_content(case: ShardCheck) -> Iterator[Finding]:
         yield finding_from_error("shard-damaged", case.name, scan.error)
     for offset in scan.nonzero_padding:
         yield Finding("padding-not-zero", case.name, "bytes after a payload", "zeros to the end of the block", offset)
-    for offset, problem in scan.differ:
+    for offset, problem in scan.ambiguous_headers:
         yield Finding("readers-differ", case.name, problem, offset=offset)
     yield from _find_unsafe_keys(case.name, scan)
     yield from _find_unsafe_members(case.name, scan)
@@ -103,10 +103,10 @@ def _unsafe_name_reason(name: bytes) -> str:
 
 def _find_unsafe_members(shard: str, scan: ShardScan) -> Iterator[Finding]:
     """Find members outside samples that are dangerous to extract, and samples whose path passes through a link."""
-    links = {member.name.rstrip(b"/") for member in scan.odd if member.kind == _SYMBOLIC_LINK}
+    links = {member.name.rstrip(b"/") for member in scan.unrecognised if member.kind == _SYMBOLIC_LINK}
     members = (
         (member.offset, member.name, _unsafe_name_reason(member.name) or _unsafe_type_reason(member))
-        for member in scan.odd
+        for member in scan.unrecognised
     )
     for offset, name, reason in chain(members, zip(scan.starts, scan.keys, repeat("")) if links else ()):
         link = b"" if reason else _link_above(name, links)

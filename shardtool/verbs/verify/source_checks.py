@@ -131,7 +131,7 @@ class SourceComparison:
             return
         folder = os.fspath(self._given)
         try:
-            is_dataset = find_dataset(folder).own
+            is_dataset = find_dataset(folder).has_own_file
         except ShardError:
             return
         if is_dataset:

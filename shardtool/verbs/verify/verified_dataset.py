@@ -177,7 +177,7 @@ def open_verified(given: DatasetLike) -> VerifiedDataset:
     """Return a dataset to verify; raise the errors of `read_dataset_file`."""
     dataset, findings = read_dataset_file(given)
     cases = (
-        ShardCheck(shard, dataset.own and (dataset.file is None or shard.entry is not None), size)
+        ShardCheck(shard, dataset.has_own_file and (dataset.file is None or shard.entry is not None), size)
         for shard, size in zip(dataset.shards, plain_sizes(dataset.paths), strict=True)
     )
     return VerifiedDataset(dataset, tuple(cases), findings)
