@@ -135,7 +135,7 @@ _FAULTS = [
     Fault("status", status=503, headers={"Retry-After": "0"}, times=2, first=3),
     Fault("status", status=500, method="PUT", times=2, first=4),
     Fault("lost", method="PUT", path=r"\.tar", times=2),
-    Fault("lost", method="PUT", path="writer", times=2),
+    Fault("lost", method="PUT", path="journal", times=2),
     Fault("lost", method="PUT", path="lock", times=1),
     Fault("reset", method="PUT", path=r"\.tar", times=2),
     Fault("upload", method="PUT", path=r"\.tar", times=2),

@@ -105,7 +105,9 @@ def _damage(out: str, root: Path) -> None:
 
 
 def _damage_sidecars(out: str, root: Path) -> None:
+    """Damage two sidecars that can be rebuilt, and a shard that cannot."""
     _pack(out, root)
+    _change(f"{out}/out-001.tar", lambda data: data[:-9])
     _change(f"{out}/out-000.index", lambda data: data[:-9] + b"123456789")
     _change(f"{out}/out-002.index", lambda _: None)
 

@@ -6,8 +6,8 @@
   `--root`). Nothing changes unless the result is exactly what the dataset file lists. For splits, `reshard`, a `--join`
   table, and after an append, a message names the command to run.
 
-All files are staged, then exchanged, so an interrupted repair has changed nothing, or the next one finishes it.
-Afterwards the dataset is verified again.
+Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged: an interrupted run has
+changed nothing, or the next one finishes it. Afterwards the dataset is verified again.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class Repair:
         self.by_file: dict[str, set[str]] = {}
         for _, finding in subject.findings.listed:
             self.by_file.setdefault(finding.file, set()).add(finding.code)
-        from shardtool.storage.folders import open_staging_folder
+        from shardtool.storage.folders import open_folder
 
-        self.folder = open_staging_folder(subject.dataset.folder)
+        self.folder = open_folder(subject.dataset.folder)
         self.done: list[str] = []
         self.unresolved: list[str] = []
 
@@ -204,18 +204,14 @@ class Repair:
                 raise OutputFailed(path, "changed while it was verified", remedy="Run the same command again.")
             entries = {shard.name: shard for shard in file.shards}
             lost_columns: set[str] = set()
-            publication = Publication(self.folder, base_name(path), "exchange")
-            try:
-                for case in verified:
-                    data, columns = self._build_sidecar(case, file)
-                    lost_columns |= {*file.schema} - {*columns}
-                    publication.replace_sidecars({case.name: data})
-                    entry = entries[case.name]
-                    entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
-                new = replace(file, shards=tuple(entries[shard.name] for shard in file.shards))
-                publication.finish(new.encode())
-            finally:
-                publication.abandon(case.sidecar for case in verified)
+            publication = Publication(self.folder, base_name(path), "keep")
+            for case in verified:
+                data, columns = self._build_sidecar(case, file)
+                lost_columns |= {*file.schema} - {*columns}
+                publication.replace_sidecars({case.name: data})
+                entry = entries[case.name]
+                entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
+            publication.finish(replace(file, shards=tuple(entries[shard.name] for shard in file.shards)).encode())
         self.done.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
         if lost_columns:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
