@@ -59,7 +59,7 @@ class _Request(NamedTuple):
 
 
 class Warm:
-    """A process that was started warm, with stdout and stderr in pipes; its parts are those of a `Popen`."""
+    """A process forked from the server, with stdout and stderr in pipes; it has the attributes of a `Popen`."""
 
     def __init__(
         self, words: list[str], *, code: str = "", cwd: str | Path, env: Mapping[str, str], session: bool = True
@@ -98,7 +98,7 @@ class Warm:
         return self.returncode
 
     def communicate(self, timeout: float) -> tuple[bytes, bytes]:
-        """Return what it writes, when no process holds its pipes any more and it has ended."""
+        """Return its output, after it has exited and no process holds its pipes."""
         end, found = time.monotonic() + timeout, {self.stdout: b"", self.stderr: b""}
         with ExitStack() as stack:
             waiting = [stack.enter_context(stream) for stream in found if not stream.closed]
@@ -174,7 +174,7 @@ def _serve(requests: socket.socket) -> _Request:
             waiting.remove(ended)
     for pid in waiting:  # its run goes with it
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)  # so that its CPU time counts as ours
+        os.waitpid(pid, 0)  # its CPU time then counts as ours
     sys.exit()
 
 

@@ -44,7 +44,7 @@ def _nothing(_root: Path) -> None:
     pass
 
 
-# What is done to a tree, what is asked, exit code, error code, and what the message must say.
+# Change of a tree, command, exit code, error code, and parts of the message.
 ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]] = {
     "no source": (_nothing, ["nowhere", PATTERN], 2, "invalid-request", ["nowhere", "no such file"]),
     "no folder": (
@@ -97,7 +97,7 @@ def test_an_error_is_one_line_with_an_exit_code(name: str, place: Path) -> None:
     assert sorted(os.listdir(place)) == before
 
 
-# What is done to a tree, and what is asked, for each way that a process can end.
+# Change of a tree, and command, for each exit code.
 CODES: dict[int, tuple[Callable[[Path], None], str]] = {
     0: (_nothing, f"create s {PATTERN}"),
     2: (_nothing, f"create nowhere {PATTERN}"),

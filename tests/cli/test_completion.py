@@ -73,7 +73,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-_LINES = {  # what is typed before TAB, and the line that is there then
+_LINES = {  # input before TAB, and the completed line
     "shardtool create pict": "shardtool create pictures",
     "shardtool create x --join lab": "shardtool create x --join labels.csv",
     "shardtool copy x pict": "shardtool copy x pictures",

@@ -62,7 +62,7 @@ _PATIENCE_S = 30
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a small source, `in`, and a dataset made of it, `out`."""
+    """Yield a folder with a small source `in` and its dataset `out`."""
     folder = tmp_path_factory.mktemp("edge")
     write_tree(folder / "in", {f"{number}.txt": b"text" for number in range(6)})
     create(folder / "in", f"{folder}/out/x-{{00..}}.tar", CreateOptions(workers=0, max_count=3))
@@ -129,7 +129,7 @@ def test_a_second_signal_stops_a_slow_cleanup(signals: tuple[int, int], place: P
 
 
 def test_a_second_signal_does_not_interrupt_cleanup(place: Path) -> None:
-    """Files are deleted after the first signal, whatever signals follow."""
+    """Files are deleted after the first signal, despite further signals."""
     code = _SLOW_END.replace("    finally:\n        time.sleep(60)", "    finally:\n        time.sleep(0.6)\n"
                              "        print('removed', file=sys.stderr, flush=True)")  # fmt: skip
     ended, _, err, _ = _signalled(_start(place, "create", code), [2, 2, 15, 1, 2])
@@ -203,7 +203,7 @@ _COMMON = [
     ["index", "out", "--export", "wids"], ["reshard", "out/x.json", "new/z-{00..}.tar", "--shuffle"],
     [*_WORDS["create"], "--resume"],
 ]  # fmt: skip
-# Runs command lines one after the other, as each would run in a process of its own: what one imports stays.
+# Runs command lines one after the other in one process, which keeps imported modules.
 _ONE_AFTER_THE_OTHER = """
 import os, sys, types
 from shardtool import cli

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CONTEXT = click.Context(cli)
-_ELSEWHERE = ("s3://", "https://")  # what asks a server has tests of its own
+_ELSEWHERE = ("s3://", "https://")  # other tests cover commands with servers
 _DIFFER = {"diff": (3,)}  # the exit code of datasets that differ
 _HERE = {"/mnt/backup": "backup", "/data/imagenet": "out", "/fast/disk/cache": "cache", "/mnt/shared": "out"}
 

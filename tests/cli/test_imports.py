@@ -12,7 +12,7 @@ from tests.helpers import ENVIRONMENT, write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Each takes 10 to 300 ms of a core, and none is needed to move samples that stay as they are.
+# Each import takes 10 to 300 ms of CPU, and unchanged samples require none of them.
 _SLOW = (
     "PIL", "asyncio", "concurrent.futures", "http.client", "jinja2", "logging", "multiprocessing", "numpy.ma",
     "numpy.random", "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
@@ -21,7 +21,7 @@ _READERS = ("numpy", "pyarrow")
 _NET = (*_READERS, "ssl", "http.client", "email", "bz2", "lzma")
 _WRITERS = ("shardtool.publish", "shardtool.storage.folders", "shardtool.storage.staging")
 _VERBS = ("publish", "read", "source", "verbs")
-# Runs command lines one after the other in one process, and says what is there after each.
+# Runs command lines one after the other in one process, and prints the imported modules after each.
 _SCRIPT = """
 import os, sys, types
 from shardtool import cli
@@ -38,7 +38,7 @@ go_on(0)
 
 
 def _imported(lines: list[list[str]], watched: tuple[str, ...], folder: Path) -> list[str]:
-    """Return, after the start and each command line, its exit code and which of the watched modules are there."""
+    """Return, for the start and each command line, the exit code and the imported ones of the watched modules."""
     code = _SCRIPT.format(
         watched=watched, lines=[[*words, "--quiet"] if "-h" not in words else words for words in lines]
     )
@@ -91,9 +91,9 @@ def test_queries_do_not_import_pandas(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_command_line_are_forked(tmp_path: Path) -> None:
-    """No verb imports what starts threads before its workers: they would be started afresh, which takes 0.1 s.
+    """No verb starts threads before its workers, which would then need 0.1 s more to start.
 
-    Nor does `verify` import what publishes datasets, where no index of another tool lies beside the shards.
+    Without other tools' indexes next to the shards, `verify` imports no module that publishes datasets.
     """
     write_tree(tmp_path, {"in/1.txt": b"text", "in/2.txt": b"more", "keys.txt": b"1"})
     names = {"create": ["in", "out-{00..}.tar"], "reshard": ["out.json", "more-{00..}.tar"], "index": ["out.json"],

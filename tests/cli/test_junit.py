@@ -16,7 +16,7 @@ def _suite(ran: Ran) -> ET.Element:
 
 
 def test_a_report_lists_what_was_checked(small: Path, tmp_path: Path) -> None:
-    """A report of a passed check lists what was checked and what was not."""
+    """A report of a passed check lists its checks, and the checks that were not possible."""
     typed("create", small, "out-{000..002}.tar", "--quiet", cwd=tmp_path)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 0

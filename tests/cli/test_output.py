@@ -140,7 +140,7 @@ def test_class_numbers_survive_a_class_that_cannot_be_read(tmp_path: Path) -> No
 
 
 def test_a_dataset_without_samples_is_an_error(source: Path, tmp_path: Path) -> None:
-    """Where no sample can be packed, there is no dataset file, whatever `--on-error` says."""
+    """If no sample can be packed, no dataset file is written, for any `--on-error`."""
     for path in source.rglob("*.txt"):
         path.unlink()
         os.mkfifo(path)
@@ -230,8 +230,8 @@ def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: 
         create(source, f"{tmp_path}/x_{{0..}}.tar", options(overwrite=True))
 
 
-def test_names_that_stdout_has_no_letters_for_are_written_with_its_own(tmp_path: Path) -> None:
-    """Whatever the encoding of stdout, a name that it lacks is no bug of ours, in any verb's text."""
+def test_names_outside_the_encoding_of_stdout(tmp_path: Path) -> None:
+    """For any encoding of stdout, names that it cannot express are escaped, in any verb's text."""
     write_tree(tmp_path / "in", {"\u03b1.txt": b"x"})
     ran = tool("create", tmp_path / "in", tmp_path / "o-{0..}.tar", "--dry-run", PYTHONIOENCODING="latin-1")
     assert (ran.code, "\\u03b1" in ran.out) == (0, True), ran.err

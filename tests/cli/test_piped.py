@@ -70,8 +70,8 @@ def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) 
         ("pipe:cat s-{000..001}.tar", "a range ({000..001}) in a command"),
     ],
 )
-def test_what_fails(command: str, found: str, place: Path) -> None:
-    """A command that fails, or gives no shard, is a mistake of the user; nothing is written, and nothing stays."""
+def test_a_failing_command(command: str, found: str, place: Path) -> None:
+    """A command that fails, or lists no shard, is a mistake of the user; no file is written."""
     ran = typed("reshard", command, "new/o-{000..}.tar", cwd=place)
     assert (ran.code, found in ran.err) == (2, True), ran
     assert not (place / "new").exists()
@@ -112,8 +112,8 @@ def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pyte
         assert [name for name, _ in members(tmp_path / "work/named/o-0.tar")] == [f"photos/{name}" for name in names]
 
 
-def test_folders_in_a_list_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`find FOLDER` prints folders, too: they are no samples, whatever they are called; what is missing stays one."""
+def test_folders_in_a_list_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`find FOLDER` also prints folders, which are not samples, for any name; a missing path is an error."""
     write_tree(tmp_path, {"photos/v1.0/a.jpg": b"a", "photos/b/c.png": b"c", "work/x": b""})
     (tmp_path / "photos" / "empty").mkdir()
     lists = ["", "/v1.0", "/v1.0/a.jpg", "/b", "/b/c.png", "/empty"]
@@ -126,7 +126,7 @@ def test_folders_in_a_list_are_passed_over(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_paths_in_a_table_stay_below_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a table names may be another's: its paths leave the root where `--allow-outside` says so, piped or not."""
+    """Tables may be foreign: their paths may leave the root only with `--allow-outside`, piped or not."""
     write_tree(tmp_path, {"photos/1.jpg": b"x", "work/list.csv": b"path,label\n../photos/1.jpg,a\n"})
     _stdin(monkeypatch, (tmp_path / "work/list.csv").read_bytes())
     for source in ("-", "list.csv"):

@@ -83,7 +83,7 @@ def test_earlier_retries_are_not_counted() -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("quiet", "progress"), [(True, "plain"), (False, "auto")])
 def test_no_lines_without_the_option(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parameter of the test
-    """Nothing is printed with `quiet`, or without a terminal and the option."""
+    """With `quiet`, or without the option and a terminal, no lines are printed."""
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=quiet, verbose=False, progress=progress)) as terminal,

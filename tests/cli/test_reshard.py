@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# What is asked, and what the message must say: for text, and for JSON.
+# Commands, and parts of the message as text and as JSON.
 USAGE: dict[str, tuple[list[str], list[str]]] = {
     "no output": (["in"], ["not given", "a quoted shard pattern", "'out-{000000..}.tar'"]),
     "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be distinguished", "quoted"]),
@@ -68,7 +68,7 @@ def test_usage_errors_as_json(made: Path) -> None:
     assert all(part in f"{error['found']} {error['expected']}" for part in said)
 
 
-# What is asked, exit code, error code, and what the message must say.
+# Commands, exit code, error code, and parts of the message.
 ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
     "bad size": (["in", OUTPUT, "--memory", "lots"], 2, "invalid-request", ["--memory", "'lots'", "500MB"]),
     "bad count": (["in", OUTPUT, "--head", "0"], 2, "invalid-request", ["--head: 0", "from 1 to"]),

@@ -83,12 +83,12 @@ def copy(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-# What is recorded of a run.
+# Recorded options of a run.
 
 
 def test_recorded_options_are_reused_only_if_listed() -> None:
     """Recorded options are reused only if they are listed by name; code and paths are not."""
-    families = {"fields", "fetch", "split_by"}  # runs record what they stand for
+    families = {"fields", "fetch", "split_by"}  # runs record the expanded options
     known = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
     assert known > REPEATABLE_OPTIONS
     assert known - REPEATABLE_OPTIONS == {
@@ -237,7 +237,7 @@ def test_every_verb_reports_invalid_values_as_damage(change: Callable[[Any], obj
 
 @pytest.mark.parametrize("which", range(9))
 def test_repair_stays_in_the_folder(which: int, copy: Path) -> None:
-    """A repair reads, writes and deletes nothing outside the folder, whatever names a dataset file contains."""
+    """A repair reads, writes and deletes no file outside the folder, for any names in a dataset file."""
     victim = write_tree(copy / "victim", {"out-005.tar": b"p", "out-007.index": b"i", "secret.skipped": b"s"})
     _reseal(copy / "ds" / "out.json", _HOSTILE[which])
     flip(copy / "ds" / "out-000.tar", 600)

@@ -85,7 +85,7 @@ def test_a_list_of_all_files_in_a_folder(packed: Path) -> None:
 
 
 def test_unlisted_shards_are_a_dataset(packed: Path, tmp_path: Path) -> None:
-    """Unlisted shards are a dataset of their own, unless their names match the pattern of another one."""
+    """Unlisted shards are a separate dataset, unless their names match another pattern."""
     shutil.copytree(packed / "beside", tmp_path, dirs_exist_ok=True)
     (tmp_path / "val.json").unlink()
     rest = sorted(path.name for path in tmp_path.glob("val-*.tar"))
@@ -97,7 +97,7 @@ def test_unlisted_shards_are_a_dataset(packed: Path, tmp_path: Path) -> None:
 
 
 def test_a_split_pattern_without_matches_is_an_error(packed: Path) -> None:
-    """A name with `{split}` that matches nothing is an error."""
+    """A name with `{split}` and without matches is an error."""
     for name in ("beside/x-{split}.json", "none/{split}.json", "beside/{split}-{0..}.tfrecord", "{split}/x.json"):
         with pytest.raises(InvalidRequest, match="no dataset has such a name"):
             expand_datasets(packed / name)

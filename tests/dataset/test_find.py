@@ -49,7 +49,7 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nothing.tar", "nothing", "no-{0..3}.tar", "no-*.tar", "out.json", "pipe:cat x",
                                   "httsp://h/x.tar", "http://", "{a,b}.tar", "x\0.tar"])  # fmt: skip
 def test_a_missing_name_is_a_usage_error(name: str, tmp_path: Path) -> None:
-    """A name of nothing is a usage error, whatever it looks like; nothing is executed or fetched."""
+    """A name without files is a usage error, in any form; it is never executed or fetched."""
     with pytest.raises((InvalidRequest, ValueError)) as caught:
         find_dataset(name if "://" in name or ":" in name else f"{tmp_path}/{name}")
     assert isinstance(caught.value, InvalidRequest) or "\0" in name

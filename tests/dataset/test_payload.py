@@ -41,7 +41,7 @@ def test_wav_and_flac_durations(start: bytes, length: int, seconds: float | None
     st.none() | st.integers(0, 2**63),
 )
 def test_any_header_gives_a_bounded_duration(head: bytes, rest: bytes, length: int | None) -> None:
-    """Whatever a header claims, a duration is at most eight seconds per byte, and nothing fails."""
+    """For any header, a duration is at most eight seconds per byte, and no error occurs."""
     length = len(head + rest) if length is None else length
     found = duration_s(head + rest, length)
     assert found is None or 0 < found <= 8 * length
@@ -62,7 +62,7 @@ def test_mp3_and_ogg_durations(kind: str, rate: int) -> None:
     soundfile.write(file, noise, rate, format=form[0], subtype=form[1], **constant)
     data = file.getvalue()
     if "without" in kind:
-        data = data[data.index(data[:2], 4) :]  # without the frame that says it
+        data = data[data.index(data[:2], 4) :]  # without the frame that contains it
     tagged = b"ID3\4\0\0\0\0\1\0" + bytes(128) + data if form[0] == "MP3" else data
     for one in (data, tagged):
         assert duration_s(one, len(one)) == pytest.approx(4.5, abs=0.2)

@@ -1,4 +1,4 @@
-"""Damaged shards: complete samples are copied, others are listed with their offset, and nothing is invented."""
+"""Damaged shards: complete samples are copied, others are listed with their offset, and no data is invented."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ _BEFORE, _BEHIND = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
     ],
 )
 def test_complete_records_of_a_damaged_tfrecord_are_copied(tmp_path: Path, damaged: bytes, keys: str) -> None:
-    """Records after damage are found; their checksums verify what is copied."""
+    """Records after damage are found; their checksums verify the copies."""
     found, rows = _salvaged(tmp_path, "x.tfrecord", _BEFORE + damaged + _BEHIND)
     assert found == keys
     assert rows

@@ -40,7 +40,7 @@ def test_reading_at_any_offset(tmp_path_factory: pytest.TempPathFactory, places:
 
 
 def test_the_checksum_of_a_large_file(tmp_path: Path) -> None:
-    """The checksum is correct for files larger than the window, whatever was read before."""
+    """The checksum is correct for files larger than the window, for any earlier reads."""
     data = os.urandom(5 * 2**20 + 77)
     (tmp_path / "x.tar").write_bytes(data)
     for places in ([], [(0, 512), (10, 2**21), (4 * 2**20, 3), (5, 5), (5 * 2**20, 500)], [(6 * 2**20, 10)]):

@@ -175,7 +175,7 @@ def test_other_files_are_not_sidecars(damage: str, packed: Path, tmp_path: Path)
         path.write_bytes({"empty": b"", "text": b"PAR1 not PAR1", "truncated": good.read_bytes()[:-100]}[damage])
     with pytest.raises(CorruptShard, match=r"out\.index") as caught:
         parse_facts(path.read_bytes(), path.name)
-    if damage != "newer":  # what to do is right for whatever made it
+    if damage != "newer":  # the advice is correct for sidecars of any tool
         assert all(words in caught.value.remedy for words in ("resume=True", "shardtool index"))
         assert "create" not in caught.value.remedy
 

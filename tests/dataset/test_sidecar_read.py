@@ -319,7 +319,7 @@ def test_special_files_with_a_sidecar_name(what: str, dataset: Path) -> None:
         path.symlink_to({"device": "/dev/zero", "dangling link": "nowhere", "link to itself": path.name}[what])
     assert _outcome("verify", dataset) == 3
     assert _outcome("reshard", dataset) == 4
-    for verb in READERS[2:]:  # the last ones put a sidecar in its place
+    for verb in READERS[2:]:  # the last ones replace the sidecar
         assert _outcome(verb, dataset) in (0, 2, 3, 4, 5, 7), verb
 
 
@@ -524,7 +524,7 @@ def test_valid_sidecars_are_accepted(dataset: Path) -> None:
     _seal(dataset, _written(table, _facts(dataset)))
     assert verify(dataset).sound
     found = parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
-    table = table.drop_columns(["__shard__"])  # which says what its reader knows
+    table = table.drop_columns(["__shard__"])  # which states the capabilities of its reader
     assert found.plain_table().to_pylist() == table.to_pylist()
     assert found.plain_table().schema.names == table.schema.names
     for verb in VERBS:

@@ -123,7 +123,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_runs_without_workers(verb: str, small_once: Path, tmp_path: Path) -> None:
-    """With `--workers 0`, a verb starts no process; files, output and exit code are those of a run with workers."""
+    """With `--workers 0`, a verb starts no process; files, output and exit code equal those with workers."""
     outcomes = []
     for workers in (0, 2):
         folder = tmp_path / str(workers)
@@ -140,7 +140,7 @@ def test_every_verb_runs_without_workers(verb: str, small_once: Path, tmp_path: 
 
 
 def test_missing_ray_is_reported() -> None:
-    """Without Ray, the error says what to install."""
+    """Without Ray, the error names the package to install."""
     hidden = "import sys; sys.modules['ray'] = None\n"
     code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

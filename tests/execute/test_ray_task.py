@@ -26,7 +26,7 @@ def pool() -> Any:
 
 
 def staged(task: tuple[str, str]) -> tuple[str, str]:
-    """Write a file of a shared folder; return where it lies, and where this process is."""
+    """Write a file of a shared folder; return its path, and that of this process."""
     folder, data = task
     with Folder(folder).stage("out.tar") as file:
         file.write(data.encode())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
-    """Give a web server of its own to a test."""
+    """Yield a separate web server for a test."""
     with web_server() as server:
         yield server
 
@@ -35,6 +35,6 @@ def held(fetcher: HttpFetcher) -> int:
     """Return the bytes that were read and not taken yet, behind all that was asked before."""
 
     async def found() -> int:
-        return fetcher._limits.held  # noqa: SLF001 - nobody else need know
+        return fetcher._limits.held  # noqa: SLF001 - only tests use this
 
     return asyncio.run_coroutine_threadsafe(found(), fetcher._loop).result()  # noqa: SLF001 - where it changes

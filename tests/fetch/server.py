@@ -1,4 +1,4 @@
-"""A web server of the tests: what it answers follows from the path that is asked for."""
+"""A web server for tests: the path of a request determines the response."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JPEG = b"\xff\xd8\xff\xe0 a picture "
 
 
 _DIGITS = b"9" * 5000
-_HOSTILE = {  # what is sent first; what again and again, and after how many seconds
+_HOSTILE = {  # first bytes; repeated bytes, and seconds between repetitions
     "continue": (b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", 0.001),
     "headers": (b"200 OK\r\nX-A: ", b"x", 0.02),
     "many-headers": (b"200 OK\r\n", b"X-A: " + b"x" * 1000 + b"\r\n", 0.001),
@@ -37,7 +37,7 @@ _HOSTILE = {  # what is sent first; what again and again, and after how many sec
 
 
 def body(name: str) -> bytes:
-    """Return the bytes of the file `name`: other ones for each, of 1 to 4,000 bytes, which begin as a JPEG does."""
+    """Return the bytes of the file `name`: different for each name, 1 to 4,000 bytes, starting like a JPEG."""
     return (JPEG + name.encode()) * (1 + zlib.crc32(name.encode()) % 100)
 
 
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: WebServer
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         """Answer by the first part of the path."""
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _hostile(self, name: str) -> None:
-        """Answer what no server of good will does: first some bytes, then others for ever, now and then or at once."""
+        """Answer like a hostile server: first some bytes, then others endlessly, with or without pauses."""
         first, again, wait_s = _HOSTILE[name]
         self.close_connection = True
         self.wfile.write(b"HTTP/1.1 " + first)

@@ -1,4 +1,4 @@
-"""What a response says of its content."""
+"""The content of a response."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch:
 
 
 def test_the_connected_address_is_checked(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that resolves to a private address is refused when connecting, whatever an earlier lookup returned."""
+    """A name that resolves to a private address is refused when connecting, despite an earlier lookup."""
     seen = []
 
     def look(address: str) -> bool:
@@ -223,14 +223,14 @@ def test_temporary_failures_are_retried(web: WebServer, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_retry_after(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry-After is obeyed; if it exceeds the remaining time, the file fails at once."""
+    """Retry-After is obeyed; if it exceeds the remaining time, the file fails immediately."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
     begun = time.monotonic()
     assert _one(web.url("later_than/1"), retries=1) == "http-429"
     assert time.monotonic() - begun >= 1
     assert _one(web.url("later_than/3600"), retries=1) == "http-429"
     assert _one(web.url("later_than/Wed, 21 Oct 2099 07:28:00 GMT"), retries=1) == "http-429"
-    assert time.monotonic() - begun < 60  # "at once"; it would be an hour, and years
+    assert time.monotonic() - begun < 60  # immediately, instead of after an hour or years
     assert [*web.asked.values()] == [2, 1, 1]
 
 
@@ -277,7 +277,7 @@ def test_waiting_for_memory_does_not_time_out(web: WebServer) -> None:
 
 
 def test_skipped_files_are_released(web: WebServer) -> None:
-    """Skipped files are dropped, and so is a whole list when another starts; nothing stays held."""
+    """Skipped files are dropped, and so is a list of files when another starts; no memory is held."""
     with fetching(connections=4, memory=200_000) as fetcher:
         fetcher.start([web.url("sized/50000")] * 40)
         assert fetcher.take(9) == bytes(50_000)
@@ -360,7 +360,7 @@ _KINDS = ("ok", "later", "sized", "status", "other", "cut")
     passed=st.sets(st.integers(0, 29)),
 )  # fmt: skip
 def test_downloads_never_deadlock(kinds: list[str], limits: dict[str, int], passed: set[int]) -> None:
-    """Whatever waits for connections, redirects or memory, each requested file arrives."""
+    """With any waits for connections, redirects and memory, each requested file arrives."""
     with web_server() as web, fetching(**limits, max_time_s=20) as fetcher:
         paths = {
             "ok": "ok/{}", "later": "later/{}", "sized": "sized/9000", "status": "status/404", "cut": "cut/{}",

@@ -32,7 +32,7 @@ SECONDS = {"slow": 1.0, "fast": 0.1}
 
 
 class _Fetches:
-    """Files of hosts that are fetched as a `Fetcher` fetches them, by a clock of its own."""
+    """Simulates a `Fetcher` that downloads files of several hosts, with its own clock."""
 
     def __init__(self, hosts: Sequence[str], options: FetchOptions, seed: int) -> None:
         self.hosts, self.options, self.now, self._draw = hosts, options, 0.0, np.random.default_rng(seed)
@@ -40,7 +40,7 @@ class _Fetches:
         self.times.start(hosts)
 
     def run(self, until: float) -> float:
-        """Fetch until all are there, or it is so late; return how late it is."""
+        """Fetch until all files have arrived, or until the given time; return the time."""
         waiting: dict[str, deque[int]] = {host: deque() for host in SECONDS}
         going: list[tuple[float, int]] = []
         busy = dict.fromkeys(SECONDS, 0)
@@ -152,7 +152,7 @@ def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(plain_progress, "PERIOD_S", 1000)
     with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
         terminal.start(600, 0, 6)
-        fetched = terminal._fetched  # noqa: SLF001 - what lines are made of
+        fetched = terminal._fetched  # noqa: SLF001 - the estimate of progress lines
         assert fetched is not None
         assert fetched.left() == ""
         emit(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))

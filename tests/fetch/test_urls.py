@@ -1,4 +1,4 @@
-"""What of a URL may be seen."""
+"""The visible parts of a URL."""
 
 from __future__ import annotations
 

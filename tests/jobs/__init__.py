@@ -1,1 +1,1 @@
-"""Whole jobs to copy, each a `.sh` or `.py`: from what lies on a disk to a dataset that is proven."""
+"""Complete jobs to copy, each a `.sh` or `.py`: from files to a verified dataset."""

@@ -76,7 +76,7 @@ def _annotation(image: int, nth: int) -> dict[str, object]:
 
 
 def cityscapes(root: Path) -> None:
-    """Write images, and labels of three kinds beside them, in folders of cities."""
+    """Write images, and three kinds of labels next to them, in folders of cities."""
     files = {}
     for number, name in enumerate(["train/aachen/aachen", "train/bonn/bonn", "val/ulm/ulm"] * 2):
         frame = f"{name}_{number:06}_000019"
@@ -95,7 +95,7 @@ TRANSCRIPTS = {
 
 
 def ljspeech(root: Path) -> None:
-    """Write clips, and what is said in them: with quotation marks that quote nothing."""
+    """Write clips and their transcripts, with literal quotation marks."""
     rows = "".join(f"{name}|{said}|{spelled}\n" for name, (said, spelled) in TRANSCRIPTS.items())
     clips = {f"wavs/{name}.wav": b"RIFF" + name.encode() for name in TRANSCRIPTS}
     write_tree(root / "LJSpeech-1.1", {"metadata.csv": rows.encode(), **clips})
@@ -141,9 +141,9 @@ def webdataset_samples(shard: int) -> dict[str, dict[str, bytes]]:
 
 
 def img2dataset_samples(shard: int) -> dict[str, dict[str, bytes]]:
-    """Return the samples of a shard of img2dataset: what could not be downloaded has no members, only a row.
+    """Return the samples of a shard of img2dataset. Failed downloads have only a row, and no members.
 
-    Those of the first have keys of webdataset's samples, which are numbered alike.
+    Samples of the first shard have the same keys as webdataset's numbered samples.
     """
     keys = [f"{shard:05}{number:04}" for number in (0, 1, 2, 4)]
     return {
@@ -158,7 +158,7 @@ def _downloaded(key: str) -> dict[str, object]:
 
 
 def img2dataset_tables(folder: Path, shard: int) -> None:
-    """Write the table and the counts that img2dataset puts beside a shard."""
+    """Write the table and the counts that img2dataset puts next to a shard."""
     rows = [_downloaded(f"{shard:05}{number:04}") for number in range(5)]
     pd.DataFrame(rows).to_parquet(folder / f"{shard:05}.parquet")
     (folder / f"{shard:05}_stats.json").write_text(json.dumps({"count": 5, "successes": 4}))

@@ -61,7 +61,7 @@ def samples(*shards: Path) -> dict[str, Sample]:
 
 
 def dataset(file: Path) -> dict[str, Any]:
-    """Return what a dataset file says beside the index of wids."""
+    """Return the keys of a dataset file that wids does not define."""
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["shardtool"]
     return found
 
@@ -84,7 +84,7 @@ def test_no_job_takes_many_commands(job: Path) -> None:
 
 @pytest.mark.slow
 def test_imagenet(tmp_path: Path) -> None:
-    """Each image that can be decoded is packed as it is, with its class's number; all others are listed, or junk."""
+    """Each image that can be decoded is packed unchanged, with its class number; all others are listed, or junk."""
     inputs.imagenet(tmp_path)
     ran = run("imagenet.sh", tmp_path)
     assert ran.code == 0, ran
@@ -111,7 +111,7 @@ def test_imagenet(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_coco(tmp_path: Path) -> None:
-    """Each image stands with its mask and what COCO says of it, polygons and run lengths unchanged."""
+    """Each image is packed with its mask and its COCO annotations, with unchanged polygons and run lengths."""
     inputs.coco(tmp_path)
     ran = run("coco.py", tmp_path)
     assert ran == Ran(0, "", ""), ran
@@ -129,7 +129,7 @@ def test_coco(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_coco_annotations(tmp_path: Path) -> None:
-    """Each image stands with its mask, its boxes, their classes by numbers from 0, with names, and captions."""
+    """Each image is packed with mask, boxes, class numbers from 0, names and captions."""
     inputs.coco(tmp_path)
     ran = run("coco.sh", tmp_path)
     assert ran.code == 0, ran
@@ -152,7 +152,7 @@ def test_coco_annotations(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cityscapes(tmp_path: Path) -> None:
-    """Each image stands with its labels, and with nothing else of them, under the name that both share."""
+    """Each image is packed with the requested labels, under the common part of their names."""
     inputs.cityscapes(tmp_path)
     ran = run("cityscapes.sh", tmp_path)
     assert ran.code == 0, ran
@@ -170,7 +170,7 @@ def test_cityscapes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ljspeech(tmp_path: Path) -> None:
-    """Each clip is in one split, with what is said in it, to the letter."""
+    """Each clip is in one split, with its exact transcript."""
     inputs.ljspeech(tmp_path)
     ran = run("ljspeech.sh", tmp_path)
     assert ran.code == 0, ran
@@ -184,7 +184,7 @@ def test_ljspeech(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_data_frame(tmp_path: Path) -> None:
-    """Each row of the frame is in one split, with its image and the numbers of both labels, in the shares asked for."""
+    """Each row of the frame is in one split, with its image and both class numbers, in the requested shares."""
     shutil.copytree(REPO / "sample_data", tmp_path / "sample_data")
     ran = run("frame.py", tmp_path)
     assert ran == Ran(0, "", ""), ran
@@ -210,7 +210,7 @@ def test_data_frame(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_partition_and_labels(tmp_path: Path) -> None:
-    """Each name is in the split that `partition` says, with its array and the number that `labels` says."""
+    """Each name is in the split of `partition`, with its array and its number of `labels`."""
     inputs.partition(tmp_path)
     ran = run("partition.py", tmp_path)
     assert ran == Ran(0, "", ""), ran
@@ -226,8 +226,8 @@ def test_partition_and_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_class_is_taken_out(tmp_path: Path) -> None:
-    """Each class but one is in both splits; of that one there is no byte, and the files are those of the others."""
+def test_a_class_is_removed(tmp_path: Path) -> None:
+    """Both splits contain all classes but one; of that class no byte exists, and other files are unchanged."""
     shutil.copytree(REPO / "sample_data" / "photos", tmp_path / "photos")
     ran = run("classes.sh", tmp_path)
     assert ran.code == 0, ran
@@ -260,7 +260,7 @@ def test_foreign_shards(tmp_path: Path) -> None:
 
 
 def check_foreign(place: Path) -> None:
-    """See that the dataset made of foreign shards is whole."""
+    """Check that the dataset of foreign shards is complete."""
     expected: dict[str, Sample] = {}
     for shard in range(2):
         expected |= inputs.webdataset_samples(shard)
@@ -279,9 +279,9 @@ def check_foreign(place: Path) -> None:
 
 @pytest.mark.slow
 def test_nightly(tmp_path: Path) -> None:
-    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte.
+    """Each night adds a shard of new samples, if there are any; existing shards keep their bytes.
 
-    A class that is new gets the next number, wherever its name sorts. Damage is a failed case of the report, by the
+    A new class gets the next number, wherever its name sorts. Damage is a failed test case in the report, with the
     name of the shard.
     """
     nights: list[list[str]] = [["cat/a", "dog/b"], ["cat/c"], [], ["cow/0", "ant/1", "dog/d"]]

@@ -45,7 +45,7 @@ VERBS: dict[str, type[Any]] = {
     "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions, "remove": RemoveOptions,
     "doctor": DoctorOptions,
 }  # fmt: skip
-_ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
+_ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and values that Python considers false
 
 
 class _Heard(Observer):
@@ -155,7 +155,7 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     ],
 )
 def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
-    """Unknown names, two requests in one call and wrong options objects are errors; nothing is written."""
+    """Unknown names, two requests in one call and wrong options objects are errors; no file is written."""
     with pytest.raises(InvalidRequest) as caught:
         create(source, f"{tmp_path}/o/x-{{0..}}.tar", **given)
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Options that stand for others: `fields`, `fetch`, `split_by` and `sort_by`."""
+"""Options that combine others: `fields`, `fetch`, `split_by` and `sort_by`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.fa
     ],
 )
 def test_a_family_sets_its_members(family: dict[str, Any], members: dict[str, Any]) -> None:
-    """An option that stands for others sets them: options and records are equal."""
+    """An option that combines others sets them: options and records are equal."""
     more = _URLS if "fetch" in family else {}
     options, same = CreateOptions(**family, **more), CreateOptions(**members, **more)
     assert options == same == replace(options) == CreateOptions(**{**members, **family, **more})
@@ -107,7 +107,7 @@ def test_any_text_is_parsed_or_refused(parts: list[str], family: str) -> None:
     try:
         CreateOptions(**{family: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
     except InvalidRequest as refused:
-        assert refused.where in {*option_specs(CreateOptions)}  # noqa: PT017 - either may be
+        assert refused.where in {*option_specs(CreateOptions)}  # noqa: PT017 - both outcomes are valid
 
 
 def _made(verb: str, kind: type, words: list[str]) -> Any:

@@ -30,7 +30,7 @@ KINDS: dict[str, type] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
     "inspect": inspect_views.InspectViewOptions,
 }  # fmt: skip
-PARTNERS: dict[str, dict[str, object]] = {  # what is given, too, where an option needs it
+PARTNERS: dict[str, dict[str, object]] = {  # additional values that an option requires
     "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode": {"resize": 8},
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ def test_splits_of_one_run() -> None:
 
 
 def test_missing_parts_have_defaults() -> None:
-    """Each property has the recorded value, or is empty if nothing is recorded."""
+    """Each property has the recorded value, or is empty by default."""
     one, empty = RunRecord(_RUN), RunRecord({})
     assert (one.verb, one.source, one.split, one.tool, one.dots) == ("create", "in", "a", "shardtool 1", "last")
     assert (empty.verb, empty.source, empty.split, empty.tool, empty.dots) == ("", "", "", "", "first")

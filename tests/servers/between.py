@@ -41,7 +41,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads, block_on_close, allow_reuse_address = True, False, True
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
-        """Say nothing of clients that have gone."""
+        """Ignore disconnected clients."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def forwarding() -> Iterator[Between]:
             if method == "CONNECT":
                 client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
-                server.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))  # so that each is seen
+                server.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))  # to show each of them
             _pipe(client, server)
 
     with _listening(answer) as between:

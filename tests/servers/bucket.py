@@ -41,7 +41,7 @@ class Bucket(WebServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which shardtool reaches the bucket."""
+        """The environment variables with which shardtool reaches the bucket."""
         return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "AKIAMEMORY", "AWS_SECRET_ACCESS_KEY": SECRET,
                 "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "SHARDTOOL_ENDPOINT": ""}  # fmt: skip
 

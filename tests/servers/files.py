@@ -29,7 +29,7 @@ class FileServer(WebServer):
         self._folder = folder.resolve()
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer with a file, a range of it, or what is wrong."""
+        """Answer with a file, a range of it, or an error."""
         method, target, _ = request.first
         async for _ in body_of(request, reader):
             pass
@@ -45,7 +45,7 @@ class FileServer(WebServer):
 async def give_file(
     request: Head, path: Path, etag: str, writer: asyncio.StreamWriter, more: Mapping[str, str] | None = None
 ) -> bool:
-    """Answer with a file, or what is asked for of it; `more` are headers beside the usual ones."""
+    """Answer with a file, or the requested part; `more` are additional headers."""
     with path.open("rb") as file:
         head, start, length = _chosen(request, os.fstat(file.fileno()), etag, more or {})
         writer.write(head.encoded())

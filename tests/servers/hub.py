@@ -80,7 +80,7 @@ class _Repository:
         return found
 
     def info(self, revision: Path) -> dict[str, Any]:
-        """Return what `/api/datasets/ORG/NAME` says."""
+        """Return the response of `/api/datasets/ORG/NAME`."""
         siblings = [{"rfilename": str(one.relative_to(revision))} for one in sorted(_files(revision))]
         return {
             "_id": "0" * 24, "id": self.name, "author": self.name.partition("/")[0], "sha": self.commit(revision),

@@ -54,7 +54,7 @@ class Proxy(WebServer):
         return {"asked": [asdict(one) for one in self._asked], "most": self._most}
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer as the server does, or as a fault wants it."""
+        """Answer like the server, or with a fault."""
         if request.first[1].startswith("/-/"):
             body = b"".join([piece async for piece in body_of(request, reader)])
             if body:
@@ -193,7 +193,7 @@ class _Exchange:
         return known and self._do not in ("cut", "length")
 
     async def _harmed(self, body: AsyncIterator[bytes], size: int, do: str) -> AsyncIterator[bytes]:
-        """Yield a body's bytes up to where the fault lies, which then happens."""
+        """Yield a body's bytes up to the position of the fault, then apply the fault."""
         at = self._fault.at if self._fault and self._fault.at is not None else size // 2
         done = 0
         async for piece in body:
@@ -213,7 +213,7 @@ class _Exchange:
                 yield piece[:here]
                 if do == "cut":
                     return
-                await asyncio.sleep(_FOREVER_S if do == "stall" else 0.01)  # what was sent arrives before the reset
+                await asyncio.sleep(_FOREVER_S if do == "stall" else 0.01)  # the sent bytes arrive before the reset
                 raise _Lost
 
 

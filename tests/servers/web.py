@@ -60,7 +60,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
 
 
 async def body_of(head: Head, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield a body's bytes as they are sent, with the lines around chunks; without a length there is none."""
+    """Yield a body's bytes as they are sent, with the lines around chunks; without a length there are none."""
     if "chunked" in head.get("transfer-encoding").lower():
         size = 1
         while size:

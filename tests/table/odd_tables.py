@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - tables of odd things
-"""Tables as nobody should write them, in each format that a manifest may have: for property tests, drawn from a seed."""
+"""Malformed and unusual tables in each format of a manifest, generated from a seed, for property tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _nested(rows: int, depth: int) -> Any:
 
 
 def odd_file(random: Random, ending: str) -> bytes:
-    """Return the bytes of a file that may be a table; some of them are changed at random."""
+    """Return the bytes of a file that could be a table; some bytes are changed at random."""
     data = _text(random, ending) if ending in (".csv", ".tsv", ".jsonl") else _columns(random, ending)
     for _ in range(random.choice((0, 0, 0, 0, 1, 3))):
         data = _mutated(random, data)

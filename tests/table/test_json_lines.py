@@ -24,7 +24,7 @@ VALUES = st.recursive(
 
 
 def _check(text: str | bytes) -> str:
-    """Return what is said of lines; empty where nothing is."""
+    """Return the error for lines; empty if they are accepted."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
         check_json_lines("t.jsonl", lambda: io.BytesIO(data))
@@ -34,7 +34,7 @@ def _check(text: str | bytes) -> str:
 
 
 def _read(text: str) -> str:
-    """Return what is said of a table of lines; empty where it is read."""
+    """Return the error for a table of lines; empty if it is read."""
     try:
         read_json_lines("t.jsonl", lambda: io.BytesIO(text.encode("utf-8", "surrogatepass")))
     except InvalidRequest as error:

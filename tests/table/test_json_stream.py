@@ -41,7 +41,7 @@ def _stream(data: bytes, step: int = 2**20) -> JsonStream:
 
 @given(values=st.lists(_VALUES, max_size=5), step=st.integers(1, 40), indent=st.sampled_from([None, 2]))
 def test_array_elements_do_not_depend_on_the_block_size(values: list[Any], step: int, indent: int | None) -> None:
-    """Elements equal those of Python's own reader, whatever the block size, and nothing is read twice."""
+    """Elements equal those of Python's own reader, for any block size, and are read once."""
     data = json.dumps(values, indent=indent, ensure_ascii=bool(indent)).encode()
     stream = _stream(data, step)
     assert [*stream.elements()] == values

@@ -49,7 +49,7 @@ def _use(source: Any, options: dict[str, Any]) -> None:
         manifest.write_binary(_Sink())
     except (InvalidRequest, SampleFailed) as error:
         assert "\n" not in str(error)  # noqa: PT017 - it may be read, too
-    except MemoryError:  # what a damaged Arrow file claims is asked of the system, which has not so much
+    except MemoryError:  # a damaged Arrow file may claim more memory than exists
         pass
 
 

@@ -172,7 +172,7 @@ def test_single_values_have_no_quotes() -> None:
 
 @given(st.lists(_TEXT.filter(lambda text: "\0" not in text), max_size=20), st.data(), st.integers(1, 5))
 def test_texts_do_not_depend_on_the_step(values: list[str], data: st.DataObject, chunk: int) -> None:
-    """Spans, gathered and taken texts are the same, whatever the chunk size."""
+    """Spans, gathered and selected texts are equal, for any chunk size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "_CHUNK_ROWS", chunk)
         column = render_column(pa.table({"a": pa.array(values, pa.string())}), render_values)

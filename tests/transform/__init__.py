@@ -1,1 +1,1 @@
-"""Laws of what is done to samples on their way into a shard."""
+"""Laws of changes to samples while they are packed."""

@@ -58,7 +58,7 @@ EVERYTHING = [
 
 
 def file_of(image: Image.Image, kind: str, **details: Any) -> bytes:
-    """Return the image as a file; a GIF with its palette as it is."""
+    """Return the image as a file; a GIF with its own palette."""
     details = {"optimize": False, **details} if kind == "GIF" else details
     stream = BytesIO()
     image.save(stream, kind, **details)
@@ -149,7 +149,7 @@ def files() -> dict[str, bytes]:
     return made
 
 
-# What is asked for
+# Requests
 
 
 @pytest.mark.parametrize("field", ["jpg", "JPG", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm", "pgm"])
@@ -187,7 +187,7 @@ def test_other_fields(field: str) -> None:
     ],
 )
 def test_name_after_encoding(field: str, encode: Literal["jpg", "png", "webp"] | None, output: str) -> None:
-    """A field's last ending follows the format, but for one that already says so, or that says nothing."""
+    """A field's last extension follows the format, unless it already names the format or none."""
     options = ImageOptions(encode=encode, fields=() if field == "txt" else (field,))
     assert options.output_field(field) == output
 
@@ -302,7 +302,7 @@ def test_every_size(size: Size, resize: Size, mode: ResizeMode, only_larger: boo
 
 
 def test_rectangle_again() -> None:
-    """What was resized passes through the same request."""
+    """A resized image passes unchanged through the same request."""
     for mode in ("shorter", "longer", "exact", "crop", "pad"):
         options = ImageOptions(resize=(50, 50), resize_mode=mode)
         once, fact = change_image(file_of(photo(), "PNG"), "png", options)
@@ -322,7 +322,7 @@ def test_crop_is_the_centre() -> None:
 
 
 def test_crop_without_scaling_moves_no_pixel() -> None:
-    """A crop at the image's own scale cuts pixels out as they are."""
+    """A crop at the image's own scale contains unchanged pixels."""
     image = photo((65, 48))
     data, _ = change_image(file_of(image, "PNG"), "png", ImageOptions(resize=(40, 48), resize_mode="crop"))
     assert np.array_equal(pixels(data), np.asarray(image)[:, 12:52])
@@ -342,7 +342,7 @@ def test_crop_without_scaling_moves_no_pixel() -> None:
     ],
 )
 def test_pad(mode: str, encode: Literal["jpg", "webp"] | None, border: tuple[int, ...] | int) -> None:
-    """Padding is black, or transparent where the mode that is written has alpha; the image stands in the middle."""
+    """Padding is black, or transparent if the written mode has alpha; the image is in the centre."""
     white = Image.new(mode, (40, 20), "white")
     options = ImageOptions(resize=(40, 40), resize_mode="pad", encode=encode)
     found = pixels(change_image(file_of(white, "PNG"), "png", options)[0]).astype(int)
@@ -352,7 +352,7 @@ def test_pad(mode: str, encode: Literal["jpg", "webp"] | None, border: tuple[int
 
 
 def test_pad_of_other_modes() -> None:
-    """A palette is padded with what is transparent, or black, in it; CMYK with black ink."""
+    """A palette is padded with its transparent colour or black; CMYK with black ink."""
     image = Image.fromarray(np.full((4, 8), 2, "uint8"), "P")
     image.putpalette([9, 9, 9, 0, 0, 0, 200, 0, 0, 7, 7, 7])
     options = ImageOptions(resize=(8, 8), resize_mode="pad")
@@ -387,7 +387,7 @@ def test_probe(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["jpg-progressive", "png-L", "png-P", "webp-lossless", "bmp-RGB", "gif", "tiff-lzw"])
 def test_pass_through(name: str) -> None:
-    """An upright image of the wanted size and format is given back byte for byte, whatever the quality."""
+    """An upright image of the requested size and format is returned byte for byte, for any quality."""
     data = file_of(opened(files()[name]), "PNG") if name.startswith("png") else files()[name]
     for mode in ("shorter", "exact", "crop", "pad"):
         resize = (24, 24) if mode == "shorter" else (32, 24)
@@ -398,7 +398,7 @@ def test_pass_through(name: str) -> None:
 
 @pytest.mark.parametrize(("encode", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
 def test_pass_through_of_a_format(encode: Literal["jpg", "png", "webp"], kind: str) -> None:
-    """What is of the wanted format by its content passes through, whatever its name says."""
+    """Content of the requested format passes through, for any file name."""
     data = memoryview(file_of(photo(), kind, exif=exif(1)))
     for field in ("jpg", "png", "bin"):
         same, fact = change_image(data, field, ImageOptions(encode=encode))
@@ -426,7 +426,7 @@ def test_format_stays() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_orientation(kind: str, orientation: int) -> None:
-    """What is written is upright, without a tag; what is only probed keeps its bytes, and tells the size shown."""
+    """Written images are upright, without a tag; probed images keep their bytes, and report the displayed size."""
     upright = four_corners()
     stored = upright.transpose(LAID[orientation]) if orientation in LAID else upright
     data = file_of(stored, kind, exif=exif(orientation), **({"quality": 95} if kind != "TIFF" else {}))
@@ -456,7 +456,7 @@ def test_orientation(kind: str, orientation: int) -> None:
 @pytest.mark.parametrize("orientation", range(2, 9))
 @pytest.mark.parametrize("mode", ["shorter", "exact", "crop", "pad"])
 def test_turning_and_resizing_commute(orientation: int, mode: ResizeMode) -> None:
-    """A stored image that lies gives the pixels that the upright one gives."""
+    """A rotated stored image gives the pixels of the upright one."""
     upright = photo((63, 47))
     data = file_of(upright.transpose(LAID[orientation]), "PNG", exif=exif(orientation))
     for resize in ((20, 30), (63, 32), (80, 80)):
@@ -467,7 +467,7 @@ def test_turning_and_resizing_commute(orientation: int, mode: ResizeMode) -> Non
 
 
 def test_late_exif_of_a_png() -> None:
-    """EXIF that stands after a PNG's pixels counts as much as before them, for a probe too."""
+    """EXIF after a PNG's pixels has the same effect as before them, also for a probe."""
     rows = b"\0" + bytes([10, 250])
     tag = chunk(b"eXIf", exif(6).tobytes()[6:])
     for data in (png((2, 1), 8, 0, rows, before=tag), png((2, 1), 8, 0, rows, after=tag)):
@@ -486,7 +486,7 @@ def test_broken_exif(kind: str, tags: bytes) -> None:
 
 
 def test_broken_pixels_before_late_exif() -> None:
-    """Broken pixels that stand before EXIF are an error, not EXIF that cannot be read."""
+    """Broken pixels before EXIF are an error, and not unreadable EXIF."""
     data = png((2, 1), 8, 0, b"\0\1\2", after=chunk(b"eXIf", exif(6).tobytes()[6:]))
     at = data.index(b"IDAT") + 6
     with pytest.raises(BadImage):
@@ -496,7 +496,7 @@ def test_broken_pixels_before_late_exif() -> None:
 # Colours
 
 MODES: list[tuple[str, str, dict[str, str]]] = [
-    # kind and mode of the source, and the mode that each encoding gives; alpha that does nothing is not in a WebP
+    # kind and mode of the source, and the mode of each encoding; a WebP has no alpha without effect
     ("PNG", "RGB", {"jpg": "RGB", "png": "RGB", "webp": "RGB"}),
     ("PNG", "L", {"jpg": "L", "png": "L", "webp": "RGB"}),
     ("PNG", "1", {"jpg": "L", "png": "1", "webp": "RGB"}),
@@ -518,7 +518,7 @@ MODES: list[tuple[str, str, dict[str, str]]] = [
 
 
 def in_mode(mode: str) -> Image.Image:
-    """Return an image of the mode that shows one colour, half of the range (of 16 bits) where it is grey."""
+    """Return an image in a mode with one colour; grey images have half of the range (of 16 bits)."""
     if mode in ("I", "I;16", "I;16B"):
         values = np.full((24, 32), 128 * 257, {"I": "<i4", "I;16": "<u2", "I;16B": ">u2"}[mode])
         return Image.frombytes(mode, (32, 24), values.tobytes())
@@ -537,7 +537,7 @@ def in_mode(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize(("kind", "mode", "encoded"), MODES, ids=lambda value: value if isinstance(value, str) else "")
 def test_modes(kind: str, mode: str, encoded: dict[Literal["jpg", "png", "webp"], str]) -> None:
-    """Each mode becomes one that the format holds, resized or not, and shows the colour that it showed."""
+    """Each mode becomes one that the format supports, resized or not, and shows the same colour."""
     data = file_of(in_mode(mode), kind, **({"quality": 100} if kind == "JPEG" else {}))
     for encode, expected in encoded.items():
         for resize in (None, (16, 12)):
@@ -555,7 +555,7 @@ def test_modes(kind: str, mode: str, encoded: dict[Literal["jpg", "png", "webp"]
 
 
 def test_sixteen_bits_to_eight() -> None:
-    """16-bit grey is divided by 257 and rounded: 65535 becomes 255, and nothing is clipped."""
+    """16-bit grey is divided by 257 and rounded: 65535 becomes 255, and no value is clipped."""
     values = [0, 128, 129, 255, 257, 30000, 65278, 65279, 65535]
     image = Image.frombytes("I;16", (9, 1), np.array(values, "<u2").tobytes()).resize((72, 8), Image.Resampling.NEAREST)
     keyed = file_of(image, "PNG", transparency=65535)  # a colour key is of 16 bits, too, and means nothing in a photo
@@ -610,7 +610,7 @@ def test_sixteen_bit_colours(name: str) -> None:
 
 
 def test_alpha_is_laid_on_white() -> None:
-    """For jpg what is transparent becomes white, be it by alpha, by a palette or by one transparent colour."""
+    """For jpg, transparent pixels become white: by alpha, by a palette or by one transparent colour."""
     clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
     half = Image.new("LA", (16, 16), (0, 128))
     keyed = Image.new("RGB", (16, 16), (1, 2, 3))
@@ -656,7 +656,7 @@ def test_transparent_pixels_do_not_blend() -> None:
 @pytest.mark.parametrize("resize", [(13, 7), (80, 80), (40, 29)])
 @pytest.mark.parametrize("mode", ["shorter", "exact", "crop", "pad"])
 def test_palette_masks(kind: str, resize: Size, mode: ResizeMode) -> None:
-    """A palette's indices are never blended nor numbered anew, in their own format and as PNG."""
+    """A palette's indices are never blended or renumbered, in their own format and as PNG."""
     mask = Image.fromarray(labels(), "P")
     mask.putpalette([(i * 7 + 40) % 256 for i in range(768)])
     for encode in (None, "png"):
@@ -686,7 +686,7 @@ def test_mask_with_a_short_palette() -> None:
 
 
 def test_wide_and_bilevel_masks() -> None:
-    """16-bit values and bits are resampled to values that were there, through orientation, crop and pad."""
+    """16-bit values and bits are resampled to existing values, through orientation, crop and pad."""
     wide = labels().astype("<u2") * 256 + 7
     for image, kind in (
         (Image.frombytes("I;16", (40, 30), wide.tobytes()), "PNG"),
@@ -772,7 +772,7 @@ def test_other_metadata_is_removed() -> None:
     assert secret not in bytes(change_image(turned, "img", ImageOptions(resize=(64, 48), resize_mode="exact"))[0])
 
 
-# What is refused
+# Refused images
 
 
 @pytest.mark.parametrize(
@@ -816,7 +816,7 @@ def test_oversized_results_are_refused(size: Size, options: ImageOptions) -> Non
     assert caught.value.code == "image-too-large"
 
 
-CUT = {"gif": 3}  # bytes at the end that may be missing without a pixel: a GIF's empty block and trailer
+CUT = {"gif": 3}  # final bytes without pixels: a GIF's empty block and trailer
 
 
 @pytest.mark.parametrize(
@@ -887,7 +887,7 @@ def test_tiff_with_missing_strips() -> None:
 
 
 def _grey_tiff(bits: int, form: int, white: int, rows: bytes) -> bytes:
-    """Return a TIFF of a row of eight grey values: form 1 unsigned, 2 signed; white 0 or 1, as the tag says."""
+    """Return a TIFF of a row of eight grey values: form 1 unsigned, 2 signed; the tag sets white to 0 or 1."""
     tags = [(256, 8), (257, 1), (258, bits), (259, 1), (262, white), (273, 8), (278, 1), (279, len(rows)), (339, form)]
     directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     start = 8 + len(rows) + len(rows) % 2
@@ -918,7 +918,7 @@ DEPTHS = {  # to the values that are stored, and their eight bits; None: refused
 
 @pytest.mark.parametrize("name", DEPTHS)
 def test_values_of_any_depth(name: str) -> None:
-    """Decoded values are those that are stored, or scaled so that white is 255, or the image is refused by name."""
+    """Decoded values are those stored, or scaled to white 255, or the image is refused by name."""
     data, stored, shown = DEPTHS[name]
     for exact, expected in ((True, stored), (False, shown)):
         if expected is None:
@@ -1064,7 +1064,7 @@ def test_damaged_images_give_an_image_or_an_error(
 
 
 def _either(data: bytes, options: ImageOptions) -> None:
-    """Check that there is a result that is what it says, or a BadImage; pytest makes errors of warnings."""
+    """Check for a consistent result or a BadImage; pytest makes errors of warnings."""
     try:
         new, fact = change_image(data, "img", options)
     except BadImage as error:
@@ -1116,7 +1116,7 @@ def test_edges_of_reduced_jpegs(side: int) -> None:
 
 
 def test_quality() -> None:
-    """A lower quality is a smaller file; 90 is what is taken without one."""
+    """A lower quality gives a smaller file; the default is 90."""
     data = file_of(photo((200, 150)), "PNG")
     for encode in ("jpg", "webp"):
         found = [

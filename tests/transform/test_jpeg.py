@@ -159,7 +159,7 @@ def test_reduced_height_decodes_less() -> None:
         assert found is not None
         assert np.array_equal(found[:46], _of_pillow(data)[:46])
         whole, less = jpeg.crop_jpeg_rows(data, head, 48)
-        assert jpeg.decode_jpeg_fast(whole[:-20], less) is None  # what is missing may be missing in these rows
+        assert jpeg.decode_jpeg_fast(whole[:-20], less) is None  # the missing bytes may belong to these rows
 
 
 def test_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Laws of a transform at work, without a shard: what goes into a function, what comes out, and what is refused."""
+"""Laws of a transform without a shard: inputs and outputs of a function, and refused results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def see(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def give(sample: dict[str, Any]) -> Any:
-    """Return what stands in `RETURNS`."""
+    """Return the value in `RETURNS`."""
     assert sample
     return RETURNS[0]
 
@@ -112,7 +112,7 @@ def test_any_result_is_valid_or_refused(value: Any) -> None:
         assert all(name and not {*name} & {*b"/\0"} and len(data) >= 0 for name, data in one.fields)
 
 
-# What a function returns, and what the message must say of it.
+# Return values, and expected parts of the message.
 BAD: dict[str, tuple[Any, str]] = {
     "a number": (5, "returned a int"),
     "text": ("text", "returned a str"),
@@ -151,7 +151,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_invalid_results_are_refused(name: str) -> None:
-    """The error for an invalid result says what is wrong with it."""
+    """The error for an invalid result describes the mistake."""
     value, said = BAD[name]
     with pytest.raises(BadSample, match=f"the function of map returned.*{said}|{said}.*") as caught:
         _given(value)
@@ -168,7 +168,7 @@ def test_results_are_copied() -> None:
 
 
 def test_memoryviews_of_other_items() -> None:
-    """A memoryview contributes all its bytes, whatever its item type and strides."""
+    """A memoryview contributes all its bytes, for any item type and strides."""
     numbers = memoryview(b"\1\0\0\0\2\0\0\0").cast("I")
     (made,) = _given({"a": numbers, "b": memoryview(b"abcdef")[::-2], "c": memoryview(b"abcd").cast("B", (2, 2))})
     assert [(len(data), bytes(data)) for _, data in made.fields] == [
