@@ -69,7 +69,7 @@ def _tables(here: Path) -> None:
 
 def _datasets(here: Path) -> None:
     """Make datasets, and shards of other tools, as the examples call them."""
-    few: dict[str, Any] = {"workers": 1, "max_count": 10}
+    few: dict[str, Any] = {"workers": 0, "max_count": 10}
     create(here / "imgs", f"{here}/out-{{000000..}}.tar", columns_from=["json"], **few)
     keys = {path.relative_to(here / "imgs").with_suffix("") for path in (here / "imgs").rglob("*.*")}
     write_tree(here / "vectors", {f"{key}.npy": b"vector" for key in keys})

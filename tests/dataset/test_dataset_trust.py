@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_ONE_WORKER: Any = {"workers": 1}
+_NO_WORKERS: Any = {"workers": 0}
 _PATTERN = "out-{000..}.tar"
 
 
@@ -64,7 +64,7 @@ def _reseal(path: Path, change: Callable[[Any], object]) -> None:
 
 
 def _verify(dataset: Any, **options: Any) -> Report:
-    return verify(dataset, VerifyOptions(**{**_ONE_WORKER, **options}))
+    return verify(dataset, VerifyOptions(**{**_NO_WORKERS, **options}))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return six samples in `photos`, and their dataset of three shards in `ds`; read-only."""
     folder = tmp_path_factory.mktemp("made")
     write_tree(folder / "photos", {f"{at}.txt": b"%d" % at * 700 for at in range(6)})
-    create(folder / "photos", f"{folder}/ds/{_PATTERN}", CreateOptions(max_count=2, **_ONE_WORKER))
+    create(folder / "photos", f"{folder}/ds/{_PATTERN}", CreateOptions(max_count=2, **_NO_WORKERS))
     return folder
 
 
@@ -114,10 +114,10 @@ def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_tree(copy) == before
     inspect("out.json")
     for run in (
-        lambda: create("../photos", _PATTERN, CreateOptions(max_count=2, resume=True, **_ONE_WORKER)),
-        lambda: create("../photos", _PATTERN, CreateOptions(append=True, **_ONE_WORKER)),
-        lambda: index("out.json", IndexOptions(**_ONE_WORKER)),
-        lambda: reshard("out.json", "../again/a-{0..}.tar", ReshardOptions(**_ONE_WORKER)),
+        lambda: create("../photos", _PATTERN, CreateOptions(max_count=2, resume=True, **_NO_WORKERS)),
+        lambda: create("../photos", _PATTERN, CreateOptions(append=True, **_NO_WORKERS)),
+        lambda: index("out.json", IndexOptions(**_NO_WORKERS)),
+        lambda: reshard("out.json", "../again/a-{0..}.tar", ReshardOptions(**_NO_WORKERS)),
     ):
         with suppress(ShardError):
             run()
@@ -128,7 +128,7 @@ def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch)
 def test_repair_calls_only_the_function_that_the_user_names(tmp_path: Path) -> None:
     """With `--map`, the recorded function recreates the same shards; another function is rejected, not called."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"%d" % (at * 90) for at in range(6)})
-    options = CreateOptions(max_count=2, map="tests.mapped:told", **_ONE_WORKER)
+    options = CreateOptions(max_count=2, map="tests.mapped:told", **_NO_WORKERS)
     create(source, f"{tmp_path}/ds/{_PATTERN}", options)
     wanted = read_tree(tmp_path / "ds")
     flip(tmp_path / "ds" / "out-001.tar", 600)
@@ -146,7 +146,7 @@ def test_only_the_user_can_allow_links_out_of_the_source(tmp_path: Path) -> None
     write_tree(tmp_path / "elsewhere", {"secret.txt": b"s" * 900})
     source = write_tree(tmp_path / "in", {"a.txt": b"a" * 900})
     (source / "b.txt").symlink_to(tmp_path / "elsewhere" / "secret.txt")
-    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(symlinks="follow", **_ONE_WORKER))
+    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(symlinks="follow", **_NO_WORKERS))
     with pytest.raises(InvalidRequest, match="symlinks='follow'"):
         _verify(tmp_path / "ds", source=source)
     assert _verify(tmp_path / "ds", source=source, symlinks="follow").sound
@@ -158,7 +158,7 @@ def test_the_root_of_a_manifest_is_given_by_the_user(tmp_path: Path) -> None:
     files = write_tree(tmp_path / "files", {f"{at}.txt": b"%d" % at * 900 for at in range(4)})
     listed = tmp_path / "lists" / "list.csv"
     write_tree(tmp_path / "lists", {"list.csv": b"path\n" + b"".join(b"%d.txt\n" % at for at in range(4))})
-    create(listed, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(path="path", root=str(files), max_count=2, **_ONE_WORKER))
+    create(listed, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(path="path", root=str(files), max_count=2, **_NO_WORKERS))
     wanted = read_tree(tmp_path / "ds")
     assert _verify(tmp_path / "ds", source=listed, root=str(files)).checked[-1] == "the source"
     flip(tmp_path / "ds" / "out-001.tar", 600)
@@ -231,7 +231,7 @@ def test_every_verb_reports_invalid_values_as_damage(change: Callable[[Any], obj
     with pytest.raises(ShardError):
         inspect(path, InspectOptions())
     with suppress(ShardError):
-        create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(resume=True, **_ONE_WORKER))
+        create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(resume=True, **_NO_WORKERS))
     assert read_tree(copy / "photos") == {f"{at}.txt": b"%d" % at * 700 for at in range(6)}
 
 
@@ -318,7 +318,7 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
         lambda: inspect(folder / "out.json").to_json(),
         lambda: write_page(open_dataset(str(folder / "out.json")), str(folder / "page.html"), seed=0, overwrite=True),
         lambda: create(
-            made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_ONE_WORKER), dry_run=True
+            made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_NO_WORKERS), dry_run=True
         ),
     ):
         with suppress(ShardError):
@@ -329,7 +329,7 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
 def test_options_that_are_not_utf8(tmp_path: Path) -> None:
     """A file whose name is not UTF-8 can be excluded by name; every verb accepts the resulting dataset file."""
     source = write_tree(tmp_path / "in", {b"a.txt": b"a", b"\xff.txt": b"b"})
-    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(exclude=(os.fsdecode(b"\xff*"),), **_ONE_WORKER))
+    create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(exclude=(os.fsdecode(b"\xff*"),), **_NO_WORKERS))
     assert _verify(tmp_path / "ds", source=source).sound
     assert inspect(tmp_path / "ds").made is not None
     write_page(open_dataset(str(tmp_path / "ds")), str(tmp_path / "page.html"), seed=0, overwrite=False)
@@ -357,7 +357,7 @@ def _assert_incomplete(folder: Path, told: str) -> None:
         assert all("index" not in one.remedy and "repair" not in one.remedy for one in report.findings)
         assert "dataset-incomplete" in _verify(given_, quick=True).counts
         with pytest.raises(InvalidRequest, match=told):
-            index(given_, IndexOptions(**_ONE_WORKER))
+            index(given_, IndexOptions(**_NO_WORKERS))
     assert read_tree(folder) == before
 
 
@@ -367,21 +367,21 @@ def test_an_interrupted_run_is_not_a_dataset(made: Path, copy: Path) -> None:
     _assert_incomplete(copy / "ds", "2 shards of 3 planned, starting with out-000.tar")
     one = copy / "ds" / "out-000.tar"
     assert _verify(one).sound  # who names one shard asks about that alone
-    create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, resume=True, **_ONE_WORKER))
+    create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, resume=True, **_NO_WORKERS))
     assert read_tree(copy / "ds") == read_tree(made / "ds")
 
 
 def test_shards_of_other_datasets_do_not_complete_a_run(made: Path, copy: Path) -> None:
     """Shards of other datasets in the folder do not count as missing shards; shards of the same run do."""
     _keep_shards(copy / "ds", 2)
-    create(copy / "photos", f"{copy}/ds/other-{{000..}}.tar", CreateOptions(max_count=1, **_ONE_WORKER))
+    create(copy / "photos", f"{copy}/ds/other-{{000..}}.tar", CreateOptions(max_count=1, **_NO_WORKERS))
     for given_ in (f"{copy}/ds/out-*.tar", f"{copy}/ds/{_PATTERN}"):
         assert "dataset-incomplete" in _verify(given_, quick=True).counts
         with pytest.raises(InvalidRequest, match="2 shards of 3"):
-            index(given_, IndexOptions(**_ONE_WORKER))
+            index(given_, IndexOptions(**_NO_WORKERS))
     for name in ("out-002.tar", "out-002.index"):
         shutil.copy(made / "ds" / name, copy / "ds" / name)
-    assert index(f"{copy}/ds/out-00*[01].tar", IndexOptions(**_ONE_WORKER)).shards == 2
+    assert index(f"{copy}/ds/out-00*[01].tar", IndexOptions(**_NO_WORKERS)).shards == 2
 
 
 def test_index_recreates_the_dataset_file_of_a_complete_run(copy: Path) -> None:
@@ -391,7 +391,7 @@ def test_index_recreates_the_dataset_file_of_a_complete_run(copy: Path) -> None:
     assert _verify(copy / "ds", repair=True).sound
     (copy / "ds" / "out.json").unlink()
     (copy / "ds" / "out-001.index").unlink()
-    assert index(copy / "ds", IndexOptions(checksum=True, **_ONE_WORKER)).shards == 3
+    assert index(copy / "ds", IndexOptions(checksum=True, **_NO_WORKERS)).shards == 3
 
 
 def test_a_truncated_dataset_file_is_not_replaced_by_a_smaller_one(copy: Path) -> None:
@@ -404,27 +404,27 @@ def test_a_truncated_dataset_file_is_not_replaced_by_a_smaller_one(copy: Path) -
         (copy / "ds" / name).unlink()
     assert "dataset-incomplete" in _verify(path).counts
     with pytest.raises(InvalidRequest):
-        index(path, IndexOptions(**_ONE_WORKER))
+        index(path, IndexOptions(**_NO_WORKERS))
 
 
 def test_an_interrupted_append_is_not_a_dataset(made: Path, copy: Path, tmp_path: Path) -> None:
     """The shards of an interrupted append are rejected, because sidecars record the planned number."""
     more = write_tree(tmp_path / "more", {f"m{at}.txt": b"m" * 600 for at in range(4)})
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, **_ONE_WORKER))
+    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, **_NO_WORKERS))
     wanted = read_tree(copy / "ds")
     for name in ("out-004.tar", "out-004.index"):
         (copy / "ds" / name).unlink()
     shutil.copy(made / "ds" / "out.json", copy / "ds" / "out.json")
     with pytest.raises(InvalidRequest, match="1 shard of 2 planned, starting with out-003"):
-        index(f"{copy}/ds/out-*.tar", IndexOptions(**_ONE_WORKER))
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, resume=True, **_ONE_WORKER))
+        index(f"{copy}/ds/out-*.tar", IndexOptions(**_NO_WORKERS))
+    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, resume=True, **_NO_WORKERS))
     assert read_tree(copy / "ds") == wanted
 
 
 def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
     """If samples overflow into additional shards, a subset of the shards does not look complete."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"[600, 700, %d]" % (at * 90) for at in range(12)})
-    options: Any = {"max_size": 12_000, "map": "tests.mapped:told", **_ONE_WORKER}
+    options: Any = {"max_size": 12_000, "map": "tests.mapped:told", **_NO_WORKERS}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
     count = len(list((tmp_path / "ds").glob("*.tar")))
     assert count > 2
@@ -433,7 +433,7 @@ def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "ds", tmp_path / f"left{left}")
         _keep_shards(tmp_path / f"left{left}", left)
         with pytest.raises(InvalidRequest, match="planned, starting with out-000"):
-            index(tmp_path / f"left{left}", IndexOptions(**_ONE_WORKER))
+            index(tmp_path / f"left{left}", IndexOptions(**_NO_WORKERS))
     create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(resume=True, **options))
     assert read_tree(tmp_path / "left1") == wanted
 
@@ -441,7 +441,7 @@ def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
 def test_sidecars_record_the_new_plan_after_a_source_has_grown(tmp_path: Path) -> None:
     """Kept shards of a transform record the new plan, with the same bytes as in a fresh run."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"500" for at in range(4)})
-    options: Any = {"max_count": 2, "map": "tests.mapped:told", **_ONE_WORKER}
+    options: Any = {"max_count": 2, "map": "tests.mapped:told", **_NO_WORKERS}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
     write_tree(source, {f"{at:02}.txt": b"500" for at in range(4, 6)})
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(resume=True, **options))

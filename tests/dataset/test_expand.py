@@ -145,7 +145,7 @@ def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
 
 def test_an_update_may_add_splits(tmp_path: Path) -> None:
     """A split that an update creates belongs to the existing splits, whether these got samples or not."""
-    options: Any = {"split_from_folder": True, "workers": 1}
+    options: Any = {"split_from_folder": True, "workers": 0}
     names = {f"{split}/{at}.txt": b"1" for split in ("train", "val") for at in range(2)}
     source = write_tree(tmp_path / "source", names)
     create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", **options)

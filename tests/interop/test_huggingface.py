@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
     source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
-    options = {"workers": 1, "max_count": 4, **asked}
+    options = {"workers": 0, "max_count": 4, **asked}
     return create(source, f"{folder}/{name}", CreateOptions(**options))
 
 

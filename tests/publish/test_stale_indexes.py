@@ -27,7 +27,7 @@ def _files(count: int = 12) -> dict[str, bytes]:
 
 
 def _pack(source: Path, folder: Path, ending: str = "tar", **asked: Any) -> Any:
-    options = {"workers": 1, "max_count": 4, **asked}
+    options = {"workers": 0, "max_count": 4, **asked}
     return create(source, f"{folder}/x-{{000..}}.{ending}", CreateOptions(**options))
 
 

@@ -38,6 +38,6 @@ def packed(folder: Path, name: str = "out-{000..}.tar", *, first: int = 0, count
     numbers = range(first, first + count)
     animals = [("cat", "dog", None)[number % 3] for number in numbers]
     table = pd.DataFrame({"key": [row["__key__"] for row in rows], "number": numbers, "bi": animals})
-    create_options = {"workers": 1, "max_count": IN_SHARD, "join": table, "on": "key", **options}
+    create_options = {"workers": 0, "max_count": IN_SHARD, "join": table, "on": "key", **options}
     create(source, f"{folder}/{name}", CreateOptions(**create_options))
     return f"{folder}/{name}"

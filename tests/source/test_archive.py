@@ -53,7 +53,7 @@ def _pack_up(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> dict[str, bytes]:
-    create(source, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 1, "max_count": 2, **options}))
+    create(source, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 0, "max_count": 2, **options}))
     return dict(members(*shards(folder)))
 
 

@@ -27,7 +27,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def _pack(sources: Any, folder: Path, **options: Any) -> dict[str, bytes]:
     """Pack with one worker; return the contents of the shards."""
-    create(sources, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 1, "max_count": 2, **options}))
+    create(sources, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 0, "max_count": 2, **options}))
     return dict(members(*shards(folder)))
 
 

@@ -50,9 +50,9 @@ def test_tables_are_packed_like_their_concatenation(tmp_path: Path, ending: str,
             path.write_bytes(gzip.compress(data) if compression else data)
         else:
             frame.to_csv(path, index=False, sep="," if ending == "csv" else "\t", compression=compression)
-    whole = create(f"all.{suffix}", "all/x-{000..}.tar", workers=1)
+    whole = create(f"all.{suffix}", "all/x-{000..}.tar", workers=0)
     for source in ([f"a.{suffix}", f"b.{suffix}"], f"[ab].{suffix}"):
-        result = create(source, OUT, workers=1, overwrite=True)
+        result = create(source, OUT, workers=0, overwrite=True)
         assert (result.fingerprint, result.samples) == (whole.fingerprint, 3)
         assert _samples("out/x.json") == _samples("all/x.json")
 
@@ -62,16 +62,16 @@ def test_each_table_becomes_a_split(tmp_path: Path) -> None:
     _csv(tmp_path / "train.tsv", _rows(0, 1, 2), sep="\t")
     _csv(tmp_path / "dev.tsv.gz", _rows(3), sep="\t")
     sources = ["train.tsv", "dev.tsv.gz"]
-    result = create(sources, "out/{split}-{000..}.tar", split_by="file", workers=1)
+    result = create(sources, "out/{split}-{000..}.tar", split_by="file", workers=0)
     assert {name: split.samples for name, split in result.splits.items()} == {"train": 3, "dev": 1}
-    assert verify("out/{split}.json", source=sources, workers=1).sound
+    assert verify("out/{split}.json", source=sources, workers=0).sound
 
 
 def test_a_column_is_text_if_one_file_has_text(tmp_path: Path) -> None:
     """Numbers of one file keep their digits if another file has text in the column."""
     _csv(tmp_path / "a.csv", _rows(0, code="1.50"))
     _csv(tmp_path / "b.csv", _rows(1, code="x"))
-    create(["a.csv", "b.csv"], OUT, workers=1)
+    create(["a.csv", "b.csv"], OUT, workers=0)
     assert [row["code"] for _, row in _samples("out/x.json")] == ["1.50", "x"]
 
 
@@ -80,10 +80,10 @@ def test_messages_name_the_file_of_a_row(tmp_path: Path) -> None:
     _csv(tmp_path / "a.csv", _rows(0, 1))
     _csv(tmp_path / "b.csv", _rows(2, 1))
     with pytest.raises(InvalidRequest, match=r"'clips/1' \(row 2 of a.csv, row 2 of b.csv\)"):
-        create(["a.csv", "b.csv"], OUT, workers=1)
+        create(["a.csv", "b.csv"], OUT, workers=0)
     _csv(tmp_path / "b.csv", _rows(9))
     with pytest.raises(Exception, match=r"clips/9.txt.*row 1 of b.csv"):
-        create(["a.csv", "b.csv"], OUT, workers=1)
+        create(["a.csv", "b.csv"], OUT, workers=0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_text_files_must_have_the_same_columns(tmp_path: Path, other: str, messa
     _csv(tmp_path / "a.csv", _rows(0))
     (tmp_path / "b.csv").write_text(other)
     with pytest.raises(InvalidRequest, match=message):
-        create(["a.csv", "b.csv"], OUT, workers=1)
+        create(["a.csv", "b.csv"], OUT, workers=0)
 
 
 def test_tables_that_do_not_fit_together(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_tables_that_do_not_fit_together(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"path": "clips/0.txt", "n": 1}\n')
     (tmp_path / "b.jsonl").write_text('{"path": "clips/1.txt", "n": [1]}\n')
     with pytest.raises(InvalidRequest, match=r"types differ between the files: 'n' \(int64, list"):
-        create(["a.jsonl", "b.jsonl"], OUT, workers=1)
+        create(["a.jsonl", "b.jsonl"], OUT, workers=0)
     (tmp_path / "clips" / "b.jsonl").write_text('{"path": "clips/1.txt", "n": 1}\n')
     with pytest.raises(InvalidRequest, match="the source: tables in several folders"):
-        create(["a.jsonl", "clips/b.jsonl"], OUT, workers=1)
-    assert create(["a.jsonl", "clips/b.jsonl"], OUT, root=".", workers=1).samples == 2
+        create(["a.jsonl", "clips/b.jsonl"], OUT, workers=0)
+    assert create(["a.jsonl", "clips/b.jsonl"], OUT, root=".", workers=0).samples == 2
     with pytest.raises(InvalidRequest, match=r"a.jsonl: one of 2 sources, but a table; expected only tables"):
-        create(["clips", "a.jsonl"], OUT, workers=1)
+        create(["clips", "a.jsonl"], OUT, workers=0)

@@ -154,7 +154,7 @@ def test_coco_annotations_in_queries(tmp_path: Path) -> None:
 def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
     """On append, a new category gets the next number, even with a lower id; existing numbers stay."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
-    given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}, "workers": 1}
+    given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}, "workers": 0}
     few = {
         "images": _COCO["images"][:1],
         "annotations": _COCO["annotations"][1:2],
@@ -177,7 +177,7 @@ def test_coco_with_a_class_list(tmp_path: Path) -> None:
     """Class numbers follow a given list that includes the categories; verify uses the dataset's list."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
     (tmp_path / "coco.json").write_bytes(_coco())
-    given: dict[str, Any] = {"values": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 1}
+    given: dict[str, Any] = {"values": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 0}
     names = ["bird", "dog", "cat", "car"]
     create(tmp_path / "coco.json", f"{tmp_path}/a-{{0..}}.tar", classes_from=names, **given)
     data = shardtool.open(tmp_path / "a.json")

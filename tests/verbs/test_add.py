@@ -30,7 +30,7 @@ HAVING = st.sets(st.sampled_from(NAMES), min_size=1)
 
 def _create(root: Path, name: str, files: dict[str, bytes], ending: str = "tar", **asked: Any) -> Path:
     source = write_tree(root / f"in-{name}", files)
-    create(source, root / name / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 1, "max_count": 3, **asked}))
+    create(source, root / name / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 3, **asked}))
     return root / name / "out.json"
 
 

@@ -40,7 +40,7 @@ _SECOND_NS = 10**9
 def _pack(source: Path, folder: Path, **options: Any) -> dict[str, Any]:
     """Pack with one worker into tar, three samples a shard, unless told otherwise; return what `--json` would print."""
     ending = options.pop("ending", "tar")
-    asked: dict[str, Any] = {"workers": 1, "max_count": 3, **options}
+    asked: dict[str, Any] = {"workers": 0, "max_count": 3, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked)).to_json()
 
 

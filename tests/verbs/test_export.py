@@ -55,7 +55,7 @@ _ODD = {
 
 def _pack(source: Path, folder: Path, ending: str, **options: Any) -> Path:
     """Pack three samples per shard; return the dataset file."""
-    asked = CreateOptions(**{"workers": 1, "max_count": 3, **options})
+    asked = CreateOptions(**{"workers": 0, "max_count": 3, **options})
     create(source, f"{folder}/out-{{000..}}.{ending}", asked)
     return folder / "out.json"
 
@@ -174,7 +174,7 @@ def _meta(folder: Path) -> tuple[str, ...]:
 
 
 def _split(small: Path, folder: Path, **options: Any) -> list[Path]:
-    asked = CreateOptions(**{"split": "val=0.5,train=0.5", "workers": 1, "max_count": 2, **options})
+    asked = CreateOptions(**{"split": "val=0.5,train=0.5", "workers": 0, "max_count": 2, **options})
     create(small, f"{folder}/{{split}}-{{000..}}.tar", asked)
     return [folder / "train.json", folder / "val.json"]
 

@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def _pack(source: Path, folder: Path, pattern: str = "x-{0..}.tar", **asked: Any) -> Any:
-    return create(source, f"{folder}/{pattern}", CreateOptions(**{"workers": 1, "max_count": 3, **asked}))
+    return create(source, f"{folder}/{pattern}", CreateOptions(**{"workers": 0, "max_count": 3, **asked}))
 
 
 def _split(source: Path, folder: Path, **asked: Any) -> Any:

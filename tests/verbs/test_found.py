@@ -50,7 +50,7 @@ def _image(width: int, height: int, mode: str = "RGB", kind: str = "PNG", **deta
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    asked = {"workers": 1, "max_count": 4, **options}
+    asked = {"workers": 0, "max_count": 4, **options}
     return create(source, f"{folder}/{STEM}.tar", CreateOptions(**asked))
 
 
@@ -97,7 +97,7 @@ def test_the_same_words_mean_the_same(
 ) -> None:
     """`create --probe --where` takes the samples that `reshard --where` takes of all; others are listed."""
     folder = tmp_path_factory.mktemp("where")
-    asked: dict[str, Any] = {"where": f"({query})", "workers": 1, "max_count": None, **bound}
+    asked: dict[str, Any] = {"where": f"({query})", "workers": 0, "max_count": None, **bound}
     try:
         reshard(probed / "out.json", f"{folder}/later/{STEM}.tar", ReshardOptions(**asked))
     except InvalidRequest:

@@ -38,12 +38,12 @@ def source(tmp_path: Path) -> Path:
 
 
 def _create(source: Any, output: Path, ending: str = "tar", **asked: Any) -> Path:
-    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 1, "max_count": 5, **asked}))
+    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 5, **asked}))
     return output / "out.json"
 
 
 def _reshard(dataset: Path | list[Path], output: Path, ending: str = "tar", **asked: Any) -> Path:
-    reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(**{"workers": 1, "max_count": 5, **asked}))
+    reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(**{"workers": 0, "max_count": 5, **asked}))
     return output / "out.json"
 
 
@@ -109,7 +109,7 @@ def test_the_column_of_a_field_that_is_dropped_chooses_and_divides(source: Path,
 @pytest.mark.parametrize("by", ["stratify", "group_by"])
 def test_splits_by_label_do_not_depend_on_class_numbers(by: str, source: Path, tmp_path: Path) -> None:
     """A split in `create` equals that of a reshard, and of a dataset with other class numbers."""
-    asked: dict[str, Any] = {"workers": 1, "split": "x=0.5,y=0.5", by: "cls", "seed": 1}
+    asked: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", by: "cls", "seed": 1}
     names = tmp_path / "names.txt"
     names.write_text("dog\nbee\ncat\n")
     create(source, tmp_path / "a" / "{split}-{0..}.tar", CreateOptions(label_from_folder=True, **asked))
@@ -241,7 +241,7 @@ def test_labels_from_before_are_read_if_asked_for(before: Path, ending: str, tmp
     """`columns_from` reads them, and what needs the column advises that."""
     with pytest.raises(InvalidRequest, match=r"`reshard\(columns_from=\('cls',\)\)` turns the field into a column"):
         _reshard(before, tmp_path / "x", ending, where="cls == 'cat'")
-    asked: dict[str, Any] = {"workers": 1, "split": "x=0.5,y=0.5", "stratify": "cls"}
+    asked: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", "stratify": "cls"}
     with pytest.raises(InvalidRequest, match=r"Turn the field into a column with columns_from=\('cls',\)"):
         reshard(before, tmp_path / "x-{split}-{0..}.tar", ReshardOptions(**asked))
     made = _reshard(before, tmp_path / "a", ending, columns_from=("cls",), where="cls == 'cat'")

@@ -32,7 +32,7 @@ LABELS = st.text("ab%é \udcff", min_size=1, max_size=3).map(lambda text: text.e
 
 
 def _options(**asked: Any) -> CreateOptions:
-    return CreateOptions(**{"workers": 1, "max_count": 2, **asked})
+    return CreateOptions(**{"workers": 0, "max_count": 2, **asked})
 
 
 def _classes(path: Path) -> Any:

@@ -384,7 +384,7 @@ def test_lists_are_not_changed_on_the_way(tmp_path: Path) -> None:
         tmp_path / "in" / "a.tfrecord",
         [(f"{at}", {"box": boxes, "txt": (BYTES, _inside(BYTES, [b"x"]))}) for at in "ab"],
     )
-    asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled"}
+    asked: dict[str, Any] = {"workers": 0, "map": "tests.mapped:doubled"}
     with pytest.raises(
         InvalidRequest,
         match=r"map: lists of values: box; expected single values\. Drop these fields with drop_fields=\('box',\)",

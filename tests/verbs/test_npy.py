@@ -36,7 +36,7 @@ def test_lists_become_arrays(ending: str, tmp_path: Path) -> None:
     keys, values = ["a/1", "b/2"], np.arange(6, dtype=np.float32).reshape(2, 3)
     table = str(_table(tmp_path / "emb.parquet", keys, values))
     folder = write_tree(tmp_path / "src", {f"{key}.bin": key.encode() for key in keys})
-    joined: dict[str, Any] = {"join": table, "on": "key", "workers": 1}
+    joined: dict[str, Any] = {"join": table, "on": "key", "workers": 0}
 
     def out(name: str) -> str:
         return f"{tmp_path}/{name}/x-{{000..}}.{ending}"
@@ -71,7 +71,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
     folder = write_tree(tmp_path / "src", {f"{key}.bin": b"." for key in keys})
     create(folder, f"{tmp_path}/plain/x-{{0..}}.tar", workers=0)
-    asked: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 1}
+    asked: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 0}
     for field, column, said in (
         ("png", "text", r"column 'text' \(field png\) holds string; .* Use another field: values={'txt': 'text'}\."),
         ("npy", "text", r"column 'text' \(field npy\) holds string; expected lists of numbers"),

@@ -205,7 +205,7 @@ def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> Create
     """Reshard into a folder, without workers unless `asked` contains another number."""
     pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
     givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
-    options = ReshardOptions(**{"workers": 1, **asked})
+    options = ReshardOptions(**{"workers": 0, **asked})
     return reshard(givens, f"{folder}/{pattern}", options, observer=observer)
 
 
@@ -571,7 +571,7 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
     """A dataset is split like its manifest, by shares, with and without strata and groups."""
     ways: list[dict[str, Any]] = [{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]
     for number, more in enumerate(ways):
-        options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 1, **more}
+        options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 0, **more}
         create(
             pa.table(made.rows), f"{place}/{number}a/{{split}}-{{000..}}.{ending}",
             CreateOptions(key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"), classes=("cls",),
@@ -645,7 +645,7 @@ def test_a_dry_run_predicts_the_output(
     more: dict[str, Any], bounds: dict[str, Any], ending: str, extra: dict[str, Any], made: Made
 ) -> None:
     """Names, sizes, samples and skipped samples are as predicted; the dry run creates not even a folder."""
-    options = {**more, **bounds, **extra, "workers": 1}
+    options = {**more, **bounds, **extra, "workers": 0}
     pattern = options.pop("pattern", STEM)
     if "split" in extra:
         pattern = pattern.replace("out-", "{split}-out-")
@@ -1276,7 +1276,7 @@ def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None
     pattern = asked.get("pattern", f"{STEM}.tar")
     more = {name: value for name, value in asked.items() if name != "pattern"}
     with pytest.raises(InvalidRequest, match=re.escape(str(found))):
-        reshard(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 1, **more}), dry_run=True)
+        reshard(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 0, **more}), dry_run=True)
 
 
 def test_nothing_given(place: Path) -> None:

@@ -41,7 +41,7 @@ def _dataset(folder: Path, name: str, files: Mapping[str, bytes], **options: Any
 
 
 def _reshard(datasets: Any, folder: Path, ending: str = "tar", **options: Any) -> Path:
-    options = {"workers": 1, "max_count": 2, **options}
+    options = {"workers": 0, "max_count": 2, **options}
     reshard(datasets, folder / f"out-{{000..}}.{ending}", ReshardOptions(**options))
     return folder / "out.json"
 

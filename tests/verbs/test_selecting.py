@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def _options(**asked: Any) -> CreateOptions:
-    return CreateOptions(**{"workers": 1, **asked})
+    return CreateOptions(**{"workers": 0, **asked})
 
 
 def _create(source: Path, output: Path, **asked: Any) -> Any:

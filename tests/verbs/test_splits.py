@@ -36,7 +36,7 @@ ONE: dict[str, Any] = {"split": None, "pattern": "out-{000..}"}  # not in splits
 def _pack(source: Path, folder: Path, **options: Any) -> CreateResult:
     """Pack eight samples a shard into three splits, with one worker into tar, unless asked otherwise."""
     pattern, ending = options.pop("pattern", PATTERN), options.pop("ending", "tar")
-    asked = {"workers": 1, "max_count": 8, "split": SHARES, **options}
+    asked = {"workers": 0, "max_count": 8, "split": SHARES, **options}
     return create(source, f"{folder}/{pattern}.{ending}", CreateOptions(**asked))
 
 

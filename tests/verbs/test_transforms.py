@@ -59,7 +59,7 @@ _TAR_END = 1024
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
     """Pack into tar without workers, unless `options` differ."""
     ending = options.pop("ending", "tar")
-    asked = {"workers": 1, **options}
+    asked = {"workers": 0, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
 
 
@@ -477,7 +477,12 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
     module = tmp_path / "of_resume.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    options: dict[str, Any] = {"map": "of_resume:change", "max_count": 3, "start_method": "fork"}  # imports it afresh
+    options: dict[str, Any] = {
+        "map": "of_resume:change",
+        "max_count": 3,
+        "workers": 1,
+        "start_method": "fork",
+    }  # imports it afresh
     module.write_text(FUNCTION)
     _pack(source, tmp_path / "out", **options)
     age(tmp_path / "out", source)
@@ -1096,7 +1101,7 @@ def test_a_file_that_changes_while_it_is_packed(name: str, field: str, tmp_path:
     source = write_tree(tmp_path / "in", {f"{n}.{kind}": _picture(9, n) for n in range(3) for kind in ("png", "txt")})
     path, data = source / f"1.{field}", (source / f"1.{field}").read_bytes()
     output = f"{tmp_path}/out/{STEM}.tar"
-    asked: dict[str, Any] = {"workers": 1, "resize": 5}
+    asked: dict[str, Any] = {"workers": 0, "resize": 5}
     with pytest.raises(SampleFailed) as caught:
         create(source, output, CreateOptions(**asked), observer=_Changer(path, change))
     assert caught.value.where == str(path)

@@ -44,7 +44,7 @@ def _manifest(folder: Path, urls: Sequence[str]) -> Path:
 
 def _create(source: object, folder: Path, observer: Observer | None = None, **options: Any) -> CreateResult:
     ending = options.pop("ending", "tar")
-    asked = {"urls": {"jpg": "url"}, "allow_private": True, "workers": 1, "retries": 0, "max_failed": "100%", **options}
+    asked = {"urls": {"jpg": "url"}, "allow_private": True, "workers": 0, "retries": 0, "max_failed": "100%", **options}
     return create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(**asked), observer=observer)
 
 

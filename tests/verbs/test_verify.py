@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def _verify(given_: Any, **options: Any) -> Report:
     """Verify in this process, unless told otherwise."""
-    return verify(given_, VerifyOptions(**{"workers": 1, **options}))
+    return verify(given_, VerifyOptions(**{"workers": 0, **options}))
 
 
 def _codes(given_: Any, **options: Any) -> set[str]:
@@ -93,7 +93,7 @@ def test_every_kind_of_dataset_has_no_findings(tmp_path: Path) -> None:
         "data": [b"x" * at for at in range(30)], "odd %": ["é" * at for at in range(30)],
     })  # fmt: skip
     options: dict[str, Any] = {
-        "key": "id", "values": ("cls=label", "score=score"), "classes": ("cls",), "binary": ("bin=data",), "workers": 1,
+        "key": "id", "values": ("cls=label", "score=score"), "classes": ("cls",), "binary": ("bin=data",), "workers": 0,
     }  # fmt: skip
     for ending in ("tar", "tfrecord"):
         create(table, f"{tmp_path}/{ending}-{{0..}}.{ending}", CreateOptions(max_count=7, **options))

@@ -89,7 +89,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _options(**asked: Any) -> CreateOptions:
     """Return options for three samples per shard and one worker by default."""
-    return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
+    return CreateOptions(**{"max_count": 3, "workers": 0, **asked})
 
 
 def _create(source: Any, output: Any, **asked: Any) -> Path:

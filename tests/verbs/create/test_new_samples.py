@@ -23,7 +23,7 @@ _LONG_AGO = 10**9
 
 
 def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    options = {"workers": 1, "append": True, "on_duplicate": "first", **asked}
+    options = {"workers": 0, "append": True, "on_duplicate": "first", **asked}
     return create(source, output, CreateOptions(**options))
 
 

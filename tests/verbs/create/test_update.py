@@ -42,7 +42,7 @@ _LONG_AGO = 10**9
 
 
 def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    return create(source, output, CreateOptions(**{"workers": 1, "update": True, **asked}))
+    return create(source, output, CreateOptions(**{"workers": 0, "update": True, **asked}))
 
 
 def _tree(root: Path, *keys: str) -> Path:

@@ -46,13 +46,13 @@ def _table(name: str, count: int, **columns: Any) -> Any:
 def _create(table: Any, pattern: str, **asked: Any) -> None:
     options: dict[str, Any] = {
         "key": "key", "values": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
-        "max_count": 5, "workers": 1,
+        "max_count": 5, "workers": 0,
     }  # fmt: skip
     create(table, pattern, CreateOptions(**{**options, **asked}))
 
 
 def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
-    options: dict[str, Any] = {"max_count": 7, "workers": 1}
+    options: dict[str, Any] = {"max_count": 7, "workers": 0}
     reshard(datasets, pattern, ReshardOptions(**{**options, **asked}))
 
 
