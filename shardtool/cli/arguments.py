@@ -46,12 +46,10 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
 
 def _is_source(name: str) -> bool:
-    """Tell whether a name is an existing file or folder that is not a shard."""
     return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
 
 
 def _is_output(name: str) -> bool:
-    """Tell whether a name is a local pattern or shard without existing files."""
     if is_url(name):
         return False
     head = re.split(_PATTERN, name, maxsplit=1)[0]

@@ -122,7 +122,6 @@ def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionI
 
 
 def _list_datasets(typed: str) -> Iterator[str]:
-    """Yield the dataset files, then the folders, that start with `typed`."""
     folder = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
     start = typed[len(folder) :]
     entries = islice(lookup.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)

@@ -180,7 +180,6 @@ def _write_stdout(text: str) -> None:
 
 @contextmanager
 def _stdout_errors() -> Iterator[None]:
-    """Replace stdout by the null device if its reader has closed it."""
     try:
         yield
     except BrokenPipeError:

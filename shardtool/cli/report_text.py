@@ -122,7 +122,6 @@ def junit_error_text(dataset: str, error: ShardError) -> str:
 
 
 def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
-    """Return an element without secrets and characters that XML does not allow."""
     from xml.etree.ElementTree import Element
 
     shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}

@@ -74,7 +74,6 @@ def _removed_before_text(changes: ResumeChanges) -> str:
 
 
 def _plan_text(plan: CreateResult) -> str:
-    """Return the planned shards as a table without the middle of a long table."""
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
         for shard in plan.planned

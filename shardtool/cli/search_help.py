@@ -129,7 +129,6 @@ def _split_sections(text: str) -> list[tuple[str, str]]:
 
 
 def _make_anchor(heading: str) -> str:
-    """Return the anchor that mkdocs gives a heading."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
@@ -144,7 +143,6 @@ def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> int:
 
 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:
-    """Return the sentence with the most search words."""
     text = _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))
     sentences = [" ".join(_MARKUP.sub(r"\1", sentence).split()) for sentence in _SENTENCE_END.split(text)]
     best = max(filter(None, sentences), key=lambda line: sum(bool(word.search(line)) for word in patterns), default="")

@@ -196,7 +196,6 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
 
 
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
-    """Return the splits of the run that created the datasets, or all if none is recorded."""
     files = [
         (split, file)
         for split, problem in names.items()

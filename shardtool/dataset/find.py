@@ -146,7 +146,6 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
-    """Return the named shards, and the shards in a dataset file that match the glob `text`."""
     sidecars = {sidecar_path(name, None) for name in names}
     # A glob may match sidecars of `train-00000-of-01024`, too.
     names = [name for name in names if name not in sidecars] or names
@@ -224,7 +223,6 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _can_be_shard(path: str) -> bool:
-    """Return whether a file starts like a shard, or cannot be read."""
     try:
         return detect_kind_by_content(path) is not None
     except CorruptShard:

@@ -216,7 +216,6 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
 
 
 def _page(head: _Struct, field: int) -> int:
-    """Return the number of values in a page."""
     thrift_type, page = head[field]
     if thrift_type != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
         raise ValueError("a page with an encoding that sidecars do not use")

@@ -96,7 +96,6 @@ class StoredShard:
         return replace(scanned_index(self.scan()), damage=index)
 
     def _read_sidecar(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
-        """Return the result of `read`, the error in the sidecar, or None if the sidecar is missing."""
         try:
             return read()
         except FileNotFoundError:

@@ -50,7 +50,6 @@ def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
 
 
 def _first_positions(ids: Rows) -> Rows:
-    """Return the index of the first occurrence of each id, ordered by id."""
     places = np.flatnonzero(ids >= 0)
     places = places[np.argsort(ids[places], kind="stable")]
     return np.asarray(places[np.diff(ids[places], prepend=-1) > 0])

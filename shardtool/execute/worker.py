@@ -93,7 +93,6 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
 
 
 def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
-    """Receive one task and send its result, or an error if the task cannot be read or its result cannot be sent."""
     location = "worker (receiving its task)"
     try:
         function, number, task, reports = receive(tasks)

@@ -176,7 +176,6 @@ class DownloadLimits:
         return self._active < self._options.connections and self._active_per_host[host] < self._options.per_host
 
     def _end_request(self, host: str) -> None:
-        """End a request, and start the next one of its host, or of any host if all connections were in use."""
         was_full = self._active >= self._options.connections
         self._active -= 1
         self._active_per_host[host] -= 1

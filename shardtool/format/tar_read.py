@@ -288,7 +288,6 @@ def _extended_body(read: Read, offset: int, size: int, where: str) -> bytes:
 
 
 def _parse_size(block: bytes, offset: int, where: str) -> int:
-    """Check the checksum of a header, and return the size."""
     match = _OCTAL_FIELD.fullmatch(block, 148, 156)
     if match is None or not match[1]:
         raise CorruptShard(where, "not a tar header", offset=offset, remedy=DAMAGED_TAR_ADVICE)

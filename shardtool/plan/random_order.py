@@ -95,7 +95,6 @@ def _rank_positions(positions: NDArray[np.int64], size: int, keys: NDArray[np.ui
 
 
 def _feistel_network(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """Permute values below the next power of two."""
     bits = (size - 1).bit_length()
     widths = bits - bits // 2, bits // 2
     halves = [values >> np.uint64(widths[1]), values & np.uint64((1 << widths[1]) - 1)]

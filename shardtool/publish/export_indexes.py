@@ -270,7 +270,6 @@ class Exporter:
         return covered
 
     def _make_readme(self, export: ExportFormat, dataset: DatasetFile) -> bytes | None:
-        """Return a `README.md` that lists the shards; None to keep the existing one."""
         datasets = self._list_covered_datasets(export, dataset, self.folder)
         folder_names = {*map(to_output_name, self.folder.names())}
         for covered in datasets:

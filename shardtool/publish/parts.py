@@ -169,7 +169,6 @@ def _with_plan(record: PartRecord, part: RunPart, document: Mapping[str, Any]) -
 
 
 def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str) -> PartRecord:
-    """Return the record of a part that a writer of an earlier version finished."""
     if not folder.find_entries([pattern.dataset_file]):
         return PartRecord(tag, None, ())
     where, name = folder.full_path(pattern.dataset_file), pattern.skipped_file

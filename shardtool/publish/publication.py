@@ -247,7 +247,6 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
 
 
 def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
-    """Return the size and checksum of each shard and sidecar in a dataset file, by local name."""
     files: dict[str, tuple[int, int | None]] = {
         to_local_name(entry.name): (entry.size, entry.crc) for entry in file.shards
     }

@@ -85,7 +85,6 @@ def finish_dataset(
 
 
 def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) -> list[Skipped]:
-    """Return the samples skipped by this run and by earlier appends."""
     old_dataset = destination.old
     if old_dataset is None:
         removed = destination.load_removed() if destination.if_exists == "resume" else {}

@@ -106,7 +106,6 @@ class StaleIndexes:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
 
     def _mark_folder_indexes(self, export_names: Iterable[str]) -> None:
-        """Mark the file without which readers ignore an index of the folder."""
         for export_name in export_names:
             del self._counts[export_name]
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name

@@ -150,7 +150,6 @@ def _arrow_schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
 def _read_blocks(
     reference: Any, numbers: _SampleNumbers, columns: dict[str, pa.DataType | None], rows: int
 ) -> Iterator[pa.Table]:
-    """Yield the blocks of a shard in a Ray worker, each read on demand."""
     reader, numbers = _open_datasets.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
     for first in range(0, len(numbers), rows):
         samples = read_valid(reader, numbers[first : first + rows])

@@ -82,7 +82,6 @@ class BundleOrder:
         return Bundle(*(column[cuts[bundle] : cuts[bundle + 1]] for column in pieces))
 
     def _divide_window(self, window: int) -> tuple[Bundle, list[int], list[int]]:
-        """Return the pieces of a window by bundle, the order of bundles, and the start of each."""
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]

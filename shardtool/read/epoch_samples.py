@@ -238,7 +238,6 @@ EpochSamples = CatalogSamples | MixedSamples
 
 
 def _counts_before(weights: Sequence[int], position: Position) -> list[Position]:
-    """Return the samples of each dataset before one or several positions."""
     counts: list[Position] = []
     remaining, total = position, sum(weights)
     for weight in weights[:-1]:

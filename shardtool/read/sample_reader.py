@@ -244,7 +244,6 @@ class SampleReader:
 
 
 def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int) -> list[Sample | ShardError]:
-    """Return samples in the order of their indexes."""
     samples: list[Sample | ShardError] = [{}] * count
     for part_indexes, part in zip(indexes, parts, strict=True):
         for index, sample in zip(part_indexes.tolist(), part, strict=True):

@@ -37,7 +37,6 @@ def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
 
 
 def _expand_fields(_kind: type, value: object) -> dict[str, object]:
-    """Return the fields to keep, to exclude and to rename."""
     if isinstance(value, Mapping):
         return {"rename_fields": tuple(format_pair("fields", *pair) for pair in value.items())}
     texts = ["=".join(map(str.strip, text.split("=", 1))) for text in split_commas("fields", value)]

@@ -275,7 +275,6 @@ def _match_notes(
 
 
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
-    """Convert two columns to a common type; None if there is none."""
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
         return None  # Arrow would round the decimals

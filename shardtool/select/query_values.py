@@ -96,7 +96,6 @@ class Time(NamedTuple):
 
 
 def _to_numpy(array: pa.Array) -> Bools:
-    """Return a boolean array without its nulls."""
     return arrow.number_values(pc.cast(array, pa.uint8())).astype(np.bool_)
 
 

@@ -138,7 +138,6 @@ def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:
 
 
 def _field_notes(field: NewField, column: str, old_count: int) -> Iterator[str]:
-    """Note where a field was replaced or kept in some samples."""
     kept_count = int(np.count_nonzero(~field.has_value))
     changes = [f"replaced in {pluralize(old_count - kept_count, 'sample')}"] if old_count > kept_count else []
     if len(field.has_value) > old_count:

@@ -84,7 +84,6 @@ def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
 
 
 def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:
-    """Return the first sample, the end and the name of each folder at `depth`."""
     spans, outside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):
         inner_spans = []

@@ -138,7 +138,6 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
 
 
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
-    """Yield each payload, or why it cannot be used."""
     if isinstance(task, FileReads):
         reads = zip(task.paths, task.links, strict=True)
         yield from lookup.map_paths(_read_file, reads, lambda file: paths.source_address(file[0]))

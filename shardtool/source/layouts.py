@@ -151,7 +151,6 @@ def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> st
 
 
 def _create_call(sources: Sequence[str], **options: object) -> str:
-    """Return the call in Python, or the command for the command line."""
     arguments = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
     arguments += [f"{name}={value!r}" for name, value in options.items()]
     return choose_text(f"create({', '.join(arguments)})", _create_command(sources, options))
@@ -196,7 +195,6 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
 
 
 def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
-    """Check whether keys with another suffix exist, with files of another kind."""
     stems = [tree.keys[sample][: -len(tail)] for sample in group]
     partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
@@ -318,7 +316,6 @@ def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes
 
 
 def _find_packed(tree: _Tree) -> Advice | None:
-    """Find a folder of tables or zip files."""
     counts = tree.entries.code_counts()
     for kind, endings in _PACKED.items():
         codes = [code for code, name in enumerate(tree.entries.fields) if counts[code] and _packed_as(name) in endings]
@@ -395,7 +392,6 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
 
 
 def _find_table(tree: _Tree) -> Advice | None:
-    """Find a table next to media, a table for each split, or a table in each split's folder."""
     counts = tree.entries.code_counts()
     codes, media = [], 0
     for code, field in enumerate(tree.entries.fields):
@@ -460,7 +456,6 @@ def _advise_table(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
 
 
 def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
-    """Find a table for each folder, such as annotations/instances_val2017.json for val2017 of COCO."""
     names = [folder.path[:-1] for folder in _folders_in(tree, _Folder(b"", 0, len(tree.keys)))]
     prefixes: dict[tuple[bytes, bytes], list[bytes]] = {}
     for name, table in ((name, table) for name in names for table in tables):
@@ -483,7 +478,6 @@ def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | No
 
 
 def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
-    """Advise on tables such as train/metadata.csv and test/metadata.csv, as in folders of Hugging Face."""
     matched = _match_table(tree, tables[0])
     if matched is None or not matched[1].as_source or matched[0] != tables[0][: tables[0].rfind(b"/") + 1]:
         return None

@@ -164,7 +164,6 @@ class RecordedSource:
 
 
 def _stored_keys(datasets: Sequence[StoredDataset]) -> PackedStrings:
-    """Return the keys of datasets, except for shards whose index is damaged."""
     encoded = []
     for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):

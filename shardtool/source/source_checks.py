@@ -197,7 +197,6 @@ def _iter_files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
 
 
 def _similar_glob(text: str, files: Sequence[str]) -> str:
-    """Return a glob similar to `text` that matches files, such as `*.jpg` for `jpg`."""
     bare = text.removeprefix("./").rstrip("/")
     ending = f".{bare.lstrip('*.')}"
     in_use = {extension.lower(): extension for extension in (os.path.splitext(name)[1] for name in files) if extension}

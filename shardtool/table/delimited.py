@@ -99,7 +99,6 @@ class DelimitedTable(Table):
         return table
 
     def _has_zeros(self) -> bool:
-        """Check whether any bytes look like a zero-padded number such as 007."""
         pattern, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % re.escape(self._separator.encode())), b"\n"
         with self._open() as stream:
             while data := stream.read(READ_BLOCK_BYTES):
@@ -125,7 +124,6 @@ class DelimitedTable(Table):
         return table
 
     def _parse(self, text: Collection[str], invalid_rows: list[InvalidRow | None] | None = None) -> pa.Table:
-        """Parse the file with pyarrow."""
         from pyarrow import csv as arrow_csv
 
         def on_invalid_row(row: InvalidRow) -> str:
@@ -216,7 +214,6 @@ def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) ->
 
 
 def _has_inexact_integers(column: pa.ChunkedArray) -> bool:
-    """Check whether a column inferred as floats contains integers that floats cannot represent."""
     large = False
     for chunk in column.chunks:
         values = arrow.number_values(chunk.drop_null())

@@ -99,7 +99,6 @@ _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\
 
 
 def _is_row_json(path: str) -> bool:
-    """Check whether a JSON file may hold rows or COCO annotations, rather than being a dataset file."""
     if not path.lower().endswith(JSON_ENDING):  # compressed, so not a dataset file
         return True
     try:

@@ -199,7 +199,6 @@ def _render_scalar(array: pa.Array) -> pa.Array:
 
 
 def _drop_zero_fraction(texts: pa.Array) -> pa.Array:
-    """Remove a fraction of zeros: the same instant has the same text in every column unit."""
     return pc.replace_substring_regex(texts, r"\.0+$", "")
 
 

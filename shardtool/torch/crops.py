@@ -198,7 +198,6 @@ def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[
 
 
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Resize the pixels in a box: bilinear, antialiased."""
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
     whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last: a fifth of Pillow's time

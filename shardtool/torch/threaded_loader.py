@@ -175,7 +175,6 @@ loader = Loader
 
 
 def _size_batch_as_tensors(batches: list[Any]) -> Any:
-    """Return the only batch of a list as tensors."""
     return torch.utils.data.default_convert(batches[0])
 
 

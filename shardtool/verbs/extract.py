@@ -132,7 +132,6 @@ def extract(
 
 
 def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:
-    """Return the requested samples and fields."""
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
     from shardtool.source.keys_from import find_samples_by_key
     from shardtool.source.shards import DatasetSource
@@ -261,7 +260,6 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    """Write all files, under the lock; return how many already existed."""
     if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):  # the file system ignores case
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
@@ -314,7 +312,6 @@ def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, worker
 
 
 def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, bytes]:
-    """Return the Parquet tables to write, by file name."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -336,7 +333,6 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
 
 
 def _metadata_table(entries: SampleTable) -> pa.Table | None:
-    """Return the metadata columns that `create` does not add itself, or None."""
     names = [] if entries.metadata is None else entries.metadata.column_names
     names = [name for name in names if name not in (_PATHS_COLUMN, "key")]
     return entries.metadata.select(names) if names and entries.metadata is not None else None

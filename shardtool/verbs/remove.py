@@ -118,7 +118,6 @@ def _key_hint(dataset: Any) -> str:
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
-    """Return the folder of a dataset and the name of its dataset file without the suffix."""
     if dataset.dataset_file is None or not dataset.has_own_file or not dataset.is_whole:
         from shardtool.dataset.find import check_not_damaged
 
@@ -129,7 +128,6 @@ def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
 
 
 def _open_removal(folder: OutputFolder, base: str) -> Removal:
-    """Open a dataset for a removal, after checking that no other file may contain its samples."""
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
     from shardtool.publish.stale_indexes import StaleIndexes
@@ -170,7 +168,6 @@ def _open_removal(folder: OutputFolder, base: str) -> Removal:
 
 
 def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
-    """Select the samples to remove by the indexes, and return the datasets that contain any."""
     import numpy as np
 
     from shardtool.entries.strings import PackedStrings
@@ -315,7 +312,6 @@ class Removal:
     def _pack(
         self, plan: Plan, publication: Publication, pool: Pool, notes: Notes
     ) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
-        """Stage the shards and sidecars; return each shard's new entry, and its counts before and after."""
         from shardtool.dataset import sidecar_write
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import pack_shard
@@ -353,7 +349,6 @@ class Removal:
     def _new_dataset_file(
         self, packed: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], removed_samples: SampleTable, rows: bytes
     ) -> DatasetFile:
-        """Return the new dataset file; `rows`: the new list of skipped samples."""
         file, fields, size = self.file, Counter(self.file.fields), self.file.field_bytes
         for _, before, after in packed.values():
             fields.subtract(before.fields)
@@ -386,7 +381,6 @@ class Removal:
         return encode_skipped(merge_skipped(old, new))
 
     def _new_fingerprint(self, removed: SampleTable) -> str:
-        """Return the content fingerprint without the removed samples; empty if unknown."""
         from shardtool.plan.plan import plan_by_counts
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import read_fingerprint

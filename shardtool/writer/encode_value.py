@@ -216,7 +216,6 @@ def _encode_image(value: Image, field: str) -> EncodedValue:
 
 
 def _can_store(pillow_format: str, image: Image) -> bool:
-    """Return whether a format stores all values of a wide image."""
     if image.mode == "I" and pillow_format in ("PNG", "PPM"):
         low, high = cast("tuple[int, int]", image.getextrema())
         return low >= 0 and high < 2**16

@@ -223,7 +223,6 @@ class WriterOutput:
         publish_dataset.publish_dataset(self.totals, self.publication, self.destination, run_record, self._tag)
 
     def _remove_old_part_file(self) -> None:
-        """Delete the dataset file that earlier versions wrote for a part, before one of its shards changes."""
         if self._tag and self.folder.find_entries([self.pattern.dataset_file]):
             self.folder.remove([self.pattern.dataset_file])
 

@@ -137,7 +137,6 @@ class ManifestSource(Source):
         return table_rows.TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
 
     def _numbers_of(self, field: str) -> pa.Array | None:
-        """Return a number field as a metadata column, unless a column has its name."""
         column, existing = dict(self._roles.values).get(field), self._columns.get(field)
         if column is None or (existing is not None and not metadata_columns.is_number_type(existing.type)):
             return None
@@ -279,7 +278,6 @@ class ManifestSource(Source):
         return [name for name in self._columns if name in chosen]
 
     def _extract_urls(self) -> list[pa.Array]:
-        """Return the URLs, and redact them in the columns for outputs."""
         names = self._roles.columns_of("urls")
         urls = [pc.fill_null(self._columns[name], "") for name in names]
         self._columns |= {name: redact_urls(column) for name, column in zip(names, urls, strict=True)}
@@ -312,7 +310,6 @@ class ManifestSource(Source):
         return columns, endings
 
     def _use_common_folder(self) -> None:
-        """Use the common folder as the root if the user's own paths leave the current folder."""
         columns = {name: relative_to_root(self._columns[name], self._root) for name in self._roles.paths()}
         leaving = {name: find_upward(paths) for name, paths in columns.items()}
         if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in columns.items()):
@@ -466,7 +463,6 @@ class ManifestSource(Source):
         return merge_stat_results([parts[number] for number in sorted(parts)], len(paths))
 
     def _number_labels(self) -> None:
-        """Number the labels before samples are selected, so that numbers do not depend on the selection."""
         names, fields, label_fields = {**self._table.classes}, self._roles.values, self._options.classes
         for column, numbers in payloads.renumber_columns(
             self._columns.__getitem__, names, fields, label_fields, self._known

@@ -259,7 +259,6 @@ def check_conditional_writes(address: str, data: bytes, version: str = "") -> No
 
 
 def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) -> None:
-    """Fail if another run holds a conflicting lock; delete shared locks of runs that ended."""
     if shared:
         addresses = [exclusive]
     else:

@@ -312,7 +312,6 @@ def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[
 
 
 def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return start, end and number of ranges of each group."""
     spans: list[tuple[int, int, int]] = []
     for offset, length in zip(offsets, lengths, strict=True):
         if spans:

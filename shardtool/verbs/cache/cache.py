@@ -100,7 +100,6 @@ class Cache:
         return self._space.policy
 
     def _reset_process_state(self) -> None:
-        """Initialize the state that a forked child must not share."""
         self._pid, self._retry_s = os.getpid(), 0.0
         self._originals: dict[str, OriginalFile] = {}
         self._damaged_copies: set[str] = set()

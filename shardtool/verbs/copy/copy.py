@@ -87,7 +87,6 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
 
 def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
-    """Return the source with addresses that use the source's endpoint."""
     if not endpoint and not any(name.startswith(address.SOURCE_PREFIX) for name in os.environ):
         return given
     if isinstance(given, str | os.PathLike):
@@ -219,7 +218,6 @@ class Transfer:
             yield state
 
     def _stage_pair(self, state: ShardCopy, meter: ByteMeter) -> StagedPair:
-        """Copy a shard and its sidecar under temporary names, unless they are already right."""
         shard, sidecar = state.parts
         return self._stage(self.target.below, shard, meter), self._stage(self.target.folder, sidecar, meter)
 
@@ -259,7 +257,6 @@ class Transfer:
         return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=remedy)
 
     def _finish(self) -> None:
-        """Delete files that only the old dataset file lists, and publish the new one."""
         target, source, remedy = self.target, self.target.source, "Run the same command again."
         folders.check_published(target.below, {pair.shard.name: pair.shard.size for pair in source.pairs}, remedy)
         folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)

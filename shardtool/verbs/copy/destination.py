@@ -157,7 +157,6 @@ def read_dataset_bytes(path: str) -> bytes:
 
 
 def _check_sizes(originals: Sequence[OriginalFile]) -> None:
-    """Check that all files exist with the recorded sizes, before the first is copied."""
     for original, size in zip(originals, lookup.plain_sizes([original.path for original in originals]), strict=True):
         if size != original.size:
             raise wrong_size_error(errors.printable(original.path), size, original.size)

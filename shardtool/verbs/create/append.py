@@ -191,7 +191,6 @@ def _field_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
 
 
 def _class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> Iterator[str]:
-    """Yield the new classes and their numbers."""
     old_classes: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in old_datasets), {})
     for name, names in entries.values.classes.items():
         if (old_count := len(old_classes.get(name, ()))) and names[old_count:]:
@@ -200,7 +199,6 @@ def _class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> I
 
 
 def _get_parquet_types(columns: pa.Table) -> dict[str, str]:
-    """Return the types of columns after a round trip through Parquet."""
     sink = pa.BufferOutputStream()
     pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
     return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(sink.getvalue())))

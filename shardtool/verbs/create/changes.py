@@ -226,7 +226,6 @@ def _read_planned_facts(listed: Listed, output: PlannedOutput, shard: int) -> si
 
 
 def _describe_differences(old: RunRecord, new: RunRecord, *, compare_shards: bool = True) -> str:
-    """Return the options that differ. An `index` record contains no options of the original run."""
     if old.verb not in ("create", "reshard"):
         return ""
     if old.verb != new.verb:

@@ -112,7 +112,6 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
 
 
 def _publish(packed: Packed) -> list[FinishedOutput]:
-    """Publish the dataset files, or the record of a part, and update the indexes of other tools."""
     from shardtool.publish.foreign_index_files import find_existing_exports
     from shardtool.publish.publish_dataset import publish_dataset
     from shardtool.verbs.create.outputs import remove_lost_splits

@@ -167,7 +167,6 @@ def _choose_dots(run: Run, listing: Listing) -> tuple[Dots, Listing]:
 def _split_samples(
     run: Run, source: Source, listing: Listing, found: outputs.FoundOutputs, split_options: SplitOptions
 ) -> tuple[Listing, outputs.FoundOutputs, pa.ChunkedArray | None]:
-    """Return the listing with the column of splits, the dataset of each split, and the column for splitting."""
     from shardtool.entries.metadata_columns import with_split
     from shardtool.select.splits import assign_splits
 

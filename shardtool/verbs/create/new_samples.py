@@ -159,7 +159,6 @@ def _skip_existing(listed: Listed) -> Listed:
 
 
 def _skip_removed(listed: Listed) -> Listed:
-    """Skip samples that `shardtool remove` removed from a dataset, unless the dataset is replaced."""
     keys, notes, listing, outputs = listed.entries.keys, listed.run.notes, listed.listing, list[Output]()
     for output in listed.outputs:
         outputs.append(output)

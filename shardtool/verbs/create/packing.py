@@ -375,7 +375,6 @@ class Packing:
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
     ) -> tuple[sidecar_schema.ShardFacts, bytes]:
-        """Return the facts and the sidecar of a kept shard. Only the shard count may change."""
         fact, table = index.fact, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")

@@ -99,7 +99,6 @@ def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
 
 
 def _with_changes(planned: Planned) -> Planned:
-    """Compare the plan with an existing dataset, and refuse to replace it by a different one."""
     run, options = planned.run, planned.run.options
     if run.updates:
         run.notes.add(*changes.other_plan_notes(planned))

@@ -167,7 +167,6 @@ def dataset_and_source(
 
 
 def _drop_appended(side: ComparedSide, datasets: list[StoredDataset], notes: Notes) -> ComparedSide:
-    """Return the samples of the first run, without samples appended from other sources."""
     kept = [
         dataset.file is None or not has_appended_sources(dataset.file) or number < dataset.file.appends[0]
         for dataset in datasets

@@ -256,7 +256,6 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
 def _recognize(
     data: bytes, content: str, kind: str, *, whole: bool
 ) -> tuple[str, object, tuple[int, int, str] | None, str]:
-    """Return the detected content, its value, the image size and mode, and a problem."""
     if kind != "bytes":
         value = parse_value(data, kind)
         return ("bytes", None, None, f"not a valid {kind}") if value is None else ("number", value, None, "")

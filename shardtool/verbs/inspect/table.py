@@ -124,7 +124,6 @@ def _flatten_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Decode a dictionary-encoded column."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 

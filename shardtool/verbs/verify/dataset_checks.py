@@ -110,7 +110,6 @@ def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[st
 
 
 def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
-    """Return a finding if shards have sidecars, and no dataset file lists these shards."""
     if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.argument):
         return None
     names = _names_in_folders(subject)
@@ -143,7 +142,6 @@ def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> I
 
 
 def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
-    """Find missing shards of a pattern or, without a pattern, missing numbers between shards."""
     names = [shard.file_name for shard in subject.dataset.shards]
     for name in subject.dataset.missing:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")

@@ -120,7 +120,6 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
 
 
 def _check_readme(subject: VerifiedDataset, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
-    """Check a README.md written by shardtool that lists shards of this dataset."""
     data = exports.read_index_list(join(subject.folder, huggingface.README_FILE))
     if not huggingface.is_own_readme(data):
         return

@@ -229,7 +229,6 @@ class Repair:
         return encode_sidecar_table(index.plain_table(), index.fact), [*index.schema.names, SHARD_COLUMN.name]
 
     def _rebuild_dataset_file(self) -> None:
-        """Rebuild the dataset file from shards that their sidecars verify."""
         unverified = [case.name for case in self.subject.cases if not case.sound]
         if unverified or self.codes & (SHARD_CODES | SIDECAR_CODES | DATASET_CODES):
             reason = f"{format_list(unverified, 3)} is not verified" if unverified else "there are other findings"
@@ -272,7 +271,6 @@ class Repair:
         self.done.append(f"{format_list(damaged)}: recreated from {sources}")
 
     def _check_plan(self, file: DatasetFile, output: DatasetLike, options: CreateOptions) -> None:
-        """Check by a dry run that the source yields the shards that the dataset file lists."""
         from shardtool.verbs.create.create import create
 
         plan = create(self.options.source, output, options, dry_run=True)

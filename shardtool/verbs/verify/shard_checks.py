@@ -102,7 +102,6 @@ def _unsafe_name_reason(name: bytes) -> str:
 
 
 def _find_unsafe_members(shard: str, scan: ShardScan) -> Iterator[Finding]:
-    """Find members outside samples that are dangerous to extract, and samples whose path passes through a link."""
     links = {member.name.rstrip(b"/") for member in scan.unrecognised if member.kind == _SYMBOLIC_LINK}
     members = (
         (member.offset, member.name, _unsafe_name_reason(member.name) or _unsafe_type_reason(member))

@@ -245,7 +245,6 @@ class SourceComparison:
         self._add("source-differs", len(different), findings())
 
     def _build_finding(self, code: str, scans: Scans, row: int, found: str, expected: str = "") -> Finding:
-        """Return a finding about a field, by its row index across all shards."""
         name, scan, row = self._locate(scans, "codes", row)
         sample = int(np.searchsorted(np.cumsum(np.frombuffer(scan.counts, np.uint32)), row, "right"))
         key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])

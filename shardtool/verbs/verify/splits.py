@@ -134,7 +134,6 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | No
 
 
 def _content_digests(split: VerifiedDataset, indexes: NDArray[np.int64], pool: Pool) -> list[bytes]:
-    """Return the digest of the content of samples, given by their indexes among all samples that were read."""
     import numpy as np
 
     ends, labels = np.array([0, *split.ends()]), split.labels()

@@ -82,7 +82,6 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
 
 def _open_pool(options: VerifyOptions, observer: Observer) -> Pool:
-    """Start the workers that read shards, or use this process if one worker is enough."""
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
     return Pool() if is_serial else start_pool(options, observer=observer)  # forked before anything heavy is imported
@@ -112,7 +111,6 @@ def _check_dataset(
     *,
     contents: bool = False,
 ) -> VerifiedDataset:
-    """Check one dataset."""
     with nullcontext(pool) if pool is not None else _open_pool(options, observer) as own:
         subject = open_verified(dataset)
         if options.quick:

@@ -92,7 +92,6 @@ def _unique_names(datasets: Sequence[StoredDataset]) -> list[str]:
 
 
 def _extreme_image_shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
-    """Return the widest and tallest of the shown images, if no columns have the sizes of all images."""
     by_ratio = {
         sample.images[0].full[0] / sample.images[0].full[1]: sample for sample in reversed(shown) if sample.images
     }
