@@ -30,7 +30,7 @@ from shardtool.dataset.dataset_file import (
 from shardtool.dataset.shard_file import FETCH_ADVICE, detect_kind_by_content
 from shardtool.dataset.stored import StoredDataset, make_dataset, recorded_dots, sidecar_path
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, format_list, os_error_text, printable
-from shardtool.messages import choose_text
+from shardtool.messages import choose_text, flag_text
 from shardtool.names import list_names
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern
 from shardtool.shard_names import is_shard_name, parse_shard_name
@@ -306,7 +306,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
         plan_path = path.removesuffix(DATASET_SUFFIX)
         plan_path = join(folder_of(plan_path), patterns.replacement_plan_name(base_name(plan_path)))
         remedy = (
-            "Repeat the interrupted `shardtool remove` or `shardtool verify --repair` to finish it."
+            f"Run the interrupted `remove`, or `verify` with {flag_text('repair')}, again to finish it."
             if is_file(plan_path)
             else ""
         )

@@ -473,7 +473,7 @@ def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | No
     shown = " ".join(quote(to_text(name)) for name in splits)
     folder, annotations = f'{quote(tree.inside())}/"$split"', f'{quote(tree.inside(prefix))}"$split".{to_text(ending)}'
     words = [word for option, value in matched[1].options.items() for word in cli_words(option, value)]
-    typed = " ".join([folder, "out/\"$split\"-'{000000..}'.tar", "--join", annotations, *map(quote, words)])
+    typed = " ".join([folder, "out/\"$split\"-'{000000..}'.tar", *cli_words("join", annotations), *map(quote, words)])
     return Advice(found, f"for split in {shown}; do shardtool create {typed}; done")
 
 

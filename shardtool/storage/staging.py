@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
+from shardtool.messages import flag_text
 from shardtool.pattern import replacement_plan_name
 from shardtool.storage.descriptors import write_all
 from shardtool.storage.file_system import (
@@ -306,7 +307,7 @@ class Folder:
 
 def unfinished_error(plan_path: str) -> OutputExists:
     """Return the error for the plan of an interrupted replacement of shards."""
-    remedy = "Run that command, `shardtool remove` or `shardtool verify --repair`, again to finish it."
+    remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
 
