@@ -52,7 +52,7 @@ class MetadataColumns:
         self._number_forms: dict[str, str] = {}  # by column: floats, or whole numbers that floats cannot represent
         self._row_types: dict[str, pa.DataType] = {}
 
-    def check(self, row: Row, where: str) -> dict[str, object]:
+    def convert_row(self, row: Row, where: str) -> dict[str, object]:
         """Return the values of a sample, if they fit the columns so far.
 
         Raises:

@@ -62,7 +62,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
             self._raise_unusable()
         try:
             encoded = self._encoder.encode(sample)
-            row = self._columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
+            row = self._columns.convert_row(metadata, printable(encoded.key)) if metadata else _NO_METADATA
         except SampleRefused as refused:
             self._refuse(sample, refused)
             return

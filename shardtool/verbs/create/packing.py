@@ -224,7 +224,7 @@ class Packing:
             numbers.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(numbers)
 
-    def _check_failed_share(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
+    def _count_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
         """Stop if so many URLs fail that the network is the likely cause."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
@@ -310,7 +310,7 @@ class Packing:
         self.totals.digest += made.content if made else result.digest
         self.totals.skipped += left_out
         if self.run.makes_keys:
-            self._check_keys(index.all_keys())
+            self._add_made_keys(index.all_keys())
         entry = self.totals.add(fact, data, tally)
         self._numbers[fact.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
@@ -354,7 +354,7 @@ class Packing:
                 columns = with_measured_columns(columns, self.listed.transform.found, made.found)
             left_out = tuple(row for _, row in result.skipped)
             failed = failed_rows(left_out)
-            self._check_failed_share(planned.name, failed, consumed)
+            self._count_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
                 left_out = ()  # another run tries them again
             transform_facts = sidecar_schema.TransformFacts(
@@ -390,7 +390,7 @@ class Packing:
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 
-    def _check_keys(self, keys: list[bytes]) -> None:
+    def _add_made_keys(self, keys: list[bytes]) -> None:
         """Refuse duplicate keys from the user's function, which the plan does not know."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):

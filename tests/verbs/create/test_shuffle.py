@@ -35,10 +35,9 @@ from shardtool.request.observer import Observer
 from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from shardtool.storage.staging import Folder
 from shardtool.units import format_time
-from shardtool.verbs.create import read_cost
-from shardtool.verbs.create.read_cost import ReadCost
+from shardtool.verbs.create import shuffle
 from shardtool.verbs.create.scatter_pass import SpoolLimits, scatter_payloads
-from shardtool.verbs.create.shuffle import choose_read_strategy, is_gathering_cheaper
+from shardtool.verbs.create.shuffle import ReadCost, choose_read_strategy, is_gathering_cheaper
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.span_reader import SpanReader
 from shardtool.write.task import ShardTask
@@ -722,7 +721,7 @@ def test_store_requests_have_an_assumed_cost(
     size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is measured in a store, so the same job always makes the same choice, which the log explains."""
-    monkeypatch.setattr(read_cost, "measure_read_cost", None)
+    monkeypatch.setattr(shuffle, "measure_read_cost", None)
     source = make_source(place, [(10, 10)] * 100)
     plan, spans, rows = make_plan_of(source.entries), source.entries.known_spans, source.entries.rows
     files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
