@@ -97,21 +97,19 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
         column = shard_index.table.column("__key__")
         row = column.index(key).as_py()
         if row >= 0:
-            return _stored_sample(dataset, shard, shard_index if shard_index.walk else None, row, first_number + row)
+            return _stored_sample(dataset, shard, _with_metadata(shard, shard_index), row, first_number + row)
         if first_number <= sample_number < first_number + len(shard_index):
-            match = (dataset, shard, shard_index if shard_index.walk else None, sample_number - first_number)
+            match = dataset, shard, _with_metadata(shard, shard_index), sample_number - first_number
         example = example or (column[0].as_py() if len(shard_index) else "")
         first_number += len(shard_index)
     if match is not None:
         return _stored_sample(*match, sample_number)
     if damage:
         raise damage[0]
-    example_text = f" such as {printable(example)!r}" if example else ""
-    expected = (
-        f"a key{example_text}, or a number below {first_number:,}"
-        if first_number
-        else "a dataset with samples; this one is empty"
-    )
+    expected = "a dataset with samples; this one is empty"
+    if first_number:
+        example_text = f" such as {printable(example)!r}" if example else ""
+        expected = f"a key{example_text}, or a number below {first_number:,}"
     raise InvalidRequest(choose_text(f"sample {key}", f"--show {key}"), "no such sample", expected=expected)
 
 
@@ -120,35 +118,34 @@ def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSa
 
     Returns None if the ranges overlap or do not contain the key.
     """
-    file, shards = datasets[0].file, datasets[0].shards
-    if len(datasets) > 1 or file is None or len(file.shards) != len(shards):
+    dataset = datasets[0]
+    entries = dataset.file.shards if dataset.file is not None else ()
+    if len(datasets) > 1 or len(entries) != len(dataset.shards):
         return None
-    entries = file.shards
     if any(entry.last_key >= following.first_key for entry, following in pairwise(entries)):
         return None
     index = next((index for index, entry in enumerate(entries) if entry.first_key <= key <= entry.last_key), None)
     if index is None:
         return None
+    shard, first_number = dataset.shards[index], sum(entry.samples for entry in entries[:index])
     try:
-        shard_index = shards[index].index()
+        shard_index = shard.index()
     except CorruptShard:
         return None
     row = shard_index.table.column("__key__").index(key).as_py()
-    first_number = sum(entry.samples for entry in entries[:index])
-    return (
-        None
-        if row < 0
-        else _stored_sample(
-            datasets[0], shards[index], shard_index if shard_index.walk else None, row, first_number + row
-        )
-    )
+    if row < 0:
+        return None
+    return _stored_sample(dataset, shard, _with_metadata(shard, shard_index), row, first_number + row)
+
+
+def _with_metadata(shard: StoredShard, shard_index: ShardIndex) -> ShardIndex:
+    return shard_index if shard_index.walk else shard.index(metadata=True)
 
 
 def _stored_sample(
-    dataset: StoredDataset, shard: StoredShard, shard_index: ShardIndex | None, row: int, number: int
+    dataset: StoredDataset, shard: StoredShard, shard_index: ShardIndex, row: int, number: int
 ) -> StoredSample:
-    """Return a sample with all columns of its index; `shard_index` None: read the index first."""
-    shard_index = shard.index(metadata=True) if shard_index is None else shard_index
+    """Return a sample with all columns of its index."""
     sample = stored_samples(shard, shard_index, np.array([row]), first=number - row)[0]
     kinds = shard_index.kinds
     if shard.format == "tfrecord" and shard_index.walk is None:
@@ -243,7 +240,7 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
     problem = ""
     if len(data) == length and field["crc32c"] is not None and crc32c(data) != field["crc32c"]:
         problem = "checksum differs from the index; run `shardtool verify`"
-    content, value, image, decode_problem = _recognize(data, content, kind, whole=len(data) == length)
+    content, value, image, decode_problem = _recognize(data, content, kind, is_complete=len(data) == length)
     head = data[:_MAX_HEAD_BYTES] if value is None and image is None else b""
     details = describe_payload(name, data) if kind == "bytes" else ()
     label = None
@@ -254,25 +251,25 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
 
 
 def _recognize(
-    data: bytes, content: str, kind: str, *, whole: bool
+    data: bytes, content: str, kind: str, *, is_complete: bool
 ) -> tuple[str, object, tuple[int, int, str] | None, str]:
     if kind != "bytes":
         value = parse_value(data, kind)
         return ("bytes", None, None, f"not a valid {kind}") if value is None else ("number", value, None, "")
-    if content == "image" and whole:
+    if content == "image" and is_complete:
         info = image_info(data)
         return ("bytes", None, None, info) if isinstance(info, str) else ("image", None, info, "")
     if content in ("audio", "video", "pickle", "array", "image"):
         return "bytes", None, None, ""
-    problem = "not valid JSON" if content == "json" and whole else ""
-    if content == "json" and whole:
+    problem = "not valid JSON" if content == "json" and is_complete else ""
+    if content == "json" and is_complete:
         try:
             document = parse_json(data)
         except RecursionError:
             document, problem = None, f"JSON nested more than {MAX_JSON_NESTING} levels deep, shown as text"
         if document is not None or data.strip() == b"null":
             return "json", document, None, ""
-    text = decode_text(data, whole=whole)
+    text = decode_text(data, is_complete=is_complete)
     if (
         content == "number"
         and isinstance(number := parse_value(data[:_MAX_HEAD_BYTES]), (int, float))
@@ -282,10 +279,10 @@ def _recognize(
     return ("bytes", None, None, problem) if text is None else ("text", text, None, problem)
 
 
-def decode_text(data: bytes, *, whole: bool) -> str | None:
-    """Decode UTF-8; None if the bytes are not text. If `whole` is false, an incomplete last character is dropped."""
+def decode_text(data: bytes, *, is_complete: bool) -> str | None:
+    """Decode UTF-8; None if the bytes are not text. If they are not complete, the last character may be cut."""
     try:
-        text = getincrementaldecoder("utf-8")().decode(data, final=whole)
+        text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
         return None
     return None if "\0" in text else text

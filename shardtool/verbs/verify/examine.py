@@ -126,13 +126,13 @@ class _PayloadCheck(NamedTuple):
         code: The code of findings about invalid payloads.
         decode: A function that returns the problem of a payload; empty: valid; None: too large to decode.
         limit: Size of the largest payload to decode, in bytes.
-        whole: Whether larger payloads are skipped. If not, a larger payload is invalid, and its start shows why.
+        skip_large: Whether larger payloads are skipped. If not, a larger payload is invalid, and its start shows why.
     """
 
     code: str
     decode: Callable[[bytes], str | None]
     limit: int
-    whole: bool = True
+    skip_large: bool = True
 
 
 def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamination) -> None:
@@ -150,7 +150,9 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
                 if check is None:
                     continue
                 problem = (
-                    None if check.whole and length > check.limit else _payload_problem(check, shard, offset, length)
+                    None
+                    if check.skip_large and length > check.limit
+                    else _payload_problem(check, shard, offset, length)
                 )
                 if problem is None:
                     examination.undecoded += 1
@@ -235,5 +237,7 @@ def _payload_check(name: str, classes: int | None) -> _PayloadCheck | None:
     """Return the check for a field name, or None if any payload is valid."""
     ending = name.rpartition(".")[2].lower()
     if ending not in _PAYLOAD_CHECKS and (classes is not None or ending in _INT_FIELDS):
-        return _PayloadCheck("number-bad", lambda data: _number_problem(data, classes), _MAX_NUMBER_BYTES, whole=False)
+        return _PayloadCheck(
+            "number-bad", lambda data: _number_problem(data, classes), _MAX_NUMBER_BYTES, skip_large=False
+        )
     return _PAYLOAD_CHECKS.get(ending)

@@ -271,7 +271,7 @@ class _SampleRendering:
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
             except (ValueError, RecursionError) as error:
                 shown.problems.append(f"{title}: not valid JSON: {printable(str(error))[:MAX_KEY_CHARS]}")
-        if (text := decode_text(start, whole=len(start) == length)) is not None:
+        if (text := decode_text(start, is_complete=len(start) == length)) is not None:
             return self._cut_excerpt(title, "text", text, is_cut=len(start) < length)
         dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
         return TextExcerpt(title, "bytes", dump, length > _HEX_BYTES)
