@@ -21,7 +21,7 @@ def test_a_report_lists_what_was_checked(small: Path, tmp_path: Path) -> None:
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 0
     said = _suite(ran).findtext("system-out") or ""
-    assert "not checked: 2 shards of 3" in said
+    assert "not checked: the bytes of 2 of 3 shards" in said
     assert said.endswith("valid")
     for shard in shards(tmp_path):
         flip(shard, 600)

@@ -32,7 +32,6 @@ from shardtool.storage.lookup import map_paths, recorded_crc
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.verify import dataset_checks, examine, shard_checks
 from shardtool.verbs.verify.findings import Finding, Findings, Report
-from shardtool.verbs.verify.repair import Repair
 from shardtool.verbs.verify.splits import verify_several
 from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset, build_report, open_verified
 
@@ -94,6 +93,8 @@ def _check_and_repair(
     check = partial(_check_dataset, dataset, contents=contents)
     subject = check(options, observer, pool)
     if options.repair and subject.findings.counts.total():
+        from shardtool.verbs.verify.repair import Repair
+
         repair = Repair(subject, options)
         repair.run()
         if repair.done:

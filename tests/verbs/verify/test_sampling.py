@@ -103,4 +103,4 @@ def test_invalid_sampling_options_are_refused(options: dict[str, Any], tmp_path:
 def test_sampling_on_the_command_line(dataset: Path) -> None:
     """The command line has both options."""
     ran = typed("verify", dataset, "--sample", "25%", "--seed", "3")
-    assert (ran.code, "4 samples in 2 of 8 shards" in ran.out, "--seed 4 reads others" in ran.out) == (0, True, True)
+    assert (ran.code, "4 samples in 2 of 8 shards" in ran.out, "--seed 4 selects others" in ran.out) == (0, True, True)
