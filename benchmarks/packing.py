@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.read.bundle_rules import concatenated, fitted
+from shardtool.read.bundles import concatenated, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from shardtool.read.pipeline import Map, Pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.read.bundle_rules import Bundle
+    from shardtool.read.bundles import Bundle
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.options import Sample

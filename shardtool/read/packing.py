@@ -15,7 +15,7 @@ from shardtool.read.decode import read_npy
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from shardtool.read.bundle_rules import Bundle
+    from shardtool.read.bundles import Bundle
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.options import Sample

@@ -21,6 +21,7 @@ from shardtool.read.shard_read import LARGE_SAMPLE_BYTES, NUMBER_READERS, Readab
 from shardtool.storage.remote.requests import map_requests
 from shardtool.storage.remote.store_access import address_with_options
 from shardtool.storage.shared_blocks import ForkLock
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +51,8 @@ class SkippedSamples:
         self._lock = ForkLock()
 
     def __repr__(self) -> str:
-        return f"Skipped(samples={self.samples}, shards={dict(self.shards)}, reasons={dict(self.reasons)})"
+        reason = f", mostly {self.reasons.most_common(1)[0][0]:.80}" if self.reasons else ""
+        return f"<Skipped: {pluralize(self.samples, 'sample')}, {self.damaged:,} damaged{reason}>"
 
     def __reduce__(self) -> tuple[type[SkippedSamples], tuple[()]]:
         return SkippedSamples, ()

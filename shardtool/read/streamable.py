@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
-from shardtool.read import bucketing, bundle_rules, bundles, epoch_samples, packing
+from shardtool.read import bucketing, bundles, epoch_samples, packing
 from shardtool.read import share as read_share
 from shardtool.read.collate import Batch, ListFields
 from shardtool.read.order import OrderOptions
@@ -35,9 +35,19 @@ if TYPE_CHECKING:
     from shardtool.read.share import Ends
     from shardtool.values import OnError
 
+    _ReaderAndSamples = tuple[AnySampleReader, EpochSamples]
+
 
 class Streamable(SampleSource[SampleT]):
     """Samples with their stages, which can be streamed."""
+
+    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+
+        def decode(
+            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
+        ) -> Streamable[dict[str, Any]]: ...
+        def map(self, function: Callable[..., NewT | None]) -> Streamable[NewT]: ...
+        def tuple(self, *fields: str, missing: OnMissing = "raise") -> Streamable[AnyTuple]: ...
 
     def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
         self.reader, self.source = reader, source
@@ -115,7 +125,7 @@ class Streamable(SampleSource[SampleT]):
         return stream.with_stages(own.stages)
 
     def pack(
-        self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit",
+        self, tokens: int, field: str | None = None, *, by: bundles.PackingRule = "first-fit",
         dtype: DTypeLike | None = None, length: str | None = None, pad: int = 0,
     ) -> BundledDataset[dict[str, Any]]:  # fmt: skip
         """Pack documents into blocks of equal length.
@@ -137,7 +147,7 @@ class Streamable(SampleSource[SampleT]):
             InvalidRequest: The lengths of documents are unknown, or the dataset already has stages.
         """
         check_minimum("tokens", tokens)
-        check_choice("by", by, bundle_rules.PackingRule)
+        check_choice("by", by, bundles.PackingRule)
         if self.stages.stages:
             expected = "stored documents: call pack first, then map or fields on its blocks"
             raise InvalidRequest("pack", "called after other stages", expected=expected)
@@ -151,7 +161,7 @@ class Streamable(SampleSource[SampleT]):
         if np.array(pad).astype(source.dtype) != pad:
             raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
         rule, make = (
-            bundle_rules.fitted if by == "first-fit" else bundle_rules.concatenated,
+            bundles.fitted if by == "first-fit" else bundles.concatenated,
             packing.BlockMaker(tokens, source, pad),
         )
         reader = reader.reader_of_fields(frozenset({source.name}))
@@ -213,13 +223,13 @@ class Streamable(SampleSource[SampleT]):
             ratios = sorted(aspects)
             sizes = bucketing.nearest_aspect_ratios(ratios, reader, views)
         rule, make = (
-            bundle_rules.of_one_kind if ratios else bundle_rules.of_like_length,
+            bundles.of_one_kind if ratios else bundles.of_like_length,
             partial(bucketing.make_size_batch, ratios),
         )
         bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
         return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
-    def _require_single_samples(self) -> tuple[AnySampleReader, EpochSamples]:
+    def _require_single_samples(self) -> _ReaderAndSamples:
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
         if batched or isinstance(self.reader, bundles.BundleReader):
             raise InvalidRequest("the dataset", "already packed or batched", expected="single samples")
@@ -230,14 +240,6 @@ class Streamable(SampleSource[SampleT]):
 
 class BundledDataset(Streamable[SampleT]):
     """The result of `pack` and `batch(by=...)`."""
-
-    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
-
-        def decode(
-            self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
-        ) -> BundledDataset[dict[str, Any]]: ...
-        def map(self, function: Callable[..., NewT | None]) -> BundledDataset[NewT]: ...
-        def tuple(self, *fields: str, missing: OnMissing = "raise") -> BundledDataset[AnyTuple]: ...
 
     def __init__(self, bundle_reader: bundles.BundleReader) -> None:
         super().__init__(bundle_reader, bundle_reader)

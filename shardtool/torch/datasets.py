@@ -164,7 +164,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return samples
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 

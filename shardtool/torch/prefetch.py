@@ -15,19 +15,200 @@ streams.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.option_checks import check_minimum
-from shardtool.torch.normalize import ChannelValues, Normalize
-from shardtool.torch.transfer import DirectTransfer, StreamTransfer, TakeBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+
+ChannelValues: TypeAlias = "float | Sequence[float] | torch.Tensor"  # one number, or one per channel
+_CHANNEL_COUNTS = (1, 3, 4)
+_BATCH_DIMENSIONS = 4
+_MAX_PIXEL_VALUE = 255.0
+
+
+@dataclass
+class Normalize:
+    """Normalises a batch's images, with the options of `Prefetcher`, on the device that holds them.
+
+    One operation computes in 32 bits and rounds once. `images` counts the image tensors normalised so far.
+    """
+
+    mean: ChannelValues | None
+    std: ChannelValues | None
+    dtype: torch.dtype | None
+    channels_last: bool
+    images: int = field(init=False, default=0)
+    _scale: torch.Tensor = field(init=False, repr=False)
+    _shift: torch.Tensor = field(init=False, repr=False)
+    _constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(
+        init=False, repr=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise InvalidRequest("dtype", f"{self.dtype!r}", expected="a floating-point dtype")
+        mean, std = _levels_as_tensor("mean", self.mean, 0.0), _levels_as_tensor("std", self.std, 1.0)
+        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+            raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)}, the number in mean")
+        if not bool((std > 0).all()):
+            raise InvalidRequest("std", "a value that is not positive", expected="values above 0")
+        scale, shift = torch.broadcast_tensors(1 / (_MAX_PIXEL_VALUE * std), -mean / std)
+        self._scale, self._shift = (values.float().reshape(1, -1, 1, 1) for values in (scale, shift))
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return images as floats, and any other tensor unchanged.
+
+        Raises:
+            InvalidRequest: Both the second and the last dimension could be the channels.
+        """
+        images = self._channels_first(tensor)
+        if images is None:
+            return tensor
+        self.images += 1
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        dtype = self.dtype or torch.float32
+        result = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=layout)
+        if images.device not in self._constants:
+            self._constants[images.device] = self._scale.to(images.device), self._shift.to(images.device)
+        scale, shift = self._constants[images.device]
+        return torch.addcmul(shift, images, scale, out=result)
+
+    def _channels_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.dtype != torch.uint8 or tensor.dim() != _BATCH_DIMENSIONS:
+            return None
+        values = self._scale.shape[1]
+        channel_counts = (values,) if values > 1 else _CHANNEL_COUNTS
+        first, last = tensor.shape[1] in channel_counts, tensor.shape[3] in channel_counts
+        if first and last:
+            found = "the second and the last dimension could both be the channels"
+            remedy = "Use larger images, or normalise them in the transform."
+            raise InvalidRequest(f"a batch of images {[*tensor.shape]}", found, remedy=remedy)
+        return tensor if first else tensor.permute(0, 3, 1, 2) if last else None
+
+
+def _levels_as_tensor(name: str, value: ChannelValues | None, default: float) -> torch.Tensor:
+    try:
+        levels = torch.as_tensor(default if value is None else value, dtype=torch.float64).cpu().reshape(-1)
+    except (TypeError, ValueError):
+        raise InvalidRequest(name, f"{value!r}", expected="one number, or one per channel") from None
+    if not len(levels) or not bool(levels.isfinite().all()):
+        raise InvalidRequest(name, f"{value!r}", expected="one number, or one per channel")
+    return levels
+
+
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def change_tensors(batch: Any, change: TensorFunction) -> Any:
+    """Return `batch` with each tensor changed; numeric arrays become tensors."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, np.ndarray):
+        return change(_as_tensor(batch)) if batch.dtype.kind in "biufc" else batch
+    if isinstance(batch, Mapping):
+        changed = {name: change_tensors(value, change) for name, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(change_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(change_tensors(value, change) for value in batch)
+    return batch
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    plain = native.flags.writeable and all(step >= 0 for step in native.strides)
+    return torch.from_numpy(native if plain else native.copy())
+
+
+TakeBatch: TypeAlias = "Callable[[], Any]"
+
+
+class DirectTransfer:
+    """Copies batches to a device, in `send`.
+
+    `send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait`
+    returns when the memory of the last batch is no longer read.
+    """
+
+    def __init__(self, device: torch.device, change: TensorFunction) -> None:
+        self._device, self._change = device, change
+
+    def send(self, batch: Any) -> TakeBatch:
+        """Copy and change the batch."""
+        return [change_tensors(batch, self._copy)].pop
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        changed = self._change(tensor.to(self._device))
+        return changed.clone() if changed is tensor else changed
+
+    def wait(self) -> None:
+        """Return immediately."""
+
+
+class StreamTransfer:
+    """As `DirectTransfer`, but copies on its own CUDA stream, one batch at a time."""
+
+    def __init__(self, device: torch.device, change: TensorFunction) -> None:
+        self._device, self._change = device, change
+        self._stream = torch.cuda.Stream(device)
+        self._copied: torch.cuda.Event | None = None
+        self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until it was copied
+
+    def send(self, batch: Any) -> TakeBatch:
+        """Enqueue the copies, then the changes."""
+        caller_stream = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = change_tensors(batch, lambda tensor: self._move(tensor, caller_stream))
+            self._copied = self._event()
+            arrived = [change_tensors(moved, self._change)]
+            ready = self._event()
+
+        def hand_out() -> Any:
+            consumer = torch.cuda.current_stream(self._device)
+            consumer.wait_event(ready)
+            return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, consumer))
+
+        return hand_out
+
+    def wait(self) -> None:
+        """Return when the copies have finished."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._copied, self._reading = None, []
+
+    def _move(self, tensor: torch.Tensor, caller_stream: torch.cuda.Stream) -> torch.Tensor:
+        if tensor.device == self._device:
+            self._stream.wait_stream(caller_stream)
+            return _record_use(tensor, self._stream).clone()
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return tensor  # on another GPU, or sparse: copied when it is returned
+        tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
+        self._reading.append(tensor)
+        return tensor.to(self._device, non_blocking=True)
+
+    def _receive(self, tensor: torch.Tensor, consumer: torch.cuda.Stream) -> torch.Tensor:
+        return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # leaves the core to the decoders
+        event.record(self._stream)
+        return event
+
+
+def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """Prevent reuse of the tensor's memory until `stream` has finished its current work."""
+    tensor.record_stream(stream)
+    return tensor
 
 
 @dataclass

@@ -77,7 +77,7 @@ def extend_pipeline(
 _STREAM_OPTIONS = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size", "groups", "on_error")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StreamOptions:
     """What to read, in which order, and what to do with each sample.
 
@@ -130,6 +130,12 @@ class StreamOptions:
         """Reject options of a DataLoader."""
         refuse_dataloader_options(options, {option.name for option in fields(cls)})
         return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        options = [option for option in fields(self) if option.repr and option.name not in ("source", "batch_size")]
+        changed = [option.name for option in options if getattr(self, option.name) != option.default]
+        shown = "".join(f", {name}={getattr(self, name)!r}" for name in changed)
+        return f"<{type(self).__name__}: batches of {self.batch_size} of {self.source!r}{shown}>"
 
     def __getitem__(self, _: object) -> NoReturn:
         raise no_random_access_error(f"a {type(self).__name__}")

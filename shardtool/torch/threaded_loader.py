@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SKIPPED = object()  # replaces a skipped sample
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Loader(StreamOptions):
     """Batches of a dataset, read, decoded and collated in threads, without worker processes or pickling.
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
-from shardtool.read import bundle_rules
+from shardtool.read import bundles
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_blocks_contain_each_token_once(folder: Path, by: Any, shuffle: Any, opt
 def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
     """For any document lengths, each token is in one piece, and no block is too long."""
     sizes = np.array(lengths, np.int64)
-    for rule in (bundle_rules.fitted, bundle_rules.concatenated) if any(lengths) else ():
+    for rule in (bundles.fitted, bundles.concatenated) if any(lengths) else ():
         block, places, starts, counts = rule(tokens, sizes)
         pieces = zip(places.tolist(), starts.tolist(), counts.tolist(), strict=True)
         found = [(place, start + at) for place, start, count in pieces for at in range(count)]
@@ -114,10 +114,10 @@ def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
         assert (np.diff(block) >= 0).all()
         assert np.bincount(block, counts).max() <= tokens
         assert np.bincount(block).min() > 0
-    block, places, _, counts = bundle_rules.of_like_length(60, sizes)
+    block, places, _, counts = bundles.of_like_length(60, sizes)
     assert sorted(places) == [*range(len(lengths))]
     assert all((block == one).sum() * counts[block == one].max() <= 60 for one in range(block[-1] + 1))
-    kind, places, *_ = bundle_rules.of_one_kind(tokens, sizes % 3)
+    kind, places, *_ = bundles.of_one_kind(tokens, sizes % 3)
     assert sorted(places) == [*range(len(lengths))]
     for one in range(kind[-1] + 1):
         assert len({*(sizes % 3)[places[kind == one]].tolist()}) == 1
@@ -127,7 +127,7 @@ def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
 def test_first_fit_wastes_few_tokens() -> None:
     """With a few thousand documents of realistic lengths, less than one token in a thousand is padding."""
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1, 20_000)).astype(np.int64)
-    block, *_ = bundle_rules.fitted(4096, lengths)
+    block, *_ = bundles.fitted(4096, lengths)
     assert lengths.sum() / (4096 * (block[-1] + 1)) > 0.999
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import shardtool
 from shardtool.read.mix import MixedDataset
 from shardtool.read.options import RawSample
-from shardtool.read.streamable import BundledDataset
+from shardtool.read.streamable import BundledDataset, Streamable
 from tests.read.packed import packed
 
 if TYPE_CHECKING:
@@ -47,6 +47,6 @@ def test_types_of_samples(tmp_path: Path) -> None:
     assert type(assert_type(mixed[0], int)) is int
     assert_type(mixed.map(str).stream(), shardtool.Stream[str])
     bundles = assert_type(dataset.pack(64, "bin", dtype="uint8"), BundledDataset[dict[str, Any]])
-    assert_type(bundles.tuple("tokens"), BundledDataset[tuple[Any, ...]])
+    assert_type(bundles.tuple("tokens"), Streamable[tuple[Any, ...]])
     with_metadata = shardtool.open(tmp_path / "set", metadata=True)
     assert type(assert_type(with_metadata, shardtool.Dataset[dict[str, Any]])[0]["number"]) is int
