@@ -66,7 +66,7 @@ def _remove(root: Path) -> None:
     made = create(
         pd.DataFrame({"key": keys, "text": keys}),
         root / "m-{000..}.tar",
-        values=["txt=text"],
+        field=["txt=text"],
         meta="none",
         max_size="10MB",
     )

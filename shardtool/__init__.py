@@ -53,6 +53,13 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.storage.remote.store_options import use_store_options as use_store_options
     from shardtool.values import __version__ as __version__
     from shardtool.verbs.cache.cache import Cache as Cache
+    from shardtool.verbs.cache.status import (
+        CacheChange as CacheChange,
+        CacheStatus as CacheStatus,
+        cache_clear as cache_clear,
+        cache_status as cache_status,
+        cache_verify as cache_verify,
+    )
     from shardtool.verbs.copy.copy import copy as copy
     from shardtool.verbs.create.create import create as create, reshard as reshard
     from shardtool.verbs.diff.diff import diff as diff
@@ -60,11 +67,21 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.verbs.extract import extract as extract
     from shardtool.verbs.index.export import export as export
     from shardtool.verbs.index.index import index as index
+    from shardtool.verbs.inspect.duplicates import (
+        DuplicateGroups as DuplicateGroups,
+        find_duplicates as find_duplicates,
+    )
     from shardtool.verbs.inspect.inspect import inspect as inspect
+    from shardtool.verbs.inspect.read_speed import ReadSpeed as ReadSpeed, read_speed as read_speed
+    from shardtool.verbs.inspect.reports import (
+        inspect_contact_sheet as inspect_contact_sheet,
+        inspect_html as inspect_html,
+        inspect_table as inspect_table,
+    )
     from shardtool.verbs.inspect.summary import Summary as Summary
     from shardtool.verbs.remove import remove as remove
     from shardtool.verbs.verify.findings import Finding as Finding, Report as Report
-    from shardtool.verbs.verify.verify import verify as verify
+    from shardtool.verbs.verify.verify import repair as repair, verify as verify
     from shardtool.publish.merge_parts import merge as merge
     from shardtool.writer.options import WriterOptions as WriterOptions
     from shardtool.writer.writer import ShardWriter as ShardWriter
@@ -92,6 +109,7 @@ _NAMES = {  # by module
     "storage.remote.store_options": ("use_store_options",),
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
+    "verbs.cache.status": ("CacheChange", "CacheStatus", "cache_clear", "cache_status", "cache_verify"),
     "verbs.copy.copy": ("copy",),
     "verbs.create.create": ("create", "reshard"),
     "verbs.diff.diff": ("diff",),
@@ -99,11 +117,14 @@ _NAMES = {  # by module
     "verbs.extract": ("extract",),
     "verbs.index.export": ("export",),
     "verbs.index.index": ("index",),
+    "verbs.inspect.duplicates": ("DuplicateGroups", "find_duplicates"),
     "verbs.inspect.inspect": ("inspect",),
+    "verbs.inspect.read_speed": ("ReadSpeed", "read_speed"),
+    "verbs.inspect.reports": ("inspect_contact_sheet", "inspect_html", "inspect_table"),
     "verbs.inspect.summary": ("Summary",),
     "verbs.remove": ("remove",),
     "verbs.verify.findings": ("Finding", "Report"),
-    "verbs.verify.verify": ("verify",),
+    "verbs.verify.verify": ("repair", "verify"),
     "publish.merge_parts": ("merge",),
     "writer.options": ("WriterOptions",),
     "writer.writer": ("ShardWriter",),

@@ -29,6 +29,8 @@ OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
+# Indexes of other tools: the keys of `EXPORTS`.
+EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
 ValueType = Literal["int64", "float", "bool", "text", "json"]  # type of a value that is stored as text

@@ -142,7 +142,7 @@ def print_messages() -> None:
     features: dict[str, Callable[[], object]] = {
         "remote": lambda: shardtool.verify("s3://bucket/out.json"),
         "ray": lambda: shardtool.create("samples", "out-{0..}.tar", executor="ray"),
-        "urls": lambda: shardtool.create("list.csv", "out-{0..}.tar", urls="jpg=url"),
+        "urls": lambda: shardtool.create("list.csv", "out-{0..}.tar", url="jpg=url"),
         "audio": lambda: Decode((("wav", "audio"),)),
         "torch": lambda: import_module("shardtool.torch"),
         "tensorflow": lambda: import_library("keras"),

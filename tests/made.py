@@ -78,8 +78,8 @@ def manifest_options(**given: Any) -> CreateOptions:
     """Return what is asked of a manifest: (field, column) for texts, and samples that cannot be packed are left out."""
     found = {"on_error": "skip", **given}
     if "fields" in found:
-        found["values"] = found.pop("fields")
-    for name in {"files", "binary", "urls", "values"} & {*found}:
+        found["field"] = found.pop("fields")
+    for name in {"file", "bytes", "url", "field"} & {*found}:
         found[name] = tuple("=".join(pair) for pair in found[name])
     if isinstance(found.get("meta"), tuple):
         found["meta"] = ",".join(found["meta"])

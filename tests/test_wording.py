@@ -145,7 +145,7 @@ def test_messages_use_the_naming_functions() -> None:
     [
         (lambda: option_text("max_size"), ("max_size", "--max-size")),
         (lambda: option_text("dots", "last"), ("dots='last'", "--dots last")),
-        (lambda: option_text("values", {"cls": "bi"}), ("values={'cls': 'bi'}", "--field cls=bi")),
+        (lambda: option_text("field", {"cls": "bi"}), ("field={'cls': 'bi'}", "--field cls=bi")),
         (lambda: option_text("drop_fields", ("a", "b")), ("drop_fields=('a', 'b')", "--fields -a,-b")),
         (
             lambda: option_text("rename_fields", {"a": "b", "c": "d"}),

@@ -10,13 +10,13 @@ from click.core import ParameterSource
 
 from shardtool.cli.help import VerbOption
 from shardtool.errors import InvalidRequest
-from shardtool.interop.exports import EXPORTS
 from shardtool.messages import cli_words
 from shardtool.request.option_spec import (
     cli_spellings,
     is_list_option,
     option_choices,
     option_specs,
+    option_texts,
     to_cli_text,
 )
 from shardtool.request.option_values import parse_whole_number
@@ -59,7 +59,12 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
         family = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
         if not spec.comma_separated:  # only one of them can be set
-            required = {other for member in typed & {*members} for other in specs[member].requires}
+            required = {
+                other.name
+                for member in typed & {*members}
+                for need in specs[member].needs()
+                for other in need.conditions
+            }
             params.update(dict.fromkeys({name, *members} - typed - required if typed & {name, *members} else ()))
             continue
         merged: dict[str, object] = {}
@@ -85,16 +90,17 @@ def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[s
 def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
     """Yield the command-line options for a declared option."""
     spec, default = option_specs(kind)[name], kind.__dataclass_fields__[name].default
-    old = [f"--{word}" for word in spec.old.split("/") if word]
-    names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(spec.text)
+    old = [f"--{spec.old}"] if spec.old else []
+    names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(option_texts(kind)[name])
     callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.use is not None}
     if default is False:
         options = [VerbOption(names, is_flag=True, help=text, **callbacks)]
     elif default is True:
         options = [VerbOption(names, flag_value=False, default=True, help=to_cli_text(spec.off))]
     else:
-        text = f"{text} One of: {', '.join(EXPORTS)}." if name == "export" else text
-        multiple = name == "source" or (
+        choices = option_choices(kind, name)
+        text = f"{text} One of: {', '.join(choices)}." if choices and spec.metavar else text
+        multiple = spec.repeatable or (
             not spec.word and (is_list_option(kind, name) or (spec.comma_separated and bool(spec.expand)))
         )
         text = f"{text} Repeatable." if multiple else text
@@ -121,7 +127,7 @@ def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
 
 def _click_type(kind: type[Any], name: str) -> Any:
     spec, words = option_specs(kind)[name], _typed_words(option_specs(kind)[name])
-    choices = [words.get(choice, choice) for choice in (EXPORTS if name == "export" else option_choices(kind, name))]
+    choices = [words.get(choice, choice) for choice in option_choices(kind, name)]
     if choices:
         return CommaChoice(choices) if spec.comma_separated else click.Choice(choices)
     return PATH_TYPE if spec.form == "path" else click.STRING

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from shardtool.cli.arguments import split_datasets, split_destination, split_sources
 from shardtool.cli.click_options import PATH_TYPE, build_click_options, build_options, complete_value, prefer_typed
+from shardtool.cli.command_options import (
+    IndexCommandOptions,
+    InspectViewOptions,
+    PrintOptions,
+    ReportOptions,
+    RunOptions,
+)
 from shardtool.cli.help import VerbCommand, VerbOption, brief_help
-from shardtool.cli.inspect_views import InspectViewOptions, print_keys, print_samples, print_table, write_pictures
+from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.piped_input import materialize_inputs
-from shardtool.cli.run_options import PrintOptions, RunOptions
 from shardtool.cli.run_verb import ON_ACCEPTED, open_terminal, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
@@ -26,16 +32,10 @@ from shardtool.request.dataset_options import (
     DoctorOptions,
     ExportOptions,
     ExtractOptions,
-    IndexOptions,
     RemoveOptions,
     VerifyOptions,
 )
-from shardtool.request.option_spec import (
-    inherit_option,
-    option,
-    option_specs,
-    options_class,
-)
+from shardtool.request.option_spec import option_specs
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -226,17 +226,8 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
     run_and_print(partial(run, datasets, output, options), how, create_text, always=options.dry_run)
 
 
-@options_class
-class _ReportOptions(RunOptions):
-    """How `verify` prints findings."""
-
-    style: Literal["text", "json", "junit", "github"] = option(
-        "text", "Format of the report.", section="output", typed="report", old="format", common=True
-    )
-
-
-@register_verb("DATASET...", VerifyOptions, _ReportOptions, without=("start_method",))
-def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
+@register_verb("DATASET...", VerifyOptions, ReportOptions, without=("start_method",))
+def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], how: ReportOptions) -> int:
     """Check that DATASET is complete and undamaged, and list all problems.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
@@ -267,11 +258,11 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ho
         with open_terminal(how) as terminal:
             report = run(dataset[0] if len(dataset) == 1 else dataset, make_options(), observer=terminal)
     except ShardError as error:
-        if how.style == "junit" and not how.as_json:
+        if how.report == "junit" and not how.as_json:
             print_text(junit_error_text(" ".join(dataset), error))
         raise
     print_result(
-        how, report.to_json, partial(render_report, report, how.style), always=how.style != "text" or not report.sound
+        how, report.to_json, partial(render_report, report, how.report), always=how.report != "text" or not report.sound
     )
     return 0 if report.sound else _EXIT_FINDINGS if report.readable else _EXIT_UNREADABLE
 
@@ -390,19 +381,8 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     run_and_print(partial(run, names, options), how, remove_text, always=options.dry_run)
 
 
-@options_class
-class _IndexCommandOptions(IndexOptions):
-    """Options of `index` on the command line."""
-
-    export: tuple[str, ...] = inherit_option(CreateOptions, "export", section="indexes", common=True)
-    merge: bool = option(
-        False, "Merge parts into one dataset. Parts come from runs with `part`, or from several writers.",
-        common=True, conflicts=("output", "overwrite", "checksum", "dots"),
-    )  # fmt: skip
-
-
-@register_verb("DATASET...", _IndexCommandOptions, without=("start_method",))
-def index(names: tuple[str, ...], make_options: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
+@register_verb("DATASET...", IndexCommandOptions, without=("start_method",))
+def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions], how: RunOptions) -> None:
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
@@ -443,7 +423,7 @@ def index(names: tuple[str, ...], make_options: Callable[[], _IndexCommandOption
 
 
 def _index_dataset(
-    dataset: Sequence[str], options: _IndexCommandOptions, terminal: Observer
+    dataset: Sequence[str], options: IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
     """Index one dataset and export indexes of other tools; return the result as JSON and as lines."""
     from shardtool.verbs.index.index import index as run
@@ -505,7 +485,7 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
     from shardtool.cli.text_layout import terminal_width
 
     options = make_options()
-    if options.field is not None and (how.as_json or len(options.samples) > 1):
+    if options.raw is not None and (how.as_json or len(options.show) > 1):
         raise InvalidRequest("--raw", "used with --json" if how.as_json else "several samples", expected="one sample")
     dataset = materialize_inputs(names)
     if options.summary:
@@ -516,11 +496,9 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
         )
         return
     if options.duplicates:
-        from shardtool.verbs.inspect.duplicates import inspect_duplicates
+        from shardtool.verbs.inspect.duplicates import find_duplicates
 
-        run_and_print(
-            partial(inspect_duplicates, dataset), how, partial(duplicates_text, whole=how.verbose), always=True
-        )
+        run_and_print(partial(find_duplicates, dataset), how, partial(duplicates_text, whole=how.verbose), always=True)
         return
     if options.read_speed:
         from shardtool.verbs.inspect.read_speed import read_speed
@@ -528,21 +506,23 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
         speed = read_speed(dataset, decode=options.decode, seed=options.seed)
         print_result(how, speed.to_json, partial(read_speed_text, speed), always=True)
         return
+    if options.html is not None or options.contact_sheet is not None:
+        write_pictures(dataset, options, how)
+        return
+    if options.table is not None:
+        print_table(dataset, options.table, options, how)
+        return
     from shardtool.dataset.expand import expand_datasets
     from shardtool.dataset.find import open_dataset
     from shardtool.verbs.inspect.samples import find_sample
 
     opened = [open_dataset(path) for path in expand_datasets(dataset)]
-    if options.html is not None or options.contact_sheet is not None:
-        write_pictures(opened, options, how)
-    elif options.table is not None:
-        print_table(opened, options.table, options, how)
-    elif options.keys:
+    if options.keys:
         print_keys(opened, options.where, how)
-    elif options.field is not None:
+    elif options.raw is not None:
         from shardtool.verbs.inspect.samples import field_bytes
 
-        write_bytes(field_bytes(find_sample(opened, options.samples[0]), options.field))
+        write_bytes(field_bytes(find_sample(opened, options.show[0]), options.raw))
     else:
         print_samples(opened, options, how)
 

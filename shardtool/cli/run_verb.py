@@ -14,7 +14,7 @@ from shardtool.cli.terminal import Terminal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.cli.run_options import PrintOptions, RunOptions
+    from shardtool.cli.command_options import PrintOptions, RunOptions
 
 
 ON_ACCEPTED = "shardtool.accepted"  # context key: a function to call once the request is valid

@@ -110,7 +110,7 @@ def _check_readable(data: bytes, shard: ShardFacts) -> None:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
         found = error.found.removeprefix("not a valid sidecar: ")
-        remedy = f"Exclude long columns, or pack them with {option_text('values', 'txt=COLUMN')}."
+        remedy = f"Exclude long columns, or pack them with {option_text('field', 'txt=COLUMN')}."
         raise InvalidRequest(shard.name, found, remedy=remedy) from None
 
 

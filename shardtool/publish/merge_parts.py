@@ -33,7 +33,7 @@ from shardtool.publish.destination import Destination
 from shardtool.publish.join_datasets import join_parts
 from shardtool.publish.publication import Publication
 from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Observer, default_observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_part import RunPart
 from shardtool.request.run_record import make_writer_record
@@ -87,7 +87,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
         count, dataset = (merge_run_parts if is_run else _merge_writer_parts)(folder, pattern)
     samples, shards = sum(shard.samples for shard in dataset.shards), len(dataset.shards)
     note = f"{pluralize(samples, 'sample')} of {pluralize(count, 'part')}"
-    (observer or Observer()).note(note)
+    (observer or default_observer()).note(note)
     return IndexResult(folder.full_path(pattern.dataset_file), shards, shards, samples, (note,))
 
 

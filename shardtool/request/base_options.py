@@ -17,6 +17,7 @@ from shardtool.request import option_values, split_options
 from shardtool.request.observer import Observer
 from shardtool.request.option_checks import VALUE_CHECKS, check_flag, check_range, import_name
 from shardtool.request.option_spec import (
+    Given,
     OptionSpec,
     OptionsT,
     cli_spellings,
@@ -25,6 +26,7 @@ from shardtool.request.option_spec import (
     option_specs,
     option_types,
 )
+from shardtool.request.run_record import to_recorded_name
 from shardtool.units import parse_size
 
 _INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that do not come from a file name
@@ -60,7 +62,6 @@ class BaseOptions:
         return hash(tuple(self._values()))
 
     def __post_init__(self) -> None:
-        self._apply_aliases()
         for name, spec in option_specs(type(self)).items():
             if spec.expand is not None and getattr(self, name) is not None:
                 self._expand_option(name, spec.expand)
@@ -75,7 +76,7 @@ class BaseOptions:
             if spec.form in VALUE_CHECKS:
                 VALUE_CHECKS[spec.form](name, value, spec)
         for name in filter(self.is_given, option_specs(type(self))):
-            self._check_conflicts(name)
+            self._check_rules(name)
 
     def _values(self) -> list[tuple[str, Any]]:
         """Return names and values; generated `__eq__` methods would add 5 ms to each start."""
@@ -88,16 +89,15 @@ class BaseOptions:
             return False
         return default is None or self._plain(name, value) != self._plain(name, default)
 
-    def first_given(self, names: str) -> str:
-        """Return the first given option of `a|b=value`; empty if none is given."""
-        for name, _, value in (alternative.partition("=") for alternative in names.split("|")):
-            if (
-                name in option_specs(type(self))
-                and self.is_given(name)
-                and (not value or value in str(getattr(self, name)))
-            ):
-                return name
-        return ""
+    def first_given(self, *names: str) -> str:
+        """Return the first of these options that is given; empty if none is."""
+        return next((name for name in names if name in option_specs(type(self)) and self.is_given(name)), "")
+
+    def _is_true(self, condition: Given[Any]) -> bool:
+        name = condition.name
+        if name not in option_specs(type(self)) or not self.is_given(name):
+            return False
+        return condition.value is None or getattr(self, name) == condition.value
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
         """Create options of another class: `values`, and otherwise the options of the same name."""
@@ -105,13 +105,13 @@ class BaseOptions:
         return kind(**{**own, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return options that affect the dataset and differ from their defaults."""
+        """Return options that affect the dataset and differ from their defaults, as a dataset file records them."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
             if spec.recorded and value != self.__dataclass_fields__[name].default:
                 value = "{}x{}".format(*option_values.parse_pixels(name, value)) if spec.form == "pixels" else value
-                recorded[name] = list(value) if isinstance(value, tuple) else value
+                recorded[to_recorded_name(name)] = list(value) if isinstance(value, tuple) else value
         return recorded
 
     def _expand_option(self, name: str, expand: Callable[[type, Any], Mapping[str, object]]) -> None:
@@ -121,17 +121,6 @@ class BaseOptions:
                 other = choose_text(member, cli_spellings(type(self), member)[0])
                 raise InvalidRequest(option_text(name), f"used with {other}", expected="one of them")
             object.__setattr__(self, member, value)  # the dataclass is frozen
-
-    def _apply_aliases(self) -> None:
-        for alias in fields(self):
-            name = alias.metadata.get("means", "")
-            value = getattr(self, alias.name) if name else None
-            if value is None:
-                continue
-            if self.is_given(name):
-                raise InvalidRequest(alias.name, f"used with {name}", expected="one of them: they mean the same")
-            object.__setattr__(self, alias.name, None)
-            object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:
         return parse_size(value) if option_specs(type(self))[name].form == "size" and value is not None else value
@@ -176,21 +165,16 @@ class BaseOptions:
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")
 
-    def _check_conflicts(self, name: str) -> None:
-        specs = option_specs(type(self))
-        for others, missing in specs[name].requires.items():
-            if not self.first_given(others):
-                alternatives = [other.partition("=") for other in others.split("|")]
-                required = [
-                    option_text(other, value or specs[other].example or None)
-                    for other, _, value in alternatives
-                    if other in specs
-                ]
-                raise InvalidRequest(self._name_in_message(name), missing, expected=f"{' or '.join(required)}, too")
-        for conflict, *reason in (text.split(",") for text in specs[name].conflicts):
-            if other := self.first_given(conflict):
-                found = ",".join([f"used with {self._name_in_message(other)}", *reason])
-                raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
+    def _check_rules(self, name: str) -> None:
+        spec, specs = option_specs(type(self))[name], option_specs(type(self))
+        for rule in spec.needs():
+            if not any(map(self._is_true, rule.conditions)):
+                known = [condition for condition in rule.conditions if condition.name in specs]
+                needed = [option_text(one.name, one.value or specs[one.name].example or None) for one in known]
+                raise InvalidRequest(self._name_in_message(name), rule.missing, expected=f"{' or '.join(needed)}, too")
+        for other in filter(self._is_true, spec.conflicts):
+            found = f"used with {self._name_in_message(other.name)}{other.reason and f', {other.reason}'}"
+            raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
 
     def _name_in_message(self, name: str) -> str:
         return option_text(name, getattr(self, name) if option_choices(type(self), name) else None)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.request.option_spec import (
-    DefaultT,
+    DeclareOption,
+    Given,
+    Needs,
+    OptionSpec,
     Pairs,
     PathLike,
     Texts,
-    alias,
-    inherit_option,
+    ValueForm,
     option,
     option_specs,
     options_class,
@@ -38,139 +40,176 @@ if TYPE_CHECKING:
 
 
 TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other column has this name
+
+
 _MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
-_REQUIRES_RESUME = {"resume|update": "nothing to resume"}
-_REQUIRES_URLS = {"urls": "no URLs to fetch"}
 
 
-def _fetch_option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare a download option; by default these do not affect the dataset and are not recorded."""
-    return option(default, text, **{"requires": _REQUIRES_URLS, "recorded": False, "family": "fetch", **facts})
+def _fetch_spec(
+    *,
+    form: ValueForm = "",
+    metavar: str = "",
+    shown: str = "",
+    range: tuple[int, int] | None = None,  # noqa: A002 - as in `OptionSpec`
+    recorded: bool = False,
+    requires: tuple[Needs, ...] = (),
+) -> OptionSpec:
+    """Return the spec of a download option; by default these do not affect the dataset and are not recorded."""
+    return OptionSpec(
+        family="fetch",
+        form=form,
+        metavar=metavar,
+        shown=shown,
+        range=range,
+        recorded=recorded,
+        requires=lambda: (Needs("no URLs to fetch", Given(CreateOptions.url)), *requires),
+    )
+
+
+_fetch_option = DeclareOption(_fetch_spec)
 
 
 @options_class
 class CreateOptions(SelectingOptions):
-    """Options of `create`. The command line has the same names unless noted."""
+    """Options of `create`. The command line has the same names unless noted.
 
-    split_by: str | None = inherit_option(
-        OutputOptions,
-        "split_by",
-        text="Split by this column, by 'folder' (top folder) or by 'file' (table).",
+    Attributes:
+        split_by: Split by this column, by 'folder' (top folder) or by 'file' (table).
+        include: Include only files that match: '*.jpg', 'train/*'.
+        exclude: Exclude files and folders that match this pattern.
+        hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
+        complete: Treat samples that lack a file in one of the folders as errors; see `on_error`.
+        symlinks: Symbolic links to follow: only those inside the source, all, or none.
+        dots: Where the key ends in a file name: at the first dot (WebDataset) or the last.
+        key_pattern: Regular expression whose first group is the key: '(.+)_mask'. It is matched against the whole path
+            without the extension. The rest of the file name becomes a part of the field name: mask.png.
+        label_from_folder: Add a field cls with the class number of the top folder.
+        split_from_folder: Use the top folder as the split, and take labels from the folders below. The split name
+            replaces {split} in the output.
+        key: Column with the sample keys.
+        path: Column with file paths; the extensions become the field names.
+        file: Column with the paths of the files for this field.
+        bytes: Column with the bytes of this field.
+        url: Column with the http or https URLs of the files for this field.
+        fetch: Set download options: per-host=4,timeout=20.
+        connections: Number of concurrent downloads per worker.
+        per_host: Number of concurrent downloads per host, across all workers.
+        timeout: Seconds to wait for a connection, or for more data.
+        max_time: Maximum number of seconds per file.
+        max_file_size: Maximum size of a file in bytes.
+        retries: Number of retries after a temporary failure.
+        allow_private: Allow addresses of this machine and of private networks.
+        robots: Obey or ignore X-Robots-Tag headers such as noai.
+        user_agent: User-Agent header to send.
+        require: Required file type; files with other content are skipped.
+        max_failed: Share of a shard's samples that may fail before the run stops.
+        retry_failed: With `resume`, fetch shards again if they have skipped samples.
+        meta: Columns to store in the json field and the sidecars: all, none, or some (a,b,c).
+        root: Base folder for relative paths.
+        allow_outside: Allow paths outside `root`.
+        size_column: Column with file sizes, to plan without reading file metadata.
+        stat: Whether to read file sizes and times; if not, the plan uses `size_column`.
+        on_duplicate: What to do if the dataset already has a sample's key: fail, or keep the first.
+        plan: Use the plan in this file instead of listing the source. All parts of a run can share the file.
+        plan_only: Write the plan to this file, for `plan`; write no shards.
+    """
+
+    split_by: str | None = option.like(OutputOptions.split_by)
+    classes_from: object = option.like(
+        SelectingOptions.classes_from,
+        requires=lambda: (
+            Needs(
+                "no labels to number",
+                Given(CreateOptions.label_from_folder),
+                Given(CreateOptions.classes),
+                Given(CreateOptions.field),
+            ),
+        ),
     )
-    include: Texts = option(
-        (), "Include only files that match: '*.jpg', 'train/*'.", section="folders", metavar="GLOB", of="folder",
-        common=True,
-    )  # fmt: skip
-    exclude: Texts = option((), "Exclude files and folders that match this pattern.", metavar="GLOB", of="folder")
-    hidden: bool = option(
-        False, "Include hidden files (names that start with a dot, Thumbs.db and similar).", of="folder"
-    )
-    complete: bool = option(
-        False, "Treat samples that lack a file in one of the folders as errors; see `on_error`.", of="folder"
-    )
-    symlinks: Symlinks = option("inside", "Symbolic links to follow: only those inside the source, all, or none.")
-    dots: Dots | None = option(
-        None, "Where the key ends in a file name: at the first dot (WebDataset) or the last.",
-        shown="first, or an error if that seems wrong",
-    )  # fmt: skip
-    key_pattern: str | None = option(
-        None, "Regular expression whose first group is the key: '(.+)_mask'. It is matched against the whole path "
-        "without the extension. The rest of the file name becomes a part of the field name: mask.png.", metavar="REGEX",
-        of="folder",
-    )  # fmt: skip
-    label_from_folder: bool = option(
-        False, "Add a field cls with the class number of the top folder.", of="folder", common=True
-    )
+    include: Texts = option((), section="folders", metavar="GLOB", only_for="folder", common=True)
+    exclude: Texts = option((), metavar="GLOB", only_for="folder")
+    hidden: bool = option(False, only_for="folder")
+    complete: bool = option(False, only_for="folder")
+    symlinks: Symlinks = option("inside")
+    dots: Dots | None = option(None, shown="first, or an error if that seems wrong")
+    key_pattern: str | None = option(None, metavar="REGEX", only_for="folder")
+    label_from_folder: bool = option(False, only_for="folder", common=True)
     split_from_folder: bool = option(
-        False, "Use the top folder as the split, and take labels from the folders below. The split name replaces "
-        "{split} in the output.", family="split-by folder", of="folder",
-        conflicts=("split", "split_column"),
-    )  # fmt: skip
-    key: str | None = option(
-        None, "Column with the sample keys.", section="tables", metavar="COLUMN", shown="a column named key, id ...",
-        of="manifest",
-    )  # fmt: skip
-    path: str | None = option(
-        None, "Column with file paths; the extensions become the field names.", metavar="COLUMN",
-        shown="a column named path, file ...", of="manifest",
-    )  # fmt: skip
-    files: Pairs = option(
-        (), "Column with the paths of the files for this field.", typed="file", form="pairs", metavar="FIELD=COLUMN",
-        of="manifest",
-    )  # fmt: skip
-    file: Pairs | None = alias("files")
-    binary: Pairs = option(
-        (), "Column with the bytes of this field.", typed="bytes", form="pairs", metavar="FIELD=COLUMN",
-        of="manifest",
-    )  # fmt: skip
-    bytes: Pairs | None = alias("binary")
-    urls: Pairs = option(
-        (), "Column with the http or https URLs of the files for this field.", typed="url", form="pairs",
-        section="urls", metavar="FIELD=COLUMN", example="jpg=url", of="manifest",
-    )  # fmt: skip
-    url: Pairs | None = alias("urls")
-    fetch: str | Texts | Mapping[str, object] = option(
-        (), "Set download options: per-host=4,timeout=20.", metavar="KEY=VALUE", comma_separated=True,
-        requires=_REQUIRES_URLS, recorded=False, expand=lambda kind, value: parse_family(kind, "fetch", value),
-    )  # fmt: skip
-    connections: int = _fetch_option(256, "Number of concurrent downloads per worker.", range=(1, 4096))
-    per_host: int = _fetch_option(16, "Number of concurrent downloads per host, across all workers.", range=(1, 10**6))
-    timeout: int = _fetch_option(10, "Seconds to wait for a connection, or for more data.", range=(1, 3600))
-    max_time: int = _fetch_option(60, "Maximum number of seconds per file.", range=(1, 86_400))
-    max_file_size: str | int = _fetch_option(
-        100_000_000, "Maximum size of a file in bytes.", form="size", shown="100MB", recorded=True
-    )
-    retries: int = _fetch_option(2, "Number of retries after a temporary failure.", range=(0, 20))
-    allow_private: bool = _fetch_option(False, "Allow addresses of this machine and of private networks.")
-    robots: Literal["obey", "ignore"] = _fetch_option(
-        "obey", "Obey or ignore X-Robots-Tag headers such as noai.", recorded=True
-    )
-    user_agent: str | None = _fetch_option(
-        None, "User-Agent header to send.", metavar="TEXT", shown="shardtool/VERSION"
-    )
-    require: Literal["image"] | None = _fetch_option(
-        None, "Required file type; files with other content are skipped.", recorded=True
-    )
-    max_failed: str | float = _fetch_option(
-        "90%", "Share of a shard's samples that may fail before the run stops.", form="share", metavar="SHARE"
-    )
-    retry_failed: bool = _fetch_option(
         False,
-        "With `resume`, fetch shards again if they have skipped samples.",
-        requires={**_REQUIRES_URLS, **_REQUIRES_RESUME},
+        family="split-by folder",
+        only_for="folder",
+        conflicts=(Given(OutputOptions.split), Given(OutputOptions.split_column)),
     )
-    meta: str | None = option(
-        None, "Columns to store in the json field and the sidecars: all, none, or some (a,b,c).",
-        section="tables", metavar="COLUMNS", shown="all", of="manifest",
-    )  # fmt: skip
-    root: PathLike | None = option(
-        None, "Base folder for relative paths.", form="path", metavar="FOLDER", shown="manifest folder",
-        of="manifest", recorded=False,
-    )  # fmt: skip
-    allow_outside: bool = option(False, "Allow paths outside `root`.", of="manifest", recorded=False)
-    size: str | None = option(
-        None, "Column with file sizes, to plan without reading file metadata.", typed="size-column", old="size",
-        metavar="COLUMN", of="manifest", rare=True,
-    )  # fmt: skip
-    size_column: str | None = alias("size")
-    stat: bool = option(
-        True, "Whether to read file sizes and times; if not, the plan uses `size`.", typed="no-stat",
-        off="Do not read file sizes and times; plan with the sizes from `size`.", rare=True, of="manifest",
+    key: str | None = option(
+        None, section="tables", metavar="COLUMN", shown="a column named key, id ...", only_for="manifest"
+    )
+    path: str | None = option(None, metavar="COLUMN", shown="a column named path, file ...", only_for="manifest")
+    file: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", only_for="manifest")
+    bytes: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", only_for="manifest")
+    url: Pairs = option(
+        (),
+        form="pairs",
+        section="urls",
+        conflicts=(Given(SelectingOptions.drop_duplicates, "which compares files"),),
+        metavar="FIELD=COLUMN",
+        example="jpg=url",
+        only_for="manifest",
+    )
+    fetch: str | Texts | Mapping[str, object] = option(
+        (),
+        metavar="KEY=VALUE",
+        comma_separated=True,
+        requires=(Needs("no URLs to fetch", Given(url)),),
         recorded=False,
-    )  # fmt: skip
+        expand=lambda kind, value: parse_family(kind, "fetch", value),
+    )
+    connections: int = _fetch_option(256, range=(1, 4096))
+    per_host: int = _fetch_option(16, range=(1, 10**6))
+    timeout: int = _fetch_option(10, range=(1, 3600))
+    max_time: int = _fetch_option(60, range=(1, 86400))
+    max_file_size: str | int = _fetch_option(100000000, form="size", shown="100MB", recorded=True)
+    retries: int = _fetch_option(2, range=(0, 20))
+    allow_private: bool = _fetch_option(False)  # noqa: FBT003 - the default
+    robots: Literal["obey", "ignore"] = _fetch_option("obey", recorded=True)
+    user_agent: str | None = _fetch_option(None, metavar="TEXT", shown="shardtool/VERSION")
+    require: Literal["image"] | None = _fetch_option(None, recorded=True)
+    max_failed: str | float = _fetch_option("90%", form="share", metavar="SHARE")
+    retry_failed: bool = _fetch_option(
+        False,  # noqa: FBT003 - the default
+        requires=(Needs("nothing to resume", Given(OutputOptions.resume), Given(OutputOptions.update)),),
+    )
+    meta: str | None = option(None, section="tables", metavar="COLUMNS", shown="all", only_for="manifest")
+    root: PathLike | None = option(
+        None, form="path", metavar="FOLDER", shown="manifest folder", only_for="manifest", recorded=False
+    )
+    allow_outside: bool = option(False, only_for="manifest", recorded=False)
+    size_column: str | None = option(None, old="size", metavar="COLUMN", only_for="manifest", rare=True)
+    stat: bool = option(
+        True,
+        typed="no-stat",
+        off="Do not read file sizes and times; plan with the sizes from `size_column`.",
+        rare=True,
+        only_for="manifest",
+        recorded=False,
+        conflicts=(Given(SelectingOptions.drop_duplicates, "which reads the files"),),
+    )
     on_duplicate: Literal["error", "first"] = option(
-        "error", "What to do if the dataset already has a sample's key: fail, or keep the first.",
-        section="rerun", requires={"append|update": "no dataset to compare keys with"},
-        conflicts=("map, which creates keys",),
-    )  # fmt: skip
+        "error",
+        section="rerun",
+        requires=(Needs("no dataset to compare keys with", Given(OutputOptions.append), Given(OutputOptions.update)),),
+        conflicts=(Given(SelectingOptions.map, "which creates keys"),),
+    )
     plan: PathLike | None = option(
-        None, "Use the plan in this file instead of listing the source. All parts of a run can share the file.",
-        section="machines", form="path", metavar="FILE", conflicts=("urls",), recorded=False,
-    )  # fmt: skip
+        None, section="machines", form="path", metavar="FILE", conflicts=(Given(url),), recorded=False
+    )
     plan_only: PathLike | None = option(
-        None, "Write the plan to this file, for `plan`; write no shards.", form="path", metavar="FILE",
-        conflicts=("plan", "part", "stat", "urls"), recorded=False, rare=True,
-    )  # fmt: skip
+        None,
+        form="path",
+        metavar="FILE",
+        conflicts=(Given(plan), Given(OutputOptions.part), Given(stat), Given(url)),
+        recorded=False,
+        rare=True,
+    )
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)
@@ -187,10 +226,10 @@ class CreateOptions(SelectingOptions):
             self.check_joined_form()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")
         for name, spec in option_specs(type(self)).items():
-            if spec.of == other and self.is_given(name):
+            if spec.only_for == other and self.is_given(name):
                 remedy = ""
                 if name == "meta" and self.join is not None:
-                    added = option_text("values", {"FIELD": "COLUMN"})
+                    added = option_text("field", {"FIELD": "COLUMN"})
                     stored = f"All columns of {option_text('join')} are stored in the sidecars."
                     remedy = f"{stored} Use {added} to create a field from one."
                 expected = f"a {other}, or not this option"
@@ -211,11 +250,11 @@ class CreateOptions(SelectingOptions):
 
     def make_fetch_options(self) -> FetchOptions | None:
         """Return the download options; None without URLs."""
-        if not self.urls:
+        if not self.url:
             return None
         if find_spec("aiohttp") is None:
             remedy = "Run `pip install 'shardtool[urls]'`."
-            raise InvalidRequest(option_text("urls"), "aiohttp is not installed", remedy=remedy)
+            raise InvalidRequest(option_text("url"), "aiohttp is not installed", remedy=remedy)
         from shardtool.fetch.options import USER_AGENT, FetchOptions
 
         return self.pick(
@@ -235,35 +274,33 @@ class ReshardOptions(SelectingOptions):
     """Options of `reshard`. The command line has the same names unless noted.
 
     `on_duplicate` and `per_class` are applied between `sample` and `sort_by`, `shuffle` and `split` last.
+
+    Attributes:
+        add: Add the fields of this dataset to samples with the same keys.
+        on_duplicate: What to do with samples that share a key: fail, rename (KEY-2), or keep one.
+        per_class: Maximum number of samples per class, chosen by a hash of key and `seed`.
+        of: Column with the classes for `per_class`.
+        method: Read samples individually (gather) or in two sequential passes (scatter).
+        memory: Memory limit for scatter across all workers, at least 16MB.
+        temp_dir: Folder for scatter's temporary file.
     """
 
+    method: ReadMethod = option("auto", section="machines", recorded=False)
+    memory: str | int = option("2GB", form="size", recorded=False)
+    temp_dir: PathLike | None = option(None, form="path", metavar="FOLDER", shown="next to the output", recorded=False)
     add: Texts = option(
-        (), "Add the fields of this dataset to samples with the same keys.", section="fields",
-        form="path", metavar="DATASET", recorded=False,
-        conflicts=("method=scatter, which needs all fields of a sample in one file",),
-    )  # fmt: skip
-    on_duplicate: OnDuplicate = option(
-        "error", "What to do with samples that share a key: fail, rename (KEY-2), or keep one.",
-        section="choosing",
-    )  # fmt: skip
-    per_class: int | None = option(
-        None, "Maximum number of samples per class, chosen by a hash of key and `seed`.", range=COUNT_RANGE
+        (),
+        section="fields",
+        form="path",
+        metavar="DATASET",
+        recorded=False,
+        conflicts=(Given(method, "which needs all fields of a sample in one file").as_value("scatter"),),
     )
+    on_duplicate: OnDuplicate = option("error", section="choosing")
+    per_class: int | None = option(None, range=COUNT_RANGE)
     of: str | None = option(
-        None, "Column with the classes for `per_class`.", metavar="COLUMN", shown="cls",
-        requires={"per_class": "nothing to choose"},
-    )  # fmt: skip
-    method: ReadMethod = option(
-        "auto", "Read samples individually (gather) or in two sequential passes (scatter).", section="machines",
-        recorded=False,
-    )  # fmt: skip
-    memory: str | int = option(
-        "2GB", "Memory limit for scatter across all workers, at least 16MB.", form="size", recorded=False
+        None, metavar="COLUMN", shown="cls", requires=(Needs("nothing to choose", Given(per_class)),)
     )
-    temp_dir: PathLike | None = option(
-        None, "Folder for scatter's temporary file.", form="path", metavar="FOLDER", shown="next to the output",
-        recorded=False,
-    )  # fmt: skip
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)

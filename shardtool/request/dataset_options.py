@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.option_spec import (
     Function,
+    Given,
+    Needs,
     PathLike,
     Texts,
-    inherit_option,
     option,
     options_class,
 )
@@ -30,190 +30,212 @@ SOURCE_OPTIONS = (
 )  # must come from the user: dataset files are not trusted here
 
 
-_REQUIRES_SOURCE = {"source": "no source to apply it to"}
-
-
 @options_class
 class VerifyOptions(WorkerOptions):
-    """Options of `verify`."""
+    """Options of `verify`.
 
-    quick: bool = option(
-        False, "Check names, sizes, sidecars and numbering; do not read the shards.",
-        section="checks", common=True,
-    )  # fmt: skip
-    decode: bool = option(
-        False,
-        "Decode images and JSON fields, and check that labels are numbers.",
-        conflicts=("quick",),
-        common=True,
-    )
+    Attributes:
+        quick: Check names, sizes, sidecars and numbering; do not read the shards.
+        decode: Decode images and JSON fields, and check that labels are numbers.
+        source: Compare with this source, by key: folders, a manifest, or datasets.
+        target: Check compatibility with these readers: webdataset,dali.
+        sample: Share of the shards to read, for example 10%. Each `seed` selects other shards.
+        seed: Seed for `sample`. Ten consecutive seeds with 10% read all shards.
+        repair: Repair whatever can be rebuilt from verified data. Repairing shards requires `source`.
+        map: Function that created the samples; `repair` calls it again. Only use code you trust.
+        join: Table that was passed as `join` when the dataset was created.
+        root: Base folder for relative manifest paths.
+        allow_outside: Allow manifest paths outside `root`.
+        symlinks: Symbolic links to follow in a source folder.
+    """
+
+    quick: bool = option(False, section="checks", common=True)
+    decode: bool = option(False, conflicts=(Given(quick),), common=True)
     source: object = option(
-        None, "Compare with this source, by key: folders, a manifest, or datasets.", form="path",
-        section="source", common=True, metavar="PATH", conflicts=("quick", "sample, which reads only a part"),
-    )  # fmt: skip
-    target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Check compatibility with these readers: webdataset,dali. One of: " + ", ".join(get_args(Target)) + ".",
-        section="checks", common=True,
-        typed="for", old="target", metavar="READERS", comma_separated=True, conflicts=("quick",),
-    )  # fmt: skip
-    sample: float | str | None = option(
-        None, "Share of the shards to read, for example 10%. Each `seed` selects other shards.", form="sample",
-        common=True,
-        metavar="SHARE", conflicts=("quick",),
-    )  # fmt: skip
-    seed: int | None = option(
-        None, "Seed for `sample`. Ten consecutive seeds with 10% read all shards.", range=SEED_RANGE, shown="0",
-        requires={"sample": "nothing to choose"},
-    )  # fmt: skip
-    repair: bool = option(
-        False, "Repair whatever can be rebuilt from verified data. Repairing shards requires `source`.",
-        section="source", common=True, conflicts=("quick", "sample, which reads only a part"),
-    )  # fmt: skip
-    map: Function | None = option(
-        None, "Function that created the samples; `repair` calls it again. Only use code you trust.",
-        form="function", metavar="MODULE:FUNCTION", requires={**_REQUIRES_SOURCE, "repair": "nothing to recreate"},
-    )  # fmt: skip
-    join: object = option(
-        None, "Table that was passed as `join` when the dataset was created.", form="path", metavar="TABLE",
-        shown="a file with the recorded name in this folder, in the source, or next to the source or "
-        "the dataset", requires=_REQUIRES_SOURCE,
-    )  # fmt: skip
-    root: PathLike | None = option(
-        None, "Base folder for relative manifest paths.", form="path",
-        metavar="FOLDER", shown="manifest folder", requires=_REQUIRES_SOURCE,
-    )  # fmt: skip
-    allow_outside: bool = option(False, "Allow manifest paths outside `root`.", requires=_REQUIRES_SOURCE)
-    symlinks: Symlinks | None = option(
         None,
-        "Symbolic links to follow in a source folder.",
-        shown="as recorded, except follow",
-        requires=_REQUIRES_SOURCE,
+        form="path",
+        repeatable=True,
+        section="source",
+        common=True,
+        metavar="PATH",
+        conflicts=(Given(quick),),
+    )
+    target: Target | tuple[Target, ...] | list[Target] = option(
+        (),
+        section="checks",
+        common=True,
+        typed="for",
+        old="target",
+        metavar="READERS",
+        comma_separated=True,
+        conflicts=(Given(quick),),
+    )
+    sample: float | str | None = option(
+        None,
+        form="sample",
+        common=True,
+        metavar="SHARE",
+        conflicts=(Given(quick), Given(source, "which compares all shards")),
+    )
+    seed: int | None = option(None, range=SEED_RANGE, shown="0", requires=(Needs("nothing to choose", Given(sample)),))
+    repair: bool = option(
+        False, section="source", common=True, conflicts=(Given(quick), Given(sample, "which reads only a part"))
+    )
+    map: Function | None = option(
+        None,
+        form="function",
+        metavar="MODULE:FUNCTION",
+        requires=(Needs("no source to apply it to", Given(source)), Needs("nothing to recreate", Given(repair))),
+    )
+    join: object = option(
+        None,
+        form="path",
+        metavar="TABLE",
+        shown="a file with the recorded name in this folder, in the source, or next to the source or the dataset",
+        requires=(Needs("no source to apply it to", Given(source)),),
+    )
+    root: PathLike | None = option(
+        None,
+        form="path",
+        metavar="FOLDER",
+        shown="manifest folder",
+        requires=(Needs("no source to apply it to", Given(source)),),
+    )
+    allow_outside: bool = option(False, requires=(Needs("no source to apply it to", Given(source)),))
+    symlinks: Symlinks | None = option(
+        None, shown="as recorded, except follow", requires=(Needs("no source to apply it to", Given(source)),)
     )
 
 
 @options_class
 class IndexOptions(WorkerOptions):
-    """Options of `index`."""
+    """Options of `index`.
 
-    checksum: bool = option(
-        False, "Read the payloads, to add checksums and the content fingerprint.", section="indexes",
-        common=True,
-    )  # fmt: skip
-    output: PathLike | None = option(
-        None, "Output folder. It must contain the shards' folder, unless you only write exports.", form="path",
-        metavar="DIR", shown="next to the shards", common=True,
-    )  # fmt: skip
-    dots: Dots | None = option(
-        None, "Where the key ends in a member name: at the first dot or the last.",
-        shown="as recorded in the dataset file, or first",
-    )  # fmt: skip
-    overwrite: bool = option(
-        False, "Replace invalid sidecars, dataset files and indexes of other tools.", typed="overwrite/f",
-        common=True,
-    )  # fmt: skip
+    Attributes:
+        checksum: Read the payloads, to add checksums and the content fingerprint.
+        output: Output folder. It must contain the shards' folder, unless you only write exports.
+        dots: Where the key ends in a member name: at the first dot or the last.
+        overwrite: Replace invalid sidecars, dataset files and indexes of other tools.
+    """
+
+    checksum: bool = option(False, section="indexes", common=True)
+    output: PathLike | None = option(None, form="path", metavar="DIR", shown="next to the shards", common=True)
+    dots: Dots | None = option(None, shown="as recorded in the dataset file, or first")
+    overwrite: bool = option(False, typed="overwrite/f", common=True)
 
 
 @options_class
 class ExportOptions(WorkerOptions):
-    """Options of `export`."""
+    """Options of `export`.
 
-    output: PathLike | None = option(None, "Output folder.", shown="next to the shards")
-    overwrite: bool = option(False, "Replace existing files; otherwise, only files with the same bytes may exist.")
+    Attributes:
+        output: Output folder.
+        overwrite: Replace existing files; otherwise, only files with the same bytes may exist.
+    """
+
+    output: PathLike | None = option(None, shown="next to the shards")
+    overwrite: bool = option(False)
 
 
 @options_class
 class CopyOptions(BaseOptions):
-    """Options of `copy`."""
+    """Options of `copy`.
 
-    overwrite: bool = option(
-        False, "Replace a different dataset or files with the same names. Valid files are kept.",
-        section="copying", typed="overwrite/f", common=True,
-    )  # fmt: skip
-    dry_run: bool = option(
-        False, "Compare, and print the files to copy; write nothing.", typed="dry-run/n", common=True
-    )
-    workers: int | None = option(
-        None,
-        "Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.",
-        typed="workers/j",
-        range=WORKERS_RANGE,
-        shown="4 to 16",
-        common=True,
-    )
-    trust: Trust | None = option(
-        None, "Compare existing shards by time or size instead of reading them. Comparing times works between folders; "
-        "comparing sizes requires sidecars.", common=True,
-    )  # fmt: skip
-    limit: str | int | None = option(
-        None, "Limit the total bandwidth of reading and copying, for example 100MB/s.", form="rate",
-        metavar="RATE",
-    )  # fmt: skip
-    source_endpoint: str | None = option(
-        None, "Server for a DATASET at s3://, if DEST uses another server.", metavar="URL",
-        shown="SHARDTOOL_SOURCE_ENDPOINT",
-    )  # fmt: skip
+    Attributes:
+        overwrite: Replace a different dataset or files with the same names. Valid files are kept.
+        dry_run: Compare, and print the files to copy; write nothing.
+        workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
+        trust: Compare existing shards by time or size instead of reading them. Comparing times works between folders;
+            comparing sizes requires sidecars.
+        limit: Limit the total bandwidth of reading and copying, for example 100MB/s.
+        source_endpoint: Server for a DATASET at s3://, if DEST uses another server.
+    """
+
+    overwrite: bool = option(False, section="copying", typed="overwrite/f", common=True)
+    dry_run: bool = option(False, typed="dry-run/n", common=True)
+    workers: int | None = option(None, typed="workers/j", range=WORKERS_RANGE, shown="4 to 16", common=True)
+    trust: Trust | None = option(None, common=True)
+    limit: str | int | None = option(None, form="rate", metavar="RATE")
+    source_endpoint: str | None = option(None, metavar="URL", shown="SHARDTOOL_SOURCE_ENDPOINT")
 
 
 @options_class
 class InspectOptions(BaseOptions):
-    """Options of `inspect`."""
+    """Options of `inspect`.
 
-    full: bool = option(
-        False, "Read the index of every shard, even above four million samples.", section="pages", rare=True
-    )
-    looks: int = option(256, "Number of samples to open for images and labels.", range=(0, 10**6), rare=True)
-    seed: int = option(0, "Seed for choosing the samples to open.", range=SEED_RANGE)
+    Attributes:
+        full: Read the index of every shard, even above four million samples.
+        looks: Number of samples to open for images and labels.
+        seed: Seed for choosing the samples to open.
+    """
+
+    full: bool = option(False, section="pages", rare=True)
+    looks: int = option(256, range=(0, 10**6), rare=True)
+    seed: int = option(0, range=SEED_RANGE)
 
 
 @options_class
 class DiffOptions(WorkerOptions):
-    """Options of `diff`. `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
+    """Options of `diff`. `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`.
 
-    ignore_metadata: bool = option(
-        False, "Compare samples and fields only, not the metadata columns.", section="output", common=True
-    )
-    join: object = inherit_option(VerifyOptions, "join", section="source", common=True, requires={})
-    root: PathLike | None = inherit_option(VerifyOptions, "root", common=True, requires={})
-    allow_outside: bool = inherit_option(VerifyOptions, "allow_outside", common=True, requires={})
-    symlinks: Symlinks | None = inherit_option(VerifyOptions, "symlinks", common=True, requires={})
+    Attributes:
+        ignore_metadata: Compare samples and fields only, not the metadata columns.
+    """
+
+    ignore_metadata: bool = option(False, section="output", common=True)
+    join: object = option.like(VerifyOptions.join, section="source", common=True, requires=())
+    root: PathLike | None = option.like(VerifyOptions.root, common=True, requires=())
+    allow_outside: bool = option.like(VerifyOptions.allow_outside, common=True, requires=())
+    symlinks: Symlinks | None = option.like(VerifyOptions.symlinks, common=True, requires=())
 
 
 @options_class
 class DoctorOptions(BaseOptions):
-    """Options of `doctor`."""
+    """Options of `doctor`.
 
-    read_only: bool = option(False, "Test reading only; write nothing.", section="machines", common=True)
+    Attributes:
+        read_only: Test reading only; write nothing.
+    """
+
+    read_only: bool = option(False, section="machines", common=True)
 
 
 @options_class
 class FilterOptions(WorkerOptions):
-    """Options of verbs that act on selected samples."""
+    """Options of verbs that act on selected samples.
 
-    where: str | None = option(
-        None, "Select samples that match this query: \"label == 'dog'\". You can use the columns of sidecars, and key, "
-        "shard, size and fields.", section="choosing", metavar="QUERY", common=True,
-    )  # fmt: skip
-    keys_from: object = option(
-        None, "Read keys from this file, one per line (- for stdin).", form="path", metavar="FILE",
-        conflicts=("where",), common=True,
-    )  # fmt: skip
-    dry_run: bool = option(
-        False, "Print the planned changes; write nothing.", section="output", typed="dry-run/n", common=True
-    )
+    Attributes:
+        where: Select samples that match this query: "label == 'dog'". You can use the columns of sidecars, and key,
+            shard, size and fields.
+        keys_from: Read keys from this file, one per line (- for stdin).
+        dry_run: Print the planned changes; write nothing.
+    """
+
+    where: str | None = option(None, section="choosing", metavar="QUERY", common=True)
+    keys_from: object = option(None, form="path", metavar="FILE", conflicts=(Given(where),), common=True)
+    dry_run: bool = option(False, section="output", typed="dry-run/n", common=True)
 
 
 @options_class
 class ExtractOptions(FilterOptions):
-    """Options of `extract`."""
+    """Options of `extract`.
+
+    Attributes:
+        fields: Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).
+        by_key: Name files after the keys. By default, files have the names that `portable` replaced.
+        overwrite: Replace existing files whose bytes differ.
+    """
 
     fields: str | Texts | Mapping[str, str] = option(
-        (), "Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).", section="files",
-        metavar="FIELDS", word=True, common=True, shown="all, except a cls from `label_from_folder`",
-    )  # fmt: skip
-    by_key: bool = option(
-        False, "Name files after the keys. By default, files have the names that `portable` replaced."
+        (),
+        section="files",
+        metavar="FIELDS",
+        word=True,
+        common=True,
+        shown="all, except a cls from `label_from_folder`",
     )
-    overwrite: bool = option(False, "Replace existing files whose bytes differ.", typed="overwrite/f", common=True)
+    by_key: bool = option(False)
+    overwrite: bool = option(False, typed="overwrite/f", common=True)
 
 
 @options_class

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from shardtool.errors import printable
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 
 class Observer:
-    """Receives progress and notes of a run in the parent process; override the methods that you need."""
+    """Receives progress and notes of a run in the parent process; override the methods that you need.
+
+    By default, notes and details go to the logger `shardtool`, with the levels INFO and DEBUG.
+    """
 
     def note(self, text: str) -> None:
         """Receive a note for the user."""
+        _logger().info("%s", text)
 
     def log(self, text: str) -> None:
         """Receive a detail."""
+        _logger().debug("%s", text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
         """Receive the name of a finished shard, its action, its number of samples and its size in bytes."""
@@ -32,6 +43,60 @@ class Observer:
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         """Receive the amount of finished work since the last call."""
+
+    def close(self) -> None:
+        """Finish: the verb returns or fails. Called only for observers that a verb creates itself."""
+
+
+class NotebookObserver(Observer):
+    """Shows notes and a progress bar in a notebook."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def note(self, text: str) -> None:
+        """Show a note."""
+        from tqdm.auto import tqdm
+
+        tqdm.write(f"note: {printable(text)}")
+
+    def phase(self, text: str, size: int) -> None:
+        """Start the bar of a preparatory step."""
+        self._start_bar(text, size, "B")
+
+    def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - the signature of the base class
+        """Start the bar of the main step, in samples if sizes are unknown."""
+        self._start_bar(f"{samples:,} samples" if samples else "reading", size or samples, "B" if size else " samples")
+
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - the signature of the base class
+        """Advance the bar."""
+        if self._bar is not None:
+            self._bar.update(size if self._bar.unit == "B" else samples)
+
+    def close(self) -> None:
+        """Finish the bar and leave it visible."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _start_bar(self, label: str, total: int, unit: str) -> None:
+        from tqdm.auto import tqdm
+
+        self.close()
+        self._bar = tqdm(desc=printable(label), total=total, unit=unit, unit_scale=True)
+
+
+def default_observer() -> Observer:
+    """Return the observer of a verb that was called without one."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    is_notebook = get_shell is not None and type(get_shell()).__name__ == "ZMQInteractiveShell"
+    return NotebookObserver() if is_notebook else Observer()
+
+
+def _logger() -> Logger:
+    from logging import getLogger
+
+    return getLogger("shardtool")
 
 
 class Notes:

@@ -1,7 +1,7 @@
-"""Declare options as fields of an options class, each described by an `OptionSpec`.
+"""Declare options as fields of an options class.
 
-Docstrings, checks, recorded options, keyword arguments and command-line options are derived from the spec and the
-annotation of the field.
+The class docstring describes each option under `Attributes`; help and reference are generated from it. Checks, recorded
+options, keyword arguments and command-line options follow from the annotation and the `OptionSpec` of the field.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from inspect import cleandoc
 from types import MappingProxyType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
+    Generic,
     Literal,
     NamedTuple,
+    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -38,10 +41,9 @@ else:
 
 
 DefaultT = TypeVar("DefaultT")
-
-
 OptionsT = TypeVar("OptionsT")
-
+_ValueT = TypeVar("_ValueT")
+_SpecParams = ParamSpec("_SpecParams")
 
 Texts = str | tuple[str, ...] | list[str]
 Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
@@ -52,21 +54,54 @@ ValueForm = Literal[
     "", "size", "rate", "share", "sample", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"
 ]
 
-
 _MAX_INTEGER = 2**63 - 1  # in recorded options
 _SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
+_TEXTS: dict[type, dict[str, str]] = {}  # help texts by options class
 _TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+class Given(Generic[_ValueT]):
+    """A condition of a rule: an option is given.
+
+    Args:
+        option: The option: `shuffle` in the body of its class, and `OutputOptions.shuffle` elsewhere.
+        reason: Why another option conflicts with it, for the message.
+    """
+
+    def __init__(self, option: _ValueT, reason: str = "") -> None:
+        self._option: Any = option
+        self.reason = reason
+        self.value: _ValueT | None = None
+
+    def as_value(self, value: _ValueT) -> Given[_ValueT]:
+        """Return the condition that the option has this value."""
+        condition = Given(self._option, self.reason)
+        condition.value = value
+        return condition
+
+    @property
+    def name(self) -> str:
+        """The name of the option."""
+        # In the class body, an option is a field; later, it is a slot of the class.
+        return str(getattr(self._option, "name", None) or self._option.__name__)
+
+
+class Needs:
+    """A rule: one of the conditions must be true. `missing` describes the problem if none is."""
+
+    def __init__(self, missing: str, *conditions: Given[Any]) -> None:
+        self.missing, self.conditions = missing, conditions
 
 
 class OptionSpec(NamedTuple):
-    """Description of an option, in addition to its type and default.
+    """Description of an option, in addition to its type, default and text.
 
     Attributes:
-        text: Help text. Other options are in backticks, with their Python names: `shuffle`, `place='hash'`.
         section: Section of `--help`; empty: the section of the previous option.
         typed: Command-line names separated by slashes; empty: the field name.
-        old: Earlier command-line names separated by slashes; accepted but not shown.
+        old: Earlier command-line name; accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
         family: The option that contains this one, and its form there: `fields -{}`; `fetch` is short for `fetch
@@ -78,20 +113,21 @@ class OptionSpec(NamedTuple):
             splits, `part` of a run, `pixels`, `function`, `path`, or `delimiter`.
         example: An example value.
         range: Minimum and maximum of a number.
-        of: The source to which the option applies, `folder` or `manifest`; empty: any source.
-        requires: Options of which one must be given, separated by `|`, and the message if none is.
-        conflicts: Options that must not be given; `oversize=alone` forbids only this value. A reason may follow after a
-            comma.
+        only_for: Kind of source to which the option applies; empty: any source.
+        requires: Rules about options that must be given, too. A function may return them, to name later options.
+        conflicts: Conditions that must not be true.
         recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
+        repeatable: The command line accepts the option several times.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group of options: if one is typed, the values of the whole group in a job file are ignored.
         typed_choices: Maps command-line words to values, where they differ.
+        choices: The accepted values, if the annotation does not list them.
         use: Function to call with the typed value.
+        origin: The class whose docstring describes the option; None: the class of the field.
     """
 
-    text: str
     section: str = ""
     typed: str = ""
     old: str = ""
@@ -104,16 +140,45 @@ class OptionSpec(NamedTuple):
     form: ValueForm = ""
     example: str = ""
     range: tuple[int, int] | None = None
-    of: str = ""
-    requires: Mapping[str, str] = MappingProxyType({})
-    conflicts: tuple[str, ...] = ()
+    only_for: Literal["", "folder", "manifest"] = ""
+    requires: tuple[Needs, ...] | Callable[[], tuple[Needs, ...]] = ()
+    conflicts: tuple[Given[Any], ...] = ()
     recorded: bool = True
     comma_separated: bool = False
     word: bool = False
+    repeatable: bool = False
     off: str = ""
     group: str = ""
     typed_choices: Mapping[str, str] = MappingProxyType({})
+    choices: tuple[str, ...] = ()
     use: Callable[[Any], object] | None = None
+    origin: type | None = None
+
+    def needs(self) -> tuple[Needs, ...]:
+        """Return the rules about options that must be given, too."""
+        return self.requires() if callable(self.requires) else self.requires
+
+
+class DeclareOption(Generic[_SpecParams]):
+    """Declares options; `spec` creates the `OptionSpec` from keyword arguments."""
+
+    def __init__(self, spec: Callable[_SpecParams, OptionSpec]) -> None:
+        self._spec = spec
+
+    def __call__(self, default: DefaultT, /, *args: _SpecParams.args, **attributes: _SpecParams.kwargs) -> DefaultT:
+        """Declare an option: its default, and attributes of `OptionSpec`."""
+        return field(default=default, metadata={"spec": self._spec(*args, **attributes)})
+
+    def like(self, option: DefaultT, /, *_: _SpecParams.args, **changes: _SpecParams.kwargs) -> DefaultT:
+        """Declare an option of another class, with changes to its `OptionSpec`."""
+        slot: Any = option
+        kind, name = slot.__objclass__, slot.__name__
+        spec = option_specs(kind)[name]._replace(**{"origin": kind, **changes})
+        default: DefaultT = kind.__dataclass_fields__[name].default
+        return field(default=default, metadata={"spec": spec})
+
+
+option = DeclareOption(OptionSpec)
 
 
 def to_cli_text(text: str) -> str:
@@ -121,38 +186,34 @@ def to_cli_text(text: str) -> str:
     return _OPTION_REFERENCE.sub(lambda match: cli_option(match[1], match[2]), text)
 
 
-def option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare an option: its default, help text, and other attributes of `OptionSpec`."""
-    return field(default=default, metadata={"facts": OptionSpec(text, **facts)})
-
-
-def alias(name: str) -> Any:
-    """Declare a second name for an option `name`."""
-    return field(default=None, repr=False, compare=False, metadata={"means": name})
-
-
-def inherit_option(kind: type, name: str, **others: Any) -> Any:
-    """Declare an option of another class, with changes to its `OptionSpec`."""
-    default = kind.__dataclass_fields__[name].default  # type: ignore[attr-defined]
-    return field(default=default, metadata={"facts": option_specs(kind)[name]._replace(**others)})
+def option_texts(kind: type) -> dict[str, str]:
+    """Return the help text of each option of a class, in the order of the fields."""
+    return _TEXTS[kind]
 
 
 def doc_lines(kind: type) -> list[str]:
-    """Return docstring lines for the options and aliases of a class."""
-    specs, aliases = option_specs(kind), {item.name: item.metadata.get("means", "") for item in fields(kind)}
-    texts = {
-        name: specs[name].text if name in specs else meaning and f"Same as {meaning}."
-        for name, meaning in aliases.items()
-    }
-    return [f"    {name}: {text}" for name, text in texts.items() if text]
+    """Return docstring lines for the options of a class."""
+    return [f"    {name}: {text}" for name, text in option_texts(kind).items()]
+
+
+def _documented_attributes(kind: type) -> dict[str, str]:
+    attributes = cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def options_class(kind: type[OptionsT]) -> type[OptionsT]:
     """Make a dataclass of options, complete its docstring, and register command-line names."""
     kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
-    kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *doc_lines(kind)])
-    for name, spec in option_specs(kind).items():
+    known = dict[str, str]()
+    for base in reversed(kind.__mro__):
+        known |= _TEXTS.get(base) or _documented_attributes(base)
+    specs = option_specs(kind)
+    known |= {name: _TEXTS[spec.origin][name] for name, spec in specs.items() if spec.origin and name not in known}
+    _TEXTS[kind] = {item.name: known.get(item.name, "") for item in fields(kind)}  # type: ignore[arg-type]
+    head = cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0]
+    kind.__doc__ = "\n".join([f"{head.rstrip()}\n\nAttributes:", *doc_lines(kind)])
+    for name, spec in specs.items():
         if spec.typed:
             CLI_NAMES[name] = f"--{spec.typed.split('/')[0]}"
         if spec.word:
@@ -166,7 +227,7 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
 def option_specs(options: type) -> dict[str, OptionSpec]:
     """Return the specs by field name."""
     if options not in _SPECS:
-        _SPECS[options] = {item.name: item.metadata["facts"] for item in fields(options) if "facts" in item.metadata}
+        _SPECS[options] = {item.name: item.metadata["spec"] for item in fields(options) if "spec" in item.metadata}
     return _SPECS[options]
 
 
@@ -189,6 +250,8 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
     """Return the choices of an option; empty if any text is allowed."""
+    if choices := option_specs(options)[name].choices:
+        return choices
     for kind in option_types(options)[name]:
         for part in (kind, *get_args(kind)):
             if get_origin(part) is Literal:

@@ -9,6 +9,8 @@ from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.option_spec import (
+    Given,
+    Needs,
     Shares,
     Texts,
     option,
@@ -17,6 +19,7 @@ from shardtool.request.option_spec import (
 )
 from shardtool.request.split_options import SplitOptions, format_shares, parse_shares
 from shardtool.values import (
+    EXPORT_NAMES,
     AssignBy,
     IfExists,
     OnError,
@@ -50,21 +53,33 @@ def _expand_split_by(kind: type, value: str) -> dict[str, object]:
 
 @options_class
 class WorkerOptions(BaseOptions):
-    """Options of all verbs that start workers."""
+    """Options of all verbs that start workers.
+
+    Attributes:
+        workers: Number of worker processes. 0 runs all tasks in the calling process.
+        start_method: Start method of worker processes.
+        executor: Run tasks on this machine, or on a Ray cluster.
+        address: Address of the Ray cluster: auto, ray://host:port or host:port.
+    """
 
     workers: int | None = option(
-        None, "Number of worker processes. 0 runs all tasks in the calling process.", section="machines",
-        typed="workers/j", range=WORKERS_RANGE, shown="number of cores", common=True, recorded=False,
-    )  # fmt: skip
-    start_method: StartMethod = option("auto", "Start method of worker processes.", recorded=False, rare=True)
-    executor: Literal["local", "ray"] = option(
-        "local", "Run tasks on this machine, or on a Ray cluster.", recorded=False
-    )
-    address: str | None = option(
-        None, "Address of the Ray cluster: auto, ray://host:port or host:port.", metavar="ADDRESS",
-        shown="RAY_ADDRESS, or the cluster of this machine", requires={"executor=ray": "no cluster to use"},
+        None,
+        section="machines",
+        typed="workers/j",
+        range=WORKERS_RANGE,
+        shown="number of cores",
+        common=True,
         recorded=False,
-    )  # fmt: skip
+    )
+    start_method: StartMethod = option("auto", recorded=False, rare=True)
+    executor: Literal["local", "ray"] = option("local", recorded=False)
+    address: str | None = option(
+        None,
+        metavar="ADDRESS",
+        shown="RAY_ADDRESS, or the cluster of this machine",
+        requires=(Needs("no cluster to use", Given(executor).as_value("ray")),),
+        recorded=False,
+    )
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
@@ -81,107 +96,94 @@ def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...
 
 @options_class
 class OutputOptions(WorkerOptions):
-    """Options of all verbs that write shards."""
+    """Options of all verbs that write shards.
 
-    max_size: str | int | None = option(
-        None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="shards", form="size", shown="1GB", common=True
-    )
-    max_count: int | None = option(None, "Maximum number of samples per shard.", range=COUNT_RANGE)
-    shards: int | None = option(
-        None, "Exact number of shards. With splits, the number per split; with `append`, the number of new "
-        "shards.",
-        range=COUNT_RANGE, common=True,
-    )  # fmt: skip
-    equal_count: bool = option(False, "Put the same number of samples into each shard, plus or minus one.")
-    shards_multiple_of: int = option(
-        1, "Make the number of shards a multiple of N, for example ranks x workers.", range=(1, 10**6)
-    )
-    oversize: Oversize = option(
-        "error", "What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it."
-    )
-    place: AssignBy = option(
-        "order", "Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample "
-        "changes only one shard.", conflicts=("equal_count", "oversize=alone"),
-    )  # fmt: skip
-    shuffle: bool = option(
-        False, "Shuffle all samples globally. With `place='hash'`, shuffle within each shard.", common=True
-    )
-    seed: int = option(0, "Seed for `shuffle` and `split`.", range=SEED_RANGE, common=True)
-    where: str | None = option(
-        None, "Select samples that match this query: \"label == 'dog' and width > 256\". You can use the columns of a "
-        "manifest, of sidecars, of `join` and of `columns_from`. Folders also have key, path, folder and size; "
-        "datasets have key, shard, size and fields. `probe`, `exif` and `hash` add columns.", section="choosing",
-        metavar="QUERY", common=True,
-    )  # fmt: skip
-    split: Shares | None = option(
-        None, "Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces "
-        "{split} in the output.", form="shares", metavar="SHARES", example="train=0.8,val=0.2", common=True,
-    )  # fmt: skip
-    split_by: str | None = option(
-        None, "Column that names each sample's split.", metavar="COLUMN",
-        common=True, recorded=False, expand=_expand_split_by,
-    )  # fmt: skip
-    split_column: str | None = option(
-        None, "Column that names each sample's split.", metavar="COLUMN",
-        family="split-by {}", conflicts=("split", "stratify", "group_by"),
-    )  # fmt: skip
-    stratify: str | None = option(
-        None, "Keep the class proportions of this column in every split of `split`.", metavar="COLUMN",
-        requires={"split": "no shares"},
-    )  # fmt: skip
+    Attributes:
+        max_size: Maximum size of a shard in bytes: 500MB, 1GiB.
+        max_count: Maximum number of samples per shard.
+        shards: Exact number of shards. With splits, the number per split; with `append`, the number of new shards.
+        equal_count: Put the same number of samples into each shard, plus or minus one.
+        shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
+        oversize: What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it.
+        place: Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample
+            changes only one shard.
+        shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
+        seed: Seed for `shuffle` and `split`.
+        where: Select samples that match this query: "label == 'dog' and width > 256". You can use the columns of a
+            manifest, of sidecars, of `join` and of `columns_from`. Folders also have key, path, folder and size;
+            datasets have key, shard, size and fields. `probe`, `exif` and `hash` add columns.
+        split: Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces {split}
+            in the output.
+        split_by: Column that names each sample's split.
+        split_column: Column that names each sample's split.
+        stratify: Keep the class proportions of this column in every split of `split`.
+        group_by: Keep samples with the same value in this column in one split.
+        portable: Make names safe for every reader; the sidecars keep the original names.
+        target: Print notes about compatibility with these readers.
+        dry_run: Show the exact plan; write nothing.
+        export: Write the index of another tool.
+        on_error: Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.
+        update: Pack only samples that are new in the source; keep the existing shards. Create the dataset if it does
+            not exist.
+        append: Add new shards to the existing dataset. Existing shards are not rewritten.
+        resume: Continue an interrupted run; reuse shards that are complete and unchanged.
+        overwrite: Replace an existing dataset once the new one is complete. With `resume`, replace only the shards that
+            must change.
+        max_removed: Fail if `resume` would remove more than this share of the samples.
+        trust: Compare finished shards by time and checksum, or by size, for `resume`.
+        part: Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.
+    """
+
+    max_size: str | int | None = option(None, section="shards", form="size", shown="1GB", common=True)
+    max_count: int | None = option(None, range=COUNT_RANGE)
+    shards: int | None = option(None, range=COUNT_RANGE, common=True)
+    equal_count: bool = option(False)
+    shards_multiple_of: int = option(1, range=(1, 10**6))
+    oversize: Oversize = option("error")
+    place: AssignBy = option("order", conflicts=(Given(equal_count), Given(oversize).as_value("alone")))
+    shuffle: bool = option(False, common=True)
+    seed: int = option(0, range=SEED_RANGE, common=True)
+    where: str | None = option(None, section="choosing", metavar="QUERY", common=True)
+    split: Shares | None = option(None, form="shares", metavar="SHARES", example="train=0.8,val=0.2", common=True)
+    stratify: str | None = option(None, metavar="COLUMN", requires=(Needs("no shares", Given(split)),))
     group_by: str | None = option(
-        None, "Keep samples with the same value in this column in one split.", metavar="COLUMN",
-        requires={"split": "no shares"},
-        conflicts=("stratify, because whole groups cannot keep class proportions",),
-    )  # fmt: skip
-    portable: bool = option(
-        False, "Make names safe for every reader; the sidecars keep the original names.", section="fields"
+        None,
+        metavar="COLUMN",
+        requires=(Needs("no shares", Given(split)),),
+        conflicts=(Given(stratify, "because whole groups cannot keep class proportions"),),
     )
+    split_by: str | None = option(None, metavar="COLUMN", common=True, recorded=False, expand=_expand_split_by)
+    split_column: str | None = option(
+        None, metavar="COLUMN", family="split-by {}", conflicts=(Given(split), Given(stratify), Given(group_by))
+    )
+    portable: bool = option(False, section="fields")
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Print notes about compatibility with these readers. One of: " + ", ".join(get_args(Target)) + ".",
+        (),
         section="output",
-        typed="for", old="target", metavar="READERS", shown="webdataset, and the readers of exports",
+        typed="for",
+        old="target",
+        metavar="READERS",
+        shown="webdataset, and the readers of exports",
         comma_separated=True,
         recorded=False,
-    )  # fmt: skip
-    dry_run: bool = option(
-        False, "Show the exact plan; write nothing.", section="output", typed="dry-run/n", common=True, recorded=False
     )
-    export: Texts = option((), "Write the index of another tool.", section="output", metavar="TOOL", recorded=False)
-    on_error: OnError = option(
-        "raise", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",
-        section="rerun", recorded=False, common=True, typed_choices={"stop": "raise"},
-    )  # fmt: skip
-    update: bool = option(
-        False, "Pack only samples that are new in the source; keep the existing shards. Create the dataset if it does "
-        "not exist.", recorded=False, common=True, group="existing",
-        conflicts=("overwrite, which replaces the dataset",),
-    )  # fmt: skip
-    append: bool = option(
-        False, "Add new shards to the existing dataset. Existing shards are not rewritten.", recorded=False,
-        common=True, group="existing",
-        conflicts=("overwrite, which replaces the dataset",),
-    )  # fmt: skip
-    resume: bool = option(
-        False, "Continue an interrupted run; reuse shards that are complete and unchanged.", recorded=False,
-        common=True, group="existing",
-    )  # fmt: skip
+    dry_run: bool = option(False, section="output", typed="dry-run/n", common=True, recorded=False)
+    export: Texts = option((), choices=EXPORT_NAMES, section="output", metavar="TOOL", recorded=False)
+    on_error: OnError = option("raise", section="rerun", recorded=False, common=True, typed_choices={"stop": "raise"})
+    update: bool = option(False, recorded=False, common=True, group="existing")
+    append: bool = option(False, recorded=False, common=True, group="existing")
+    resume: bool = option(False, recorded=False, common=True, group="existing")
     overwrite: bool = option(
-        False, "Replace an existing dataset once the new one is complete. With `resume`, replace only the shards that "
-        "must change.", recorded=False, typed="overwrite/f", common=True, group="existing",
-    )  # fmt: skip
-    max_removed: str | float = option(
-        "10%", "Fail if `resume` would remove more than this share of the samples.",
-        form="share", metavar="SHARE", recorded=False,
-    )  # fmt: skip
-    trust: Trust = option(
-        "time", "Compare finished shards by time and checksum, or by size, for `resume`.",
-        requires={"resume|update": "nothing to resume"}, recorded=False,
-    )  # fmt: skip
-    part: str | None = option(
-        None, "Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.",
-        section="machines", form="part", metavar="K/N", recorded=False,
-    )  # fmt: skip
+        False,
+        recorded=False,
+        typed="overwrite/f",
+        common=True,
+        group="existing",
+        conflicts=(Given(update, "which keeps the dataset"), Given(append, "which keeps the dataset")),
+    )
+    max_removed: str | float = option("10%", form="share", metavar="SHARE", recorded=False)
+    trust: Trust = option("time", requires=(Needs("nothing to resume", Given(resume), Given(update)),), recorded=False)
+    part: str | None = option(None, section="machines", form="part", metavar="K/N", recorded=False)
 
     def __post_init__(self) -> None:
         BaseOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
@@ -191,7 +193,7 @@ class OutputOptions(WorkerOptions):
     def _check_alone(self) -> None:
         """Refuse options that a part cannot apply without the other parts."""
         part = option_text("part", self.part)
-        if given := self.first_given("overwrite|append|update"):
+        if given := self.first_given("overwrite", "append", "update"):
             remedy = "Delete the old dataset first, or use another output." if self.overwrite else ""
             expected = f"a new dataset, or {flag_text('resume')}"
             raise InvalidRequest(part, f"used with {flag_text(given)}", expected=expected, remedy=remedy)
@@ -200,10 +202,10 @@ class OutputOptions(WorkerOptions):
                 "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
             )
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
-        changes = [name for name in ("urls", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
+        changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
         if changes and not (
-            changes[0] == "urls" and self.max_size is None
+            changes[0] == "url" and self.max_size is None
         ):  # without `max_size`, downloads of any size fit
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":

@@ -16,6 +16,28 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 
+_RECORDED_NAMES = {  # names of options in dataset files and plan files that differ from the options
+    "field": "values",
+    "file": "files",
+    "bytes": "binary",
+    "url": "urls",
+    "image": "images",
+    "mask": "masks",
+    "size_column": "size",
+}
+_OPTION_NAMES = {recorded: name for name, recorded in _RECORDED_NAMES.items()}
+
+
+def to_recorded_name(name: str) -> str:
+    """Return the name under which files record an option."""
+    return _RECORDED_NAMES.get(name, name)
+
+
+def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
+    """Return recorded options with the names of the options."""
+    return {_OPTION_NAMES.get(name, name): value for name, value in options.items()}
+
+
 _SHARD_OPTIONS = (
     "max_size",
     "max_count",
@@ -67,7 +89,7 @@ class RunRecord:
     def options(self) -> dict[str, object]:
         """The recorded options."""
         found = self.document.get("options")
-        return found if isinstance(found, dict) else {}
+        return from_recorded(found) if isinstance(found, dict) else {}
 
     @property
     def choosing(self) -> dict[str, object]:
@@ -142,6 +164,7 @@ def _shell_quote(word: str) -> str:
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return the options in which two runs differ, with both values."""
+    then, now = from_recorded(then), from_recorded(now)
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
     values = {name: (_describe_value(name, then.get(name)), _describe_value(name, now.get(name))) for name in names}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.request.option_spec import (
     Function,
+    Given,
+    Needs,
     Pairs,
     Texts,
-    alias,
     option,
     options_class,
 )
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import Transform
 
 
-_REQUIRES_IMAGE_CHANGE = {"resize|encode|probe|exif": "no image option to apply it to"}
+def _needs_image_option() -> tuple[Needs, ...]:
+    kind = SelectingOptions
+    options = (Given(kind.resize), Given(kind.encode), Given(kind.probe), Given(kind.exif))
+    return (Needs("no image option to apply it to", *options),)
 
 
 def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
@@ -53,114 +57,130 @@ class SelectingOptions(OutputOptions):
     """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
     For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. For a manifest, only `where`,
-    `values`, `classes`, `classes_from`, `sample`, `head` and, last, `drop_duplicates` apply.
+    `rename_fields`, then `join`, `where`, `field`, `sample`, `sort_by` and `head`. For a manifest, only `where`,
+    `field`, `classes`, `classes_from`, `sample`, `head` and, last, `drop_duplicates` apply.
+
+    Attributes:
+        columns_from: Field whose values become metadata: top-level JSON values, a number, or a text.
+        fields: Fields to keep (jpg,cls), exclude (-json), or rename (JPEG=jpg). If you list fields to keep, renamed
+            fields are kept too.
+        select_fields: Fields to keep.
+        drop_fields: Fields to exclude.
+        rename_fields: New name for a field: JPEG=jpg,jpeg=jpg.
+        join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
+        on: Column of the `join` table with keys or file paths.
+        delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
+        no_header: Treat the first row of a text table as values; name its columns 1, 2, ...
+        field: Create a field from a metadata column.
+        classes: Field from `field` whose labels become class numbers.
+        classes_from: Class names in order: a dataset file, a JSON list, or text with a name per line.
+        sort_by: Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.
+        descending: Sort in descending order of `sort_by`.
+        sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
+        head: Use only the first N samples.
+        drop_duplicates: Skip samples with the same content as a sample with an earlier key. Images, audio, video and
+            arrays are compared; if a sample has none, its texts are compared.
+        resize: Resize images to this many pixels; see `resize_mode`.
+        resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). crop fills the size and
+            cuts off the rest; pad fits the image inside and adds borders.
+        only_larger: Never enlarge images.
+        encode: Convert images to this format.
+        quality: Quality for jpg and webp.
+        image: Treat this field as an image.
+        mask: Treat this field as a segmentation mask: resize with nearest neighbour.
+        probe: Store the width, height and mode of images in the sidecars.
+        exif: Store the EXIF data of images in the sidecars, as JSON.
+        hash: Store checksums of each original file in the sidecars.
+        map: Call this function with each sample, a dict. It returns one sample, several samples, or None.
     """
 
-    columns_from: Texts = option(
-        (), "Field whose values become metadata: top-level JSON values, a number, or a text.",
-        section="fields", metavar="FIELD", of="folder",
-    )  # fmt: skip
+    columns_from: Texts = option((), section="fields", metavar="FIELD", only_for="folder")
     fields: str | Texts | Mapping[str, str] = option(
-        (), "Fields to keep (jpg,cls), exclude (-json), or rename (JPEG=jpg). If you list fields to keep, renamed "
-        "fields are kept too.", metavar="FIELDS", comma_separated=True, of="folder", recorded=False, common=True,
-        expand=_expand_fields,
-    )  # fmt: skip
-    select_fields: Texts = option((), "Fields to keep.", metavar="FIELDS", word=True, of="folder", family="fields {}")
-    drop_fields: Texts = option((), "Fields to exclude.", metavar="FIELDS", word=True, of="folder", family="fields -{}")
-    rename_fields: Pairs = option(
-        (), "New name for a field: JPEG=jpg,jpeg=jpg.", typed="rename-field", form="pairs", metavar="OLD=NEW",
-        example="jpeg=jpg", comma_separated=True, of="folder", family="fields {}",
-    )  # fmt: skip
-    join: object = option(
-        None, "Table whose columns become metadata: CSV, Parquet, COCO JSON and others.", form="path",
-        metavar="TABLE", of="folder", recorded=False,
-    )  # fmt: skip
-    on: str | None = option(
-        None, "Column of the `join` table with keys or file paths.", metavar="COLUMN", example="key",
-        shown="key; file_name for COCO JSON", of="folder", requires={"join": "no table"},
-    )  # fmt: skip
-    delimiter: str | None = option(
-        None, "Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.",
-        form="delimiter", metavar="CHAR", example="|",
-        shown="comma; tab for .tsv",
-    )  # fmt: skip
-    no_header: bool = option(False, "Treat the first row of a text table as values; name its columns 1, 2, ...")
-    values: Pairs = option(
-        (), "Create a field from a metadata column.", typed="field", form="pairs",
-        metavar="FIELD=COLUMN", common=True,
-    )  # fmt: skip
-    field: Pairs | None = alias("values")
-    classes: Texts = option((), "Field from `values` whose labels become class numbers.", metavar="FIELD")
-    classes_from: object = option(
-        None, "Class names in order: a dataset file, a JSON list, or text with a name per line.", form="path",
-        metavar="FILE", recorded=False,
-        requires={"label_from_folder|classes|values": "no labels to number"},
-    )  # fmt: skip
-    sort_by: str | None = option(
-        None, "Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.",
-        section="shards", metavar="COLUMN", of="folder",
-        conflicts=("shuffle", "place, which sorts samples by key"),
-        expand=_expand_sort_by,
-    )  # fmt: skip
-    descending: bool = option(
-        False, "Sort in descending order of `sort_by`.", of="folder",
-        family="sort-by -COLUMN", requires={"sort_by": "no column to sort by"},
-    )  # fmt: skip
-    sample: str | float | None = option(
-        None, "Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.", section="choosing",
-        form="sample", metavar="SHARE",
-    )  # fmt: skip
-    head: int | None = option(None, "Use only the first N samples.", range=COUNT_RANGE, common=True)
-    drop_duplicates: bool = option(
-        False, "Skip samples with the same content as a sample with an earlier key. Images, audio, video and arrays "
-        "are compared; if a sample has none, its texts are compared.", section="choosing", conflicts=(
-            "append, which does not read existing samples",
-            "part, which reads only its own samples", "urls, whose files are not downloaded yet",
-            "stat, which reads no files",
-        ),
-    )  # fmt: skip
-    resize: str | int | tuple[int, int] | None = option(
-        None, "Resize images to this many pixels; see `resize_mode`.", section="images", form="pixels",
-        metavar="N|WxH", common=True,
-    )  # fmt: skip
-    resize_mode: ResizeMode = option(
-        "shorter",
-        "Resize the shorter side, the longer side, or both (exact, crop or pad). crop fills the size and cuts "
-        "off the rest; pad fits the image inside and adds borders.",
-    )  # fmt: skip
-    only_larger: bool = option(False, "Never enlarge images.", requires={"resize": "nothing is resized"})
-    encode: ImageFormat | None = option(None, "Convert images to this format.")
-    quality: int | None = option(
-        None, "Quality for jpg and webp.", range=(1, 100), shown="90",
-        requires={"resize|encode": "no image is written"},
-        conflicts=("encode=png, which is lossless",),
-    )  # fmt: skip
-    images: Texts = option(
         (),
-        "Treat this field as an image.",
-        typed="image",
-        metavar="FIELD",
-        shown="by its extension",
-        requires=_REQUIRES_IMAGE_CHANGE,
+        metavar="FIELDS",
+        comma_separated=True,
+        only_for="folder",
+        recorded=False,
+        common=True,
+        expand=_expand_fields,
     )
-    image: Texts | None = alias("images")
-    masks: Texts = option(
-        (), "Treat this field as a segmentation mask: resize with nearest neighbour.", typed="mask", metavar="FIELD",
-        requires=_REQUIRES_IMAGE_CHANGE,
-    )  # fmt: skip
-    mask: Texts | None = alias("masks")
-    probe: bool = option(False, "Store the width, height and mode of images in the sidecars.")
-    exif: bool = option(False, "Store the EXIF data of images in the sidecars, as JSON.")
-    hash: HashName | tuple[HashName, ...] | list[HashName] = option(
-        (), "Store checksums of each original file in the sidecars: " + ", ".join(get_args(HashName)) + ".",
-        metavar="NAMES", comma_separated=True,
-    )  # fmt: skip
+    select_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", family="fields {}")
+    drop_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", family="fields -{}")
+    rename_fields: Pairs = option(
+        (),
+        typed="rename-field",
+        form="pairs",
+        metavar="OLD=NEW",
+        example="jpeg=jpg",
+        comma_separated=True,
+        only_for="folder",
+        family="fields {}",
+    )
+    join: object = option(None, form="path", metavar="TABLE", only_for="folder", recorded=False)
+    on: str | None = option(
+        None,
+        metavar="COLUMN",
+        example="key",
+        shown="key; file_name for COCO JSON",
+        only_for="folder",
+        requires=(Needs("no table", Given(join)),),
+    )
+    delimiter: str | None = option(None, form="delimiter", metavar="CHAR", example="|", shown="comma; tab for .tsv")
+    no_header: bool = option(False)
+    field: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", common=True)
+    classes: Texts = option((), metavar="FIELD")
+    classes_from: object = option(
+        None,
+        form="path",
+        metavar="FILE",
+        recorded=False,
+        requires=(Needs("no labels to number", Given(classes), Given(field)),),
+    )
+    sort_by: str | None = option(
+        None,
+        section="shards",
+        metavar="COLUMN",
+        only_for="folder",
+        conflicts=(Given(OutputOptions.shuffle), Given(OutputOptions.place, "which sorts samples by key")),
+        expand=_expand_sort_by,
+    )
+    descending: bool = option(
+        False, only_for="folder", family="sort-by -COLUMN", requires=(Needs("no column to sort by", Given(sort_by)),)
+    )
+    sample: str | float | None = option(None, section="choosing", form="sample", metavar="SHARE")
+    head: int | None = option(None, range=COUNT_RANGE, common=True)
+    drop_duplicates: bool = option(
+        False,
+        section="choosing",
+        conflicts=(
+            Given(OutputOptions.append, "which does not read existing samples"),
+            Given(OutputOptions.part, "which reads only its own samples"),
+        ),
+    )
+    resize: str | int | tuple[int, int] | None = option(
+        None, section="images", form="pixels", metavar="N|WxH", common=True
+    )
+    resize_mode: ResizeMode = option("shorter")
+    only_larger: bool = option(False, requires=(Needs("nothing is resized", Given(resize)),))
+    encode: ImageFormat | None = option(None)
+    quality: int | None = option(
+        None,
+        range=(1, 100),
+        shown="90",
+        requires=(Needs("no image is written", Given(resize), Given(encode)),),
+        conflicts=(Given(encode, "which is lossless").as_value("png"),),
+    )
+    image: Texts = option((), metavar="FIELD", shown="by its extension", requires=_needs_image_option)
+    mask: Texts = option((), metavar="FIELD", requires=_needs_image_option)
+    probe: bool = option(False)
+    exif: bool = option(False)
+    hash: HashName | tuple[HashName, ...] | list[HashName] = option((), metavar="NAMES", comma_separated=True)
     map: Function | None = option(
-        None, "Call this function with each sample, a dict. It returns one sample, several samples, or None.",
+        None,
         form="function",
-        metavar="MODULE:FUNCTION", conflicts=("update, which compares keys, but a function creates its own",),
-    )  # fmt: skip
+        metavar="MODULE:FUNCTION",
+        conflicts=(Given(OutputOptions.update, "which compares keys, but a function creates its own"),),
+    )
 
     @property
     def text_form(self) -> DelimitedFormat:
@@ -173,7 +193,7 @@ class SelectingOptions(OutputOptions):
         Raises:
             InvalidRequest: There is no table.
         """
-        if given := self.first_given("" if self.join is not None else "delimiter|no_header"):
+        if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header"))):
             raise InvalidRequest(
                 option_text(given), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"
             )
@@ -200,7 +220,7 @@ class SelectingOptions(OutputOptions):
         from shardtool.transform.image import ImageOptions
 
         size = None if self.resize is None else parse_pixels("resize", self.resize)
-        images = self.pick(ImageOptions, resize=size, fields=tuple(self.images), masks=tuple(self.masks))
+        images = self.pick(ImageOptions, resize=size, fields=tuple(self.image), masks=tuple(self.mask))
         return Transform(images, function, fetch, found)
 
     def make_fetch_options(self) -> FetchOptions | None:

@@ -19,7 +19,7 @@ from typing import (
 
 from shardtool.errors import InvalidRequest, explaining_missing_cwd
 from shardtool.request.base_options import BaseOptions
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Observer, default_observer
 from shardtool.request.option_spec import OptionsT, doc_lines
 
 _OptionParams = ParamSpec("_OptionParams")
@@ -152,8 +152,13 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
             names = {name: named.pop(name) for name in [*named] if name not in own}
             options = given[index] if len(given) > index else named.pop("options", None)
             resolved: BaseOptions = merge_options(verb.__name__, options, names, kind)
-            run_observer = observer or resolved.observer or Observer()
-            with explaining_missing_cwd():
-                return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)
+            user_observer = observer or resolved.observer
+            run_observer = user_observer or default_observer()
+            try:
+                with explaining_missing_cwd():
+                    return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)
+            finally:
+                if user_observer is None:
+                    run_observer.close()
 
         return lists_options(kind)(called)

@@ -60,7 +60,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     rows, values, spans = entries.rows, entries.values, entries.spans
     old_names, names = {*entries.used_fields()}, [field.name for field in new_fields]
     fields = tuple(sorted(old_names.union(names), key=to_bytes))
-    check_field_count(option_text("values"), fields, f"Drop some with {option_text('drop_fields')}.")
+    check_field_count(option_text("field"), fields, f"Drop some with {option_text('drop_fields')}.")
     sizes = [field.texts.lengths()[field.has_value] for field in new_fields]
     codes = [np.full(len(size), fields.index(name), np.uint16) for name, size in zip(names, sizes, strict=True)]
     codes.append(field_codes(entries, fields))

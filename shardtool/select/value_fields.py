@@ -61,7 +61,7 @@ def set_value_fields(
         names: Class names by column of class numbers, or of lists of these.
         may_lack: Whether a sample without a value lacks the field; otherwise that is an error.
     """
-    check_field_names(option_text("values"), [name for name, _ in fields])
+    check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
     new_fields, notes = [], list[str]()
     for name, column in fields:
@@ -111,13 +111,13 @@ def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) 
     if entries.metadata is None:
         join, columns_from = option_text("join"), option_text("columns_from")
         remedy = f"Add columns from a table with {join}, or from JSON fields with {columns_from}."
-        raise InvalidRequest(option_text("values"), f"no column {column!r}, and no others", remedy=remedy)
+        raise InvalidRequest(option_text("field"), f"no column {column!r}, and no others", remedy=remedy)
     if column not in entries.metadata.column_names:
-        raise missing_name_error("column", option_text("values"), column, entries.metadata.column_names)
+        raise missing_name_error("column", option_text("field"), column, entries.metadata.column_names)
     values = metadata_column(entries.metadata, column)
     if not has_text_form(values.type) or (label and pa.types.is_nested(values.type)):
         found = f"column {column!r} ({'labels' if label else f'field {name}'}) holds {values.type}"
-        raise InvalidRequest(option_text("values"), found, expected="text or numbers")
+        raise InvalidRequest(option_text("field"), found, expected="text or numbers")
     return values
 
 
@@ -126,7 +126,7 @@ def _refuse_samples(
 ) -> None:
     if len(samples):
         found = f"{found} in {pluralize(len(samples), 'sample')}, such as {show_keys(entries.keys, samples)}"
-        raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
+        raise InvalidRequest(option_text("field"), found, expected=expected, remedy=remedy)
 
 
 def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:

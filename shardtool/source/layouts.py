@@ -386,7 +386,7 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
     found = f"{pluralize(clips, 'sample')} lack txt; the transcripts are in {where}"
     lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
-    options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "values": {"txt": "2"}}
+    options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "field": {"txt": "2"}}
     joined = _create_command([tree.source], {**options, "exclude": (f"*.{_TRANSCRIPTS}",)})
     return Advice(found, f"{lines} | {rows} && {joined}")
 

@@ -123,7 +123,7 @@ def merge_classes(
                 first = source_dataset_name(datasets[next(iter(class_lists))])
                 problem = f"other classes in {source_dataset_name(datasets[index])} ({format_list(classes)})"
                 expected = f"the classes of {first}: {format_list(merged[name])}"
-                values, labels = option_text("values", {name: "COLUMN"}), option_text("classes", (name,))
+                values, labels = option_text("field", {name: "COLUMN"}), option_text("classes", (name,))
                 drop = option_text("drop_fields", (name,))
                 remedy = f"Number them again with {values} {labels}, or drop the field with {drop}."
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)

@@ -14,6 +14,7 @@ from shardtool.errors import (
 )
 from shardtool.messages import option_text
 from shardtool.request.option_spec import option_specs
+from shardtool.request.run_record import to_recorded_name
 from shardtool.shard_samples import SpanFile
 from shardtool.source.folder import folder_name
 from shardtool.source.multi_folder import name_folders
@@ -72,7 +73,7 @@ def make_plan_request(source: object, options: CreateOptions, shard_format: str)
                 expected = "a file, to write or use a plan"
                 raise InvalidRequest(option_text(option.name), "something in memory", expected=expected)
             value = os.path.basename(os.fspath(value))
-        recorded[option.name] = value
+        recorded[to_recorded_name(option.name)] = value
     request = _find_source(source, options)
     options.check_for(manifest=request.kind == "manifest")
     return request._replace(options={**recorded, **options.recorded()})

@@ -18,6 +18,7 @@ from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.dataset_options import SOURCE_OPTIONS, DiffOptions, VerifyOptions
 from shardtool.request.option_spec import has_option_type, option_types
 from shardtool.request.option_values import parse_pairs
+from shardtool.request.run_record import to_recorded_name
 from shardtool.storage.lookup import is_regular
 from shardtool.storage.paths import folder_of
 from shardtool.storage.remote.address import is_url
@@ -72,9 +73,9 @@ REPEATABLE_OPTIONS = frozenset({
     "seed", "where", "split", "split_column", "stratify", "group_by", "portable",
     "include", "exclude", "hidden",
     "complete", "symlinks", "dots", "label_from_folder", "split_from_folder", "key_pattern",
-    "key", "path", "files", "binary", "values", "classes", "meta", "size", "urls", "robots", "require",
+    "key", "path", "file", "bytes", "field", "classes", "meta", "size_column", "url", "robots", "require",
     "max_file_size",
-    "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
+    "resize", "resize_mode", "only_larger", "encode", "quality", "image", "mask", "probe",
     "exif", "hash",
     "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
@@ -246,7 +247,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
-    values = valid.pop("values", ())
+    values = valid.pop("field", ())
     for name in ("on", "delimiter", "no_header", "classes", *(() if "head" in valid else ("sort_by", "descending"))):
         valid.pop(name, None)
     selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
@@ -254,7 +255,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
         valid = {name: value for name, value in valid.items() if name not in _COLUMN_OPTIONS}
         if kind is ReshardOptions:  # without the table, several samples may have the same key
             valid["on_duplicate"] = "first"
-    made_fields = tuple(field for field, _ in parse_pairs("values", values))
+    made_fields = tuple(field for field, _ in parse_pairs("field", values))
     selecting_options = tuple(map(option_text, selecting))
     return valid, {
         "table": printable(str(table))[:80], "made_fields": made_fields, "selecting_options": selecting_options,
@@ -276,7 +277,7 @@ def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | N
     if (
         file is None
         or not file.classes
-        or not (options.classes or options.values or getattr(options, "label_from_folder", False))
+        or not (options.classes or options.field or getattr(options, "label_from_folder", False))
     ):
         return options
     from shardtool.entries.classes import Classes
@@ -288,12 +289,11 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
     valid: dict[str, Any] = {}
     for name, value in recorded.items():
         if name not in REPEATABLE_OPTIONS or name not in option_types(options_class):
-            problem = f"the dataset file records {printable(name)[:80]!r}"
+            problem = f"the dataset file records {printable(to_recorded_name(name))[:80]!r}"
             raise InvalidRequest(option_text("source"), problem, expected="options that select samples or shards")
         if not has_option_type(value, options_class, name):
-            raise InvalidRequest(
-                option_text("source"), f"the dataset file records {name} as {printable(str(value))[:80]!r}"
-            )
+            found = f"the dataset file records {to_recorded_name(name)} as {printable(str(value))[:80]!r}"
+            raise InvalidRequest(option_text("source"), found)
         valid[name] = tuple(value) if isinstance(value, list) else value
     return valid
 

@@ -75,12 +75,12 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
         from shardtool.select.query import match_partially
 
         table = make_sample_table(listed.entries, listed.shards)
-        query_table = add_field_columns(table, parse_pairs("values", options.values))
+        query_table = add_field_columns(table, parse_pairs("field", options.field))
         selected, later = match_partially(query_table, query, options.found, {**listed.all_classes, **names})
         if not len(selected):
             raise no_match_error(query)
         listed = replace(listed, entries=listed.entries.take(selected), later=later)
-    values = parse_pairs("values", options.values)
+    values = parse_pairs("field", options.field)
     if not (values or options.classes):
         return listed
     from shardtool.dataset.class_names import read_classes
@@ -102,12 +102,12 @@ _COLUMN_OPTIONS = ("split_column", "stratify", "group_by", "sort_by", "of")  # u
 def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
     kinds, where = joined.columns, options.where or ""
     used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}
-    used |= {column for _, column in parse_pairs("values", options.values)}
+    used |= {column for _, column in parse_pairs("field", options.field)}
     if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
         return ()
     name, kind = next(iter(kinds.items()))
     field = "txt" if is_text_type(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
-    values_option = option_text("values", quote(f"{field}={name}") if uses_cli_names() else {field: name})
+    values_option = option_text("field", quote(f"{field}={name}") if uses_cli_names() else {field: name})
     columns = format_list([*map(printable, kinds)])
     summary = f"columns of {joined.name} are stored in the sidecars, not in the shards: {columns}"
     return (f"{summary} (make one a field with {values_option})",)

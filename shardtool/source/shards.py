@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-_CONTENT_OPTIONS = ("select_fields", "drop_fields", "rename_fields", "values", "portable", "resize", "encode", "map")
+_CONTENT_OPTIONS = ("select_fields", "drop_fields", "rename_fields", "field", "portable", "resize", "encode", "map")
 _SELECTION_OPTIONS = ("where", "sample", "per_class", "head")
 _TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 

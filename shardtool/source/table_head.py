@@ -151,4 +151,4 @@ def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     texts = [name for name, value in row.items() if isinstance(value, str) and name.casefold() not in _KEY_NAMES]
     usual = [names[name] for name in _TEXT_NAMES if names.get(name) in texts]
     column = next(iter((*usual, *texts)), None)
-    return {} if column is None else {"values": {"txt": column}}, False
+    return {} if column is None else {"field": {"txt": column}}, False

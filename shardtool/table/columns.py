@@ -142,7 +142,7 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
     """
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
-        remedy = f"Choose its column with {option_text('values', {unknown[0]: 'COLUMN'})}."
+        remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
         found = f"no field {format_list([*map(repr, unknown)])}"
         raise InvalidRequest(option_text("classes"), found, remedy=remedy)
 
@@ -201,5 +201,5 @@ def nesting_error(location: str) -> InvalidRequest:
 def row_size_error(location: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
     found = f"a row of more than {MAX_ROW_BYTES >> 20} MiB"
-    remedy = f"Store the text in a file and its path in the table ({option_text('files', {'FIELD': 'COLUMN'})})."
+    remedy = f"Store the text in a file and its path in the table ({option_text('file', {'FIELD': 'COLUMN'})})."
     return InvalidRequest(location, found, expected="a shorter row", remedy=remedy)

@@ -88,6 +88,6 @@ def _check_frame_column(name: str, column: str, frame: pd.DataFrame, index: int)
         if next(iter(kinds), "") not in _NESTED_TYPES:
             raise InvalidRequest(name, found, expected="values that Arrow supports") from None
         found += f" with elements of different types: {str(error).splitlines()[0]}"
-        as_json = f"{option_text('values', {'json': column})} with {option_text('meta', 'none')}"
+        as_json = f"{option_text('field', {'json': column})} with {option_text('meta', 'none')}"
         remedy = f"Convert it to text with frame[{column!r}].map(json.dumps), then use {as_json}."
         raise InvalidRequest(name, found, expected="elements of one type in all rows", remedy=remedy) from None

@@ -60,9 +60,9 @@ def check_field_values(
         text_ending = "json" if pa.types.is_nested(kind) else "txt"
         expected = f"a text format: {ending} is a binary format"
         expected = "lists of numbers of equal length" if ending == "npy" else expected
-        remedy = f"Use another field: {option_text('values', {text_ending: name})}."
+        remedy = f"Use another field: {option_text('field', {text_ending: name})}."
         found = f"column {name!r} (field {field}) holds {kind}"
-        raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
+        raise InvalidRequest(option_text("field"), found, expected=expected, remedy=remedy)
     if dtype is None:
         check_payload(name, column, class_names, refuse)
     else:
@@ -99,7 +99,7 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[..., None]) -> None:
     label = f"column {name!r} (field {field})"
-    remedy = f"Change the values, or use a JSON field: {option_text('values', {'json': name})}."
+    remedy = f"Change the values, or use a JSON field: {option_text('field', {'json': name})}."
     level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
     while len(level) and _is_list(level.type):
         lengths = arrow.number_values(pc.list_value_length(level))
@@ -234,8 +234,8 @@ def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
     """
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
-        remedy = f"Use {option_text('values', {f'{column}.json': column})}."
-        raise InvalidRequest(option_text("values"), found, expected="a field name that ends in json", remedy=remedy)
+        remedy = f"Use {option_text('field', {f'{column}.json': column})}."
+        raise InvalidRequest(option_text("field"), found, expected="a field name that ends in json", remedy=remedy)
 
 
 def value_type(kind: pa.DataType) -> ValueType:

@@ -68,7 +68,7 @@ class Transform(NamedTuple):
             InvalidRequest: A field does not exist.
         """
         images = self.images
-        for option_name, names in (("images", images.fields), ("masks", images.masks)) if images is not None else ():
+        for option_name, names in (("image", images.fields), ("mask", images.masks)) if images is not None else ():
             if missing := [name for name in names if name not in existing_fields]:
                 expected = f"one of {', '.join(existing_fields)}"
                 found = f"no sample has a field {missing[0]!r}"

@@ -7,7 +7,7 @@ from typing import TypedDict
 from shardtool import values
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.create_options import CreateOptions
-from shardtool.request.option_spec import inherit_option, option, options_class
+from shardtool.request.option_spec import Given, option, options_class
 
 
 class WriterKeywords(TypedDict, total=False):
@@ -27,25 +27,23 @@ class WriterKeywords(TypedDict, total=False):
 
 @options_class
 class WriterOptions(BaseOptions):
-    """The options of a `ShardWriter`. Options of `create` have the same meaning."""
+    """The options of a `ShardWriter`. Options of `create` have the same meaning.
 
-    max_size: str | int | None = inherit_option(CreateOptions, "max_size")
-    max_count: int | None = inherit_option(CreateOptions, "max_count")
-    oversize: values.Oversize = inherit_option(CreateOptions, "oversize")
-    dots: values.Dots | None = inherit_option(CreateOptions, "dots")
-    target: tuple[values.Target, ...] = inherit_option(CreateOptions, "target")
-    on_error: values.OnError = option(
-        "raise", "What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.",
-        recorded=False,
-    )  # fmt: skip
-    resume: bool = option(
-        False,
-        "Continue after the last shard that an earlier writer published.",
-        conflicts=("overwrite",),
-        recorded=False,
-    )
-    overwrite: bool = option(False, "Replace the existing dataset once the new one is complete.", recorded=False)
-    part: int | str | None = option(
-        None, "Part that this writer writes: a number, with `parts`, or a name.", recorded=False
-    )
-    parts: int | None = option(None, "Total number of parts.", recorded=False)
+    Attributes:
+        on_error: What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.
+        resume: Continue after the last shard that an earlier writer published.
+        overwrite: Replace the existing dataset once the new one is complete.
+        part: Part that this writer writes: a number, with `parts`, or a name.
+        parts: Total number of parts.
+    """
+
+    max_size: str | int | None = option.like(CreateOptions.max_size)
+    max_count: int | None = option.like(CreateOptions.max_count)
+    oversize: values.Oversize = option.like(CreateOptions.oversize)
+    dots: values.Dots | None = option.like(CreateOptions.dots)
+    target: values.Target | tuple[values.Target, ...] | list[values.Target] = option.like(CreateOptions.target)
+    on_error: values.OnError = option("raise", recorded=False)
+    resume: bool = option(False, recorded=False)
+    overwrite: bool = option(False, recorded=False, conflicts=(Given(resume),))
+    part: int | str | None = option(None, recorded=False)
+    parts: int | None = option(None, recorded=False)

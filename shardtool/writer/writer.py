@@ -14,7 +14,7 @@ from shardtool.pattern import check_writable, parse_pattern
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.plan.shard_bounds import NO_LIMIT
 from shardtool.publish import advice, listed_files, parts
-from shardtool.request.observer import Notes, Observer
+from shardtool.request.observer import Notes, Observer, default_observer
 from shardtool.request.output_options import noted_readers
 from shardtool.request.verb_call import lists_options, merge_options
 from shardtool.skipped import Skipped
@@ -95,7 +95,7 @@ class ShardWriter(SampleWriter):
         )
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
-        self._notes = Notes(observer or writer_options.observer or Observer())
+        self._notes = Notes(observer or writer_options.observer or default_observer())
         self._skipped: list[Skipped] = []  # since the last published shard
         self._oversized: list[str] = []
         self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)

@@ -149,7 +149,7 @@ def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
         ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a string or a number"),
         (
             "overwrite = true\nappend = true",
-            "--append: used with --overwrite, which replaces the dataset; expected one",
+            "--overwrite: used with --append, which keeps the dataset; expected one",
         ),
         ("workers = 'many'", "--workers: 'many'; expected a whole number"),
         ("resize-mode = 'x'", "{path}: resize-mode: 'x' is not one of 'shorter', 'longer', "),

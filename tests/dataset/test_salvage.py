@@ -180,7 +180,7 @@ def test_a_damaged_number_skips_its_sample(tmp_path: Path) -> None:
     import pyarrow as pa
 
     table = pa.table({"key": ["a", "b", "c"], "n": [300, 301, 302], "t": ["x", "y", "z"]})
-    options = CreateOptions(workers=0, key="key", values=("n=n", "t=t"), meta="none")
+    options = CreateOptions(workers=0, key="key", field=("n=n", "t=t"), meta="none")
     create(table, f"{tmp_path}/in-{{0..}}.tfrecord", options)
     shard = tmp_path / "in-0.tfrecord"
     data = shard.read_bytes()

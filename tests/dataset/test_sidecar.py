@@ -185,7 +185,7 @@ def test_the_schema_is_read_from_the_footer(columns: int, tmp_path: Path) -> Non
     """The columns of a sidecar are read from its footer, however long it is."""
     more = {f"column-{at:04}-{'x' * 100}": [at, None] for at in range(columns)}
     table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
-    create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=0))
+    create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(field=("txt=txt",), workers=0))
     path = tmp_path / "out-0.index"
     assert read_sidecar_schema(str(path)) == pq.read_schema(path).remove_metadata()
     assert len(read_sidecar_schema(str(path))) >= 5 + columns

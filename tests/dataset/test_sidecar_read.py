@@ -69,7 +69,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sound")
     table = {"key": [f"k{at}" for at in range(4)], "txt": ["some text"] * 4, "n": [1, 2, 3, 4], "word": ["a", "b"] * 2}
     pq.write_table(pa.table(table), place / "source.parquet")
-    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(values=("txt=txt",), workers=0))
+    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(field=("txt=txt",), workers=0))
     pq.write_table(pa.table(table | {"key": [f"m{at}" for at in range(4)]}), place / "more.parquet")
     return place
 
@@ -404,7 +404,7 @@ def test_only_unsupported_times_become_text(tmp_path: Path) -> None:
     times = pa.array([2**58, 0], pa.timestamp("us"))
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
-    create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=0))
+    create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(field=("txt=txt",), workers=0))
     found = [view_sample(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
     assert found == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},

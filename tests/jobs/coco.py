@@ -11,7 +11,7 @@ from shardtool import CreateOptions, create, verify
 
 coco = Path("coco")
 parts = {"jpg": "image", "png": "mask"}
-options = CreateOptions(root=coco, key="id", files=parts, values={"json": "json"}, meta="none")
+options = CreateOptions(root=coco, key="id", file=parts, field={"json": "json"}, meta="none")
 for split in ("train2017", "val2017"):
     instances = json.loads((coco / f"annotations/instances_{split}.json").read_text(encoding="utf-8"))
     objects: dict[int, list[object]] = {}

@@ -9,7 +9,7 @@ from shardtool import CreateOptions, create, verify
 photos = pd.read_csv("sample_data/photos.csv")
 options = CreateOptions(
     root="sample_data",
-    values={"cls": "bi", "multi.cls": "multi"},
+    field={"cls": "bi", "multi.cls": "multi"},
     classes=("cls", "multi.cls"),
     split={"train": 0.8, "val": 0.2},
     stratify="multi",

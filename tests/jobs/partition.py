@@ -18,6 +18,6 @@ rows = [
     for split, names in partition.items()
     for name in names
 ]
-options = CreateOptions(values={"cls": "label"}, split_by="split", meta="none", shuffle=True)
+options = CreateOptions(field={"cls": "label"}, split_by="split", meta="none", shuffle=True)
 made = create(pd.DataFrame(rows), "shards/{split}-{000000..}.tar", options)
 assert verify(made.dataset_file).sound

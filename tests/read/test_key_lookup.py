@@ -80,7 +80,7 @@ def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shu
 def test_wrong_key_ranges(tmp_path: Path) -> None:
     """A key outside the range in the dataset file is found nevertheless."""
     table = pd.DataFrame({"key": ["a", "z", "c", "d", "e", "b"], "text": list("azcdeb")})
-    options = CreateOptions(values=("txt=text",), max_count=3, workers=0)
+    options = CreateOptions(field=("txt=text",), max_count=3, workers=0)
     create(table, f"{tmp_path}/out-{{0..}}.tar", options)
     dataset = shardtool.open(f"{tmp_path}/out.json")
     assert [*dataset.keys] == ["a", "z", "c", "d", "e", "b"]

@@ -9,6 +9,7 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
 from shardtool.cli import cli
+from shardtool.interop.exports import EXPORTS
 from shardtool.messages import option_text
 from shardtool.request.option_spec import has_option_type, option_choices, option_specs, option_types
 
@@ -21,8 +22,8 @@ CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in option_type
 MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("verify", "symlinks"): {"source": "x"},
     ("create", "on_duplicate"): {"append": True},
-    ("create", "robots"): {"urls": ("jpg=url",)},
-    ("create", "require"): {"urls": ("jpg=url",)},
+    ("create", "robots"): {"url": ("jpg=url",)},
+    ("create", "require"): {"url": ("jpg=url",)},
     ("create", "trust"): {"resume": True},
     ("reshard", "trust"): {"resume": True},
 }
@@ -63,6 +64,11 @@ def test_values_from_json(name: str, value: object, right: bool) -> None:  # noq
     assert has_option_type(value, CreateOptions, name) == right
 
 
+def test_export_names_are_those_of_the_formats() -> None:
+    """The option `export` accepts the formats that exist."""
+    assert option_choices(CreateOptions, "export") == (*EXPORTS,)
+
+
 @pytest.mark.parametrize(("value", "shown"), [(("a", "b"), "'a,b'"), (["a"], "'a'"), ([], "'...'")])
 def test_a_list_for_a_single_value_is_refused(value: Any, shown: str) -> None:
     """A list or None for a single value is refused with an example."""
@@ -89,7 +95,7 @@ def test_an_empty_string_counts_as_given(given: dict[str, Any], named: str) -> N
 def test_an_explicit_default_is_the_default() -> None:
     """Equal sizes in different spellings are the same request."""
     assert not CreateOptions(max_file_size="100MB").is_given("max_file_size")
-    assert CreateOptions(urls=("jpg=url",), max_file_size="100MB").recorded() == {"urls": ["jpg=url"]}
+    assert CreateOptions(url=("jpg=url",), max_file_size="100MB").recorded() == {"urls": ["jpg=url"]}
     assert CreateOptions(max_file_size="0.1GB").recorded() == {}
 
 

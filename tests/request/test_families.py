@@ -19,7 +19,7 @@ from shardtool.messages import FAMILY_KEYS, use_cli_names
 from shardtool.request.option_spec import cli_spellings, option_specs
 from shardtool.request.run_record import RunRecord, describe_differences, format_command_line
 
-_URLS: dict[str, Any] = {"urls": ("jpg=url",)}
+_URLS: dict[str, Any] = {"url": ("jpg=url",)}
 _FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.family == "fetch"]
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"values": {"cls": "bi", "txt": "a=b"}}, {"values": ("cls=bi", "txt=a=b")}),
-        ({"files": {"jpg": "path"}, "binary": {}}, {"files": ("jpg=path",)}),
+        ({"field": {"cls": "bi", "txt": "a=b"}}, {"field": ("cls=bi", "txt=a=b")}),
+        ({"file": {"jpg": "path"}, "bytes": {}}, {"file": ("jpg=path",)}),
         ({"split": {"train": 0.75, "val": 0.25}}, {"split": "train=0.75,val=0.25"}),
         ({"map": mapped.doubled}, {"map": "tests.mapped:doubled"}),
         ({"resize": (640, 480)}, {"resize": "640x480"}),
@@ -41,7 +41,7 @@ def test_python_types_equal_texts(given: dict[str, Any], text: dict[str, Any]) -
 
 def test_other_verbs_accept_python_types() -> None:
     """`reshard` accepts pairs and shares, `verify` a function."""
-    options = ReshardOptions(rename_fields={"jpeg": "jpg"}, values={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
+    options = ReshardOptions(rename_fields={"jpeg": "jpg"}, field={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
     found = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
     assert found == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
     assert VerifyOptions(source="s", repair=True, map=mapped.doubled).map == "tests.mapped:doubled"
@@ -71,9 +71,9 @@ def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two strings, the first without an equals sign"),
-        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two strings"),
-        ({"values": "cls"}, "values: 'cls'; expected FIELD=COLUMN"),
+        ({"field": {"a=b": "c"}}, "field: 'a=b': 'c'; expected two strings, the first without an equals sign"),
+        ({"file": {"jpg": 1}}, "file: 'jpg': 1; expected two strings"),
+        ({"field": "cls"}, "field: 'cls'; expected FIELD=COLUMN"),
         ({"split": {"a": 0.5}}, "split: shares with the sum 0.5"),
         ({"split": {"a b": 1}}, "split: invalid split names"),
         ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),
@@ -97,7 +97,7 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
     table = pd.DataFrame({"key": ["a", "b", "c"], "path": ["1.txt", "2.txt", "3.txt"], "bi": ["dog", "cat", "dog"]})
     root = write_tree(tmp_path / "s", {f"{at}.txt": b"%d" % at for at in (1, 2, 3)})
     table.to_csv(root / "t.csv", index=False)
-    options = CreateOptions(root=root, values={"cls": "bi"}, classes=("cls",), map=mapped.doubled, workers=0)
+    options = CreateOptions(root=root, field={"cls": "bi"}, classes=("cls",), map=mapped.doubled, workers=0)
     create(table, f"{tmp_path}/one/x-{{0..}}.tar", options)
     words = ("--field", "cls=bi", "--classes", "cls", "--map", "tests.mapped:doubled", "--workers", "0", "--json")
     ran = typed("create", root / "t.csv", f"{tmp_path}/two/x-{{0..}}.tar", *words)
@@ -105,7 +105,7 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
     one, two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
     assert one["x-0.tar"] == two["x-0.tar"]
     made = [parse_dataset(tree["x.json"], "x.json").made.options for tree in (one, two)]
-    assert made[0] == made[1] == {"values": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
+    assert made[0] == made[1] == {"field": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
 
 
 def test_folders_can_be_path_objects(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_options_of_another_kind_are_refused(verb: str, tmp_path: Path) -> None:
     kind = str(signatures.signature(run).parameters["options"].annotation).partition(" ")[0]
     needed = [one for one in signatures.signature(run).parameters.values() if one.default is one.empty]
     given = [str(tmp_path / "out-{0..}.tar") for one in needed if one.kind is one.POSITIONAL_OR_KEYWORD]
-    other: object = VerifyOptions() if verb != "verify" else IndexOptions()
+    other: object = VerifyOptions() if verb not in ("verify", "repair") else IndexOptions()
     for options, text in (({"max_size": "1MB"}, f"options: dict; expected {kind}"), (other, f"expected {kind}")):
         with pytest.raises(InvalidRequest) as refused:
             run(*given, options=options)

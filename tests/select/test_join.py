@@ -688,7 +688,7 @@ def test_invalid_value_columns_are_refused(name: str, column: str, said: str) ->
     field = name.removesuffix("!")
     found = _error(set_value_fields, entries, ((field, column),), (field,) if field != name else ())
     assert said in found
-    assert found.startswith(("values: ", "field '"))
+    assert found.startswith(("field: ", "field '"))
 
 
 def test_suggested_queries_are_valid() -> None:
@@ -704,14 +704,14 @@ def test_contradictory_value_options_are_refused() -> None:
     """Labels must be requested fields, fields must be unique, and there must be metadata."""
     entries = _labelled()
     assert _error(set_value_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "classes: no field 'cl'. Choose its column with values={'cl': 'COLUMN'}."
+        "classes: no field 'cl'. Choose its column with field={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
     assert (
         _error(set_value_fields, entries, twice, ())
-        == "values: several columns for the field 'cls'. Use a different name for each."
+        == "field: several columns for the field 'cls'. Use a different name for each."
     )
     assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "values: no column 'label', and no others. "
+        "field: no column 'label', and no others. "
         "Add columns from a table with join, or from JSON fields with columns_from."
     )

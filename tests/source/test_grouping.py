@@ -70,7 +70,7 @@ def test_rows_of_files_with_keys_and_values(tmp_path: Path) -> None:
     """Rows that share a key in a column are one sample, with the values that its rows share; splits work."""
     source = write_tree(tmp_path / "in", _FILES)
     table = _table(label=["x", "y", "x", None, None], score=[1.5, 2.0, 1.5, np.nan, np.nan])
-    options = CreateOptions(root=source, workers=0, meta="none", values=("cls=label",), where="id < 9")
+    options = CreateOptions(root=source, workers=0, meta="none", field=("cls=label",), where="id < 9")
     create(table, f"{tmp_path}/out.tar", options)
     assert dict(members(tmp_path / "out.tar")) == {
         "7.cls": b"x", "7.jpg": b"1", "7.txt": b"{}", "8.jpg": b"22", "8.cls": b"y",

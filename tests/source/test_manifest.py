@@ -134,8 +134,8 @@ def test_every_role(tmp_path: Path) -> None:
         }
     )  # fmt: skip
     options: dict[str, Any] = {
-        "key": "name", "files": (("jpg", "photo"), ("mask.png", "mask")),
-        "binary": (("wav", "sound"), ("png", "thumb")),
+        "key": "name", "file": (("jpg", "photo"), ("mask.png", "mask")),
+        "bytes": (("wav", "sound"), ("png", "thumb")),
         "fields": (("cls", "label"), ("score", "score")), "classes": ("cls",), "meta": ("height", "label"),
         "root": str(tmp_path),
     }  # fmt: skip
@@ -182,7 +182,7 @@ def test_paths_are_the_default_keys(tmp_path: Path) -> None:
 def test_the_path_column_can_be_the_key(tmp_path: Path) -> None:
     """`--key` may name the path column also with `--file`."""
     path = _table(tmp_path / "t.csv", _THREE)
-    samples = _samples(path, key="path", files=(("jpg", "path"),), meta="none")
+    samples = _samples(path, key="path", file=(("jpg", "path"),), meta="none")
     assert list(samples) == ["imgs/1", "imgs/2", "imgs/3"]
 
 
@@ -221,7 +221,7 @@ def test_row_numbers_are_the_fallback_keys() -> None:
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
     assert (
-        "storing the bytes of image as the field png (change with binary={'FIELD': 'COLUMN'})"
+        "storing the bytes of image as the field png (change with bytes={'FIELD': 'COLUMN'})"
         in ManifestSource(table, CreateOptions()).notes
     )
     assert list(_samples(table, rows=[1])) == ["000000001"]
@@ -245,17 +245,17 @@ def test_keys_are_text(column: Any, expected: list[str]) -> None:
 def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     """With `stat=False`, files are not examined: a column has the sizes."""
     path = _table(tmp_path / "t.csv", "id,path,size\n1,gone/1.jpg,10\n2,gone/2.png,0\n", {})
-    _, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
+    _, entries = _entries(path, stat=False, size_column="size", root="/no/such/folder", meta="none")
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
-    assert "their sizes are unknown; expected size='COLUMN'" in _error(path, stat=False)
+    assert "their sizes are unknown; expected size_column='COLUMN'" in _error(path, stat=False)
     for value, said in (
         ("-1", "a negative size in row 2"),
         ("1.5", "not a whole number in row 2"),
         ("x", "no numbers"),
     ):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
-        assert said in _error(path, stat=False, size="size")
+        assert said in _error(path, stat=False, size_column="size")
 
 
 def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("key,text\na,é\nb,long\n")
     for source in (table, tmp_path / "t.parquet", tmp_path / "t.csv"):
-        samples = _samples(source, binary=(("txt", "text"),))
+        samples = _samples(source, bytes=(("txt", "text"),))
         assert samples == {"a": {"txt": "é".encode()}, "b": {"txt": b"long"}}
 
 
@@ -330,8 +330,8 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
      "column 'path': the extension of a file is the field 'json' of another column in row 2"),
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
      "several columns for the field 'json'. The metadata is the field json: rename the other field, or"),
-    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Choose its column with values={'cls': "),  # noqa: E501
+    ("id,path,v\n1,a.jpg,x\n", {"file": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Choose its column with field={'cls': "),
     ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are reserved for the sidecar"),  # noqa: E501
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
@@ -352,12 +352,12 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
     ({"id": [1], "path": [b"a"]}, {"path": "path"},
-     "column 'path' (path) holds binary; expected text. Pack a column of bytes with binary"),
+     "column 'path' (path) holds binary; expected text. Pack a column of bytes with bytes"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {"meta": "b"},
      ("column 'b' (metadata) holds binary; expected values that JSON can represent. "
-     "Make it a field (binary={'jpg': 'b'})")),
+     "Make it a field (bytes={'jpg': 'b'})")),
     ({"id": [1], "path": ["a.jpg"], "b": [{}]}, {}, "column 'b' (metadata) holds struct<>; expected objects"),
-    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes or text"),
+    ({"id": [1], "v": [2]}, {"bytes": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
     ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
     ({"id": [1, 2], "v": pa.array([1, 2**63], pa.uint64())}, {"fields": (("n", "v"),)}, "a number over 2^63 in row 2"),
@@ -409,7 +409,7 @@ def test_paths_next_to_bytes_are_keys(
         with pa.ipc.new_stream(source, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
     expected = keys or [f"{row:09}" for row in range(3)]
-    options: dict[str, Any] = {"binary": (("png", "image"),), "meta": "none"}
+    options: dict[str, Any] = {"bytes": (("png", "image"),), "meta": "none"}
     assert _samples(source, **options) == {key: {"png": b"%d" % at} for at, key in enumerate(expected)}
     assert list(_samples(source, rows=[1, 2], **options)) == expected[1:]
     assert list(_samples(source, key="n", **options)) == ["1", "2", "3"]
@@ -451,11 +451,11 @@ def test_unused_columns_of_bytes_are_excluded(tmp_path: Path) -> None:
     write_tree(tmp_path, _FILES)
     bytes_of = {"thumb": [b"t", b"u"], "crops": [[{"bytes": b"c", "path": None}], []], "mask": [b"m", b"n"]}
     table = pa.table({"path": ["imgs/1.jpg", "imgs/3.jpg"], "n": [1, 2], **bytes_of})
-    found = _samples(table, root=str(tmp_path), path="path", binary=(("png", "mask"),))
+    found = _samples(table, root=str(tmp_path), path="path", bytes=(("png", "mask"),))
     assert found["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
     manifest, entries = _entries(table, root=str(tmp_path))
     assert (
-        manifest.notes[-1] == "columns of bytes excluded: thumb, crops, mask (add one with binary={'FIELD': 'COLUMN'})"
+        manifest.notes[-1] == "columns of bytes excluded: thumb, crops, mask (add one with bytes={'FIELD': 'COLUMN'})"
     )
     assert metadata_of(entries).column_names == ["path", "n"]
     for unclear in ({"blob": bytes_of["thumb"]}, bytes_of):
@@ -470,7 +470,7 @@ def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path / "here")
     images, masks = [f"{tmp_path}/data/imgs/{name}" for name in ("1.jpg", "3.jpg")], [f"{tmp_path}/data/masks/1.png"]
     frame = pd.DataFrame({"path": images, "mask": masks * 2})
-    options: dict[str, Any] = {"path": "path", "files": (("png", "mask"),)}
+    options: dict[str, Any] = {"path": "path", "file": (("png", "mask"),)}
     assert _samples(frame, **options) == {
         "imgs/1": {"jpg": b"one", "png": b"m"}, "imgs/3": {"jpg": b"the third", "png": b"m"},
     }  # fmt: skip
@@ -508,7 +508,7 @@ def test_samples_with_failed_files_are_skipped(tmp_path: Path) -> None:
             "5,imgs/1.jpg/x.jpg,imgs", "6,pipe.jpg,masks/1.png"]  # fmt: skip
     os.mkfifo(tmp_path / "pipe.jpg")
     path = _table(tmp_path / "t.csv", "\n".join(["id,path,mask", *rows]))
-    _, entries, skipped = _listed(path, path="path", files=(("png", "mask"),))
+    _, entries, skipped = _listed(path, path="path", file=(("png", "mask"),))
     assert entries.keys.data == b"3\0"
     assert metadata_of(entries).num_rows == 1
     assert [(one.key, one.path, one.code) for one in skipped] == [
@@ -612,7 +612,7 @@ def test_only_selected_bytes_are_written(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=300)
     rows = [0, 1, 255, 256, 299, 300, 699]
-    samples = _samples(tmp_path / "t.parquet", binary=(("b", "b"), ("a", "a")), rows=rows)
+    samples = _samples(tmp_path / "t.parquet", bytes=(("b", "b"), ("a", "a")), rows=rows)
     assert samples == {str(at): {"a": b"%d" % at, "b": b"x" * (at % 5)} for at in rows}
 
 

@@ -96,13 +96,13 @@ def _archives(place: Path) -> None:
         ("in", {"portable": True, "columns_from": ("json",), "sort_by": "n"}),
         (
             "in",
-            {"join": "table.parquet", "on": "path", "where": "n > 0", "values": ("cls=kind",), "classes": ("cls",)},
+            {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("cls=kind",), "classes": ("cls",)},
         ),
-        ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "values": ("npy=vec",)}),
+        ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("npy=vec",)}),
         ("both", {"shuffle": True}),
         ("table.parquet", {"meta": "all", "shuffle": True}),
-        ("table.parquet", {"values": ("cls=kind",), "classes": ("cls",), "out": "{split}", "split_column": "kind"}),
-        ("table.parquet", {"values": ("npy=vec",), "ending": "tfrecord"}),
+        ("table.parquet", {"field": ("cls=kind",), "classes": ("cls",), "out": "{split}", "split_column": "kind"}),
+        ("table.parquet", {"field": ("npy=vec",), "ending": "tfrecord"}),
         ("all.tar/in", {"where": "key != 'a/02'"}),
         ("all.zip", {"shuffle": True}),
     ],
@@ -386,11 +386,11 @@ def test_invalid_encoded_payloads_are_refused(text: bytes, place: Path) -> None:
     """Plans with encoded payloads that are not hexadecimal, or have another size, are refused; valid ones are used."""
     table = place / "t.jsonl"
     table.write_text('{"key": "a", "v": "ab"}\n')
-    plan = _write_plan(table, place, values=("txt=v",), meta="none")
+    plan = _write_plan(table, place, field=("txt=v",), meta="none")
 
     def use(text: bytes) -> None:
         other = _reseal(plan, place / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
-        _use(place, other, table, values=("txt=v",), meta="none")
+        _use(place, other, table, field=("txt=v",), meta="none")
 
     with pytest.raises((CorruptShard, InvalidRequest)):
         use(text)
@@ -480,7 +480,7 @@ def test_unpacked_payloads_have_no_plan(place: Path) -> None:
     with tarfile.open(place / "all.tar.gz", "w:gz") as tar:
         tar.add(place / "in/a/00.txt", "00.txt")
     sources: list[tuple[Path, dict[str, Any]]] = [(place / "all.tar.gz", {})]
-    for source, more in [*sources, (place / "bytes.parquet", {"binary": ("jpg=bytes",)})]:
+    for source, more in [*sources, (place / "bytes.parquet", {"bytes": ("jpg=bytes",)})]:
         with pytest.raises(InvalidRequest, match="payloads in a table or a compressed archive"):
             _write_plan(source, place, **more)
     assert not (place / "plan.parquet").exists()

@@ -231,7 +231,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = manifest(root, **rows)
     values = ("txt=text", "cls=label", "n=n", "score=score")
     return {
-        ending: make(source, root / f"{ending}-{{0..}}.{ending}", max_count=3, values=values, classes=("cls",))
+        ending: make(source, root / f"{ending}-{{0..}}.{ending}", max_count=3, field=values, classes=("cls",))
         for ending in ("tar", "tfrecord")
     }
 
@@ -984,7 +984,7 @@ def test_formats_round_trip(tmp_path_factory: pytest.TempPathFactory, floats: li
     values = ("score=score", "n=n", "ok=ok", "txt=text")
     data = {}
     for ending in ("tar", "tfrecord"):
-        make(source, folder / f"{ending}-{{0..}}.{ending}", values=values, max_count=2)
+        make(source, folder / f"{ending}-{{0..}}.{ending}", field=values, max_count=2)
         data[ending] = [path.read_bytes() for path in shards(folder) if path.suffix == f".{ending}"]
     for first, second in (("tar", "tfrecord"), ("tfrecord", "tar")):
         options = ReshardOptions(workers=0, max_count=2)
@@ -1017,7 +1017,7 @@ def test_metadata_of_several_datasets_is_merged(tmp_path: Path) -> None:
     paths = []
     for at, table in enumerate(tables):
         source = manifest(tmp_path / str(at), **table)
-        paths.append(make(source, tmp_path / f"{at}-{{0..}}.tar", values=("txt=key",)))
+        paths.append(make(source, tmp_path / f"{at}-{{0..}}.tar", field=("txt=key",)))
     foreign = write_tar(tmp_path / "f.tar", [("f", [("txt", b"")])])
     found = listed(paths[0], foreign, paths[1], paths[2]).entries
     assert metadata_of(found).select(["n", "s", "t"]).to_pylist() == [
@@ -1034,7 +1034,7 @@ def test_conflicting_metadata_is_refused(tmp_path: Path) -> None:
     paths = {}
     for name, values in (("text", ["1"]), ("whole", pa.array([2**60 + 1])), ("part", [0.5]), ("small", [1])):
         source = manifest(tmp_path / name, key=[name], n=values)
-        paths[name] = make(source, tmp_path / f"{name}-{{0..}}.tar", values=("txt=key",))
+        paths[name] = make(source, tmp_path / f"{name}-{{0..}}.tar", field=("txt=key",))
     with pytest.raises(InvalidRequest, match=r"column 'n': string in text, int64 in whole"):
         listed(paths["text"], paths["whole"])
     with pytest.raises(InvalidRequest, match=r"column 'n': double in part, int64 in whole"):
@@ -1059,7 +1059,7 @@ def test_conflicting_classes_are_refused(ours: dict[str, Path], tmp_path: Path) 
 def test_fingerprints_are_added(ours: dict[str, Path], tmp_path: Path) -> None:
     """The digest equals that of the same samples in one dataset; if a text may have been rounded, there is none."""
     source = manifest(tmp_path / "in", n=[1, 2, 3], text=["a", "b", "c"])
-    one = make(source, tmp_path / "one-{0..}.tfrecord", values=("txt=text", "cls=n"))
+    one = make(source, tmp_path / "one-{0..}.tfrecord", field=("txt=text", "cls=n"))
     told = [int(parse_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
     assert listed(ours["tar"], one).digest == sum(told) % 2**256
     assert listed(ours["tfrecord"]).digest is None

@@ -66,7 +66,7 @@ def test_an_unused_path_column_is_an_error(name: str, tmp_path: Path) -> None:
 def test_usual_names_are_used(name: str, tmp_path: Path) -> None:
     """A column with a usual name, in any case, is the path column, unless an option names another."""
     table = _table(tmp_path, **{name.upper(): [*_CLIPS], "caption": _TEXT})
-    create(table, f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="none", workers=0)
+    create(table, f"{tmp_path}/x-{{0..}}.tar", field=("txt=caption",), meta="none", workers=0)
     clips = {name: data for name, data in members(tmp_path / "x-0.tar") if name.endswith(".mp4")}
     assert clips == _CLIPS
 
@@ -76,24 +76,24 @@ def test_several_path_columns_are_an_error(tmp_path: Path) -> None:
     table = _table(tmp_path, video=[*_CLIPS], audio=[*_SOUNDS], caption=_TEXT)
     found = _error(table)
     assert "column 'audio' holds paths of existing files, such as '0.wav', which would not be packed" in found
-    assert "Pack the files: path='video' files={'audio.wav': 'audio'}. To store the paths as metadata only" in found
+    assert "Pack the files: path='video' file={'audio.wav': 'audio'}. To store the paths as metadata only" in found
     assert found.endswith("meta='audio,caption'.")
-    assert not _notes(table, path="video", files=(("audio.wav", "audio"),))
+    assert not _notes(table, path="video", file=(("audio.wav", "audio"),))
     assert not _notes(table, meta="audio,caption")
-    options = CreateOptions(path="video", files=("audio.wav=audio",), meta="none", workers=0)
+    options = CreateOptions(path="video", file=("audio.wav=audio",), meta="none", workers=0)
     create(table, f"{tmp_path}/x-{{0..}}.tar", options)
     expected = {f"clips/{at}.{name}" for at in range(3) for name in ("mp4", "audio.wav")}
     assert {name for name, _ in members(tmp_path / "x-0.tar")} == expected
     both = _table(tmp_path, first=[*_CLIPS], second=[*_SOUNDS], caption=_TEXT)
     found = _error(both, fields=(("txt", "caption"),))
     assert "columns 'first', 'second' hold paths of existing files" in found
-    assert "Pack the files: files={'mp4': 'first'} files={'wav': 'second'}." in found
+    assert "Pack the files: file={'mp4': 'first'} file={'wav': 'second'}." in found
 
 
 def test_an_explicit_option_decides(tmp_path: Path) -> None:
     """If an option names path columns, others are metadata, with a note."""
     table = _table(tmp_path, movie=[*_CLIPS], sound=[*_SOUNDS])
-    for options in ({"path": "movie"}, {"files": (("mp4", "movie"),)}):
+    for options in ({"path": "movie"}, {"file": (("mp4", "movie"),)}):
         (note,) = _notes(table, **options)
         assert note.startswith("column 'sound' holds paths of existing files, such as '0.wav', which are not packed (")
         assert "'sound'})" in note
@@ -160,7 +160,7 @@ def test_remote_files_take_few_requests(http_files: Server, tmp_path: Path) -> N
     prefix = http_files.new_prefix()
     _table(http_files.local(prefix), movie=[*_CLIPS], caption=["a.b", "c d", "e"])
     with pytest.raises(InvalidRequest, match="column 'movie' holds paths of existing files"):
-        create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), workers=0)
-    create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="movie", workers=0)
+        create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", field=("txt=caption",), workers=0)
+    create(f"{prefix}/t.csv", f"{tmp_path}/x-{{0..}}.tar", field=("txt=caption",), meta="movie", workers=0)
     _table(http_files.local(prefix), movie=["no.mp4", "none.mp4", "gone.mp4"], caption=_TEXT)
-    create(f"{prefix}/t.csv", f"{tmp_path}/y-{{0..}}.tar", values=("txt=caption",), workers=0)
+    create(f"{prefix}/t.csv", f"{tmp_path}/y-{{0..}}.tar", field=("txt=caption",), workers=0)

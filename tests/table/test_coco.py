@@ -116,7 +116,7 @@ def test_invalid_coco_is_refused(changes: dict[str, Any], said: str, tmp_path: P
 def test_coco_classes_as_a_field(tmp_path: Path) -> None:
     """Lists of class numbers become a JSON field, with the class names in the dataset file."""
     write_tree(tmp_path, {"imgs/2.jpg": b"x", "imgs/3.jpg": b"y", "imgs/5.jpg": b"z", "coco.json": _coco()})
-    given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}}
+    given: dict[str, Any] = {"join": tmp_path / "coco.json", "field": {"labels.json": "labels"}}
     made = create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", CreateOptions(**given))
     assert json.loads((tmp_path / "a.json").read_text())["shardtool"]["classes"] == {
         "labels.json": ["car", "cat", "dog"]
@@ -124,15 +124,15 @@ def test_coco_classes_as_a_field(tmp_path: Path) -> None:
     assert not [note for note in made.notes if "holds paths" in note]
     found = dict(members(tmp_path / "a-0.tar"))
     assert [found[f"{at}.labels.json"] for at in (2, 3, 5)] == [b"[2]", b"[]", b"[1,2]"]
-    options = CreateOptions(values={"labels.json": "labels"}, root=tmp_path / "imgs", meta="none")
+    options = CreateOptions(field={"labels.json": "labels"}, root=tmp_path / "imgs", meta="none")
     create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", options)
     assert members(tmp_path / "b-0.tar") == members(tmp_path / "a-0.tar")
     (tmp_path / "coco.json").write_bytes(_coco(annotations=_with(bbox=[0, 1, float("inf"), 1])))
     with pytest.raises(InvalidRequest, match=r"column 'boxes': an infinite number in 1 sample, such as '5'"):
-        create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"b.json": "boxes"}}))
+        create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"field": {"b.json": "boxes"}}))
     (tmp_path / "coco.json").write_bytes(_coco())
     with pytest.raises(InvalidRequest, match=r"holds lists of class numbers; expected a field name that ends in json"):
-        create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
+        create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"field": {"cls": "labels"}}))
 
 
 def test_coco_annotations_in_queries(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_coco_annotations_in_queries(tmp_path: Path) -> None:
     query, fields = "labels.contains('dog') and boxes.len() == 1", {"labels.json": "labels"}
     for name, where in (("all", None), ("some", query)):
         create(
-            tmp_path / "imgs", f"{tmp_path}/{name}-{{0..}}.tar", join=tmp_path / "coco.json", values=fields, where=where
+            tmp_path / "imgs", f"{tmp_path}/{name}-{{0..}}.tar", join=tmp_path / "coco.json", field=fields, where=where
         )
     rows = create(tmp_path / "coco.json", f"{tmp_path}/rows-{{0..}}.tar", root=tmp_path / "imgs", where=query)
     assert rows.samples == 1
@@ -154,7 +154,7 @@ def test_coco_annotations_in_queries(tmp_path: Path) -> None:
 def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
     """On append, a new category gets the next number, even with a lower id; existing numbers stay."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
-    given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}, "workers": 0}
+    given: dict[str, Any] = {"join": tmp_path / "coco.json", "field": {"labels.json": "labels"}, "workers": 0}
     few = {
         "images": _COCO["images"][:1],
         "annotations": _COCO["annotations"][1:2],
@@ -177,7 +177,7 @@ def test_coco_with_a_class_list(tmp_path: Path) -> None:
     """Class numbers follow a given list that includes the categories; verify uses the dataset's list."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
     (tmp_path / "coco.json").write_bytes(_coco())
-    given: dict[str, Any] = {"values": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 0}
+    given: dict[str, Any] = {"field": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 0}
     names = ["bird", "dog", "cat", "car"]
     create(tmp_path / "coco.json", f"{tmp_path}/a-{{0..}}.tar", classes_from=names, **given)
     data = shardtool.open(tmp_path / "a.json")
@@ -187,6 +187,4 @@ def test_coco_with_a_class_list(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"2 labels of 'labels\.json' not in the list: 'cat', 'dog'"):
         create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=["car"], **given)
     with pytest.raises(InvalidRequest, match="no labels to number"):
-        create(
-            tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=names, values={"w": "width"}, workers=0
-        )
+        create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=names, field={"w": "width"}, workers=0)

@@ -77,7 +77,7 @@ def test_a_json_array_equals_json_lines(tmp_path: Path) -> None:
         table, lines = open_table(tmp_path / "t.json", ()), open_table(tmp_path / "t.jsonl", ())
         assert table.schema == lines.schema
         assert table.read(table.schema.names, ()).to_pylist() == rows
-    create(tmp_path / "t.json", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(values={"txt": "text"}, meta="box"))
+    create(tmp_path / "t.json", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(field={"txt": "text"}, meta="box"))
     assert members(tmp_path / "o-0.tar")[:2] == [("7.json", b'{"box":[1.0,2.5]}'), ("7.txt", b'a "b"\n')]
 
 

@@ -24,8 +24,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"meta": "none", "key": "key"},
     {"fields": (("f", "v"),), "classes": ("f",)},
     {"fields": (("f", "path"),), "meta": ("path",)},
-    {"binary": (("f", "v"),)},
-    {"files": (("f", "v"),), "allow_outside": True},
+    {"bytes": (("f", "v"),)},
+    {"file": (("f", "v"),), "allow_outside": True},
 )
 
 

@@ -410,7 +410,7 @@ def test_a_frame_of_mixed_lists() -> None:
     said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
     expected = "column 'objects' holds list in 2 rows with elements of different types: cannot mix list and non-list"
     assert expected in said
-    assert "frame['objects'].map(json.dumps), then use values={'json': 'objects'} with meta='none'" in said
+    assert "frame['objects'].map(json.dumps), then use field={'json': 'objects'} with meta='none'" in said
 
 
 def test_numbers_in_text() -> None:

@@ -101,7 +101,7 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
         ([[[1]], [None]], pa.list_(pa.list_(pa.int8())), "a null in a list in row 2"),
         ([["a"]], pa.list_(pa.string()), "holds list<item: string>; expected lists of numbers of equal length. Use"),
         ([[{"a": 1}]], None, "holds list<item: struct<a: int64>>; expected lists of numbers"),
-        (["[1, 2]"], None, "holds string; expected lists of numbers of equal length. Use another field: values={'txt'"),
+        (["[1, 2]"], None, "holds string; expected lists of numbers of equal length. Use another field: field={'txt'"),
         ([1.5], None, "holds double; expected lists of numbers"),
     ],
 )
@@ -110,7 +110,7 @@ def test_other_values_are_not_arrays(values: list[Any], kind: pa.DataType | None
     found = _error(pa.array(values, kind))
     assert "column 'v' (field npy)" in found
     assert said in found
-    assert "values={" in found
+    assert "field={" in found
 
 
 @pytest.mark.parametrize("ending", sorted(BINARY_ENDINGS))
@@ -119,7 +119,7 @@ def test_text_is_refused_for_binary_formats(ending: str) -> None:
     for column, other in ((pa.array(["a"]), "txt"), (pa.array([1]), "txt"), (pa.array([{"a": 1}]), "json")):
         found = _error(column, f"x.{ending.upper()}")
         assert f"column 'v' (field x.{ending.upper()}) holds {column.type}; expected " in found
-        assert found.endswith(f"Use another field: values={{'{other}': 'v'}}.")
+        assert found.endswith(f"Use another field: field={{'{other}': 'v'}}.")
         _check(column, other)
         assert field_type(other, column.type) is not None
 

@@ -63,7 +63,7 @@ def test_differences_match_those_in_memory(
 def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
     """A rewritten dataset has no differences, even if numbers are stored natively."""
     rows = pd.DataFrame({"key": [f"{at:02}" for at in range(20)], "n": range(20), "x": [at / 4 for at in range(20)]})
-    options = CreateOptions(values={"cls": "n", "score": "x"}, workers=0)
+    options = CreateOptions(field={"cls": "n", "score": "x"}, workers=0)
     shardtool.create(rows, tmp_path / "a-{0..}.tar", options)
     shardtool.create(rows, tmp_path / "b-{0..}.tfrecord", options)
     shardtool.reshard(tmp_path / "b.json", tmp_path / "c-{0..}.tar", shuffle=True, max_count=3, workers=0)
@@ -77,7 +77,7 @@ def test_metadata_columns_are_compared(tmp_path: Path) -> None:
     rows = pd.DataFrame({"key": list("abcd"), "w": [1, 2, 3, 4], "x": [1.5, None, 3.0, None], "t": list("pqrs")})
     other = rows.assign(w=rows["w"].astype("float64"), x=[1.5, None, 9.0, 1.0], new=[None, "n", None, None])
     for name, table in (("a", rows), ("b", other)):
-        shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", binary={}, values={"txt": "t"}, workers=0)
+        shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", bytes={}, field={"txt": "t"}, workers=0)
     found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
     assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
 
@@ -157,7 +157,7 @@ def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
 def test_splits_are_compared_with_their_manifest(tmp_path: Path) -> None:
     """All splits of a run are compared with its table; a sample with a changed split has moved."""
     rows = pd.DataFrame({"key": list("abcdef"), "t": list("pqrstu"), "part": ["train", "val"] * 3})
-    shardtool.create(rows, tmp_path / "{split}-{0..}.tar", values={"txt": "t"}, split_by="part", workers=0)
+    shardtool.create(rows, tmp_path / "{split}-{0..}.tar", field={"txt": "t"}, split_by="part", workers=0)
     splits = str(tmp_path / "{split}.json")
     assert shardtool.diff(splits, rows, workers=0).same
     changed = rows.assign(part=["train", "train", *rows["part"][2:]], t=["p", "q", "other", *rows["t"][3:]])
@@ -226,7 +226,7 @@ def test_renamed_classes_are_a_difference(tmp_path: Path) -> None:
         names = tmp_path / f"{name}.txt"
         names.write_text("\n".join(folders))
         rows = pd.DataFrame({"key": ["x", "y"], "t": ["1", "2"], "label": folders[:2]})
-        options = CreateOptions(values={"cls": "label", "txt": "t"}, classes=("cls",), classes_from=names, meta="none")
+        options = CreateOptions(field={"cls": "label", "txt": "t"}, classes=("cls",), classes_from=names, meta="none")
         shardtool.create(rows, tmp_path / f"{name}-{{0..}}.tar", options)
     assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=0).same
     found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, ShardWriter
 from shardtool.fingerprint import crc32c
-from shardtool.verbs.inspect.duplicates import inspect_duplicates
+from shardtool.verbs.inspect.duplicates import find_duplicates
 from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_groups_equal_those_in_memory(samples: Samples, ending: str, tmp_path_fa
     """Groups and their conflicting labels equal those in memory; after dropping, each content exists once."""
     folder = tmp_path_factory.mktemp("twins")
     dataset = write(folder / f"a-{{0..}}.{ending}", samples)
-    found, groups = inspect_duplicates(dataset), grouped(samples)
+    found, groups = find_duplicates(dataset), grouped(samples)
     assert [[one.key for one in group] for group in found.groups] == groups
     labels = [[samples[key].get("cls") for key in group] for group in groups]
     assert [[bool(one.differs) for one in group] for group in found.groups] == [
@@ -63,7 +63,7 @@ def test_groups_equal_those_in_memory(samples: Samples, ending: str, tmp_path_fa
     shardtool.reshard(dataset, folder / "b-{0..}.tar", drop_duplicates=True, workers=0)
     lost = [key for group in groups for key in group[1:]]
     assert [*shardtool.open(folder / "b.json").keys] == [key for key in samples if key not in lost]
-    assert not inspect_duplicates(folder / "b.json").groups
+    assert not find_duplicates(folder / "b.json").groups
     left_out = (folder / "b.skipped").read_text().splitlines() if lost else []
     assert sorted(json.loads(line)["key"] for line in left_out) == sorted(lost)
 
@@ -79,7 +79,7 @@ def test_equal_checksums_are_no_proof(tmp_path: Path) -> None:
     else:
         pytest.fail("no collision")
     write(tmp_path / "a-{0..}.tar", {"x": {"jpg": data}, "y": {"jpg": other}, "z": {"jpg": other}})
-    (group,) = inspect_duplicates(tmp_path / "a.json").groups
+    (group,) = find_duplicates(tmp_path / "a.json").groups
     assert [one.key for one in group] == ["y", "z"]
 
     several = {f"{number:02}": {"txt": b"%d" % number, "cls": b"1"} for number in range(30)}
@@ -97,7 +97,7 @@ def test_splits_and_datasets(tmp_path: Path) -> None:
     """Groups in several splits are marked, across formats; a label or a text that differs is named."""
     write(tmp_path / "train-{0..}.tar", {"a": {"jpg": b"1", "cls": b"1"}, "b": {"jpg": b"2", "txt": b"cat"}})
     write(tmp_path / "val-{0..}.tfrecord", {"c": {"jpg": b"1", "cls": b"2"}, "d": {"jpg": b"2", "txt": b"dog"}})
-    found = inspect_duplicates([tmp_path / "train.json", tmp_path / "val.json"])
+    found = find_duplicates([tmp_path / "train.json", tmp_path / "val.json"])
     assert [[(one.key, one.split, one.differs) for one in group] for group in found.groups] == [
         [("a", "train", ()), ("c", "val", ("cls",))],
         [("b", "train", ()), ("d", "val", ("txt",))],
@@ -148,7 +148,7 @@ def test_sources_other_than_folders(packed: str, tmp_path: Path) -> None:
         write_tree(tmp_path / "in", files)
         source = shutil.make_archive(str(tmp_path / "x"), packed, tmp_path / "in")
     binary = ("jpg=jpg",) if packed == "table" else ()
-    shardtool.create(source, tmp_path / "a-{0..}.tar", binary=binary, drop_duplicates=True, workers=0)
+    shardtool.create(source, tmp_path / "a-{0..}.tar", bytes=binary, drop_duplicates=True, workers=0)
     assert [*shardtool.open(tmp_path / "a.json").keys] == ["a", "b", "d"]
 
 
@@ -180,6 +180,6 @@ def test_labels_that_are_the_same_in_other_forms(tmp_path: Path) -> None:
     rows = pd.DataFrame({"key": ["a", "b"], "jpg": [b"1", b"2"], "n": [1, 2]})
     for name, table in {"a-{0..}.tar": rows, "b-{0..}.tfrecord": rows, "c-{0..}.tar": rows[["key", "jpg"]]}.items():
         values = {"cls": "n"} if "n" in table else {}
-        shardtool.create(table, tmp_path / name, binary=("jpg=jpg",), values=values, meta="none", workers=0)
-    found = inspect_duplicates([tmp_path / f"{name}.json" for name in "abc"])
+        shardtool.create(table, tmp_path / name, bytes=("jpg=jpg",), field=values, meta="none", workers=0)
+    found = find_duplicates([tmp_path / f"{name}.json" for name in "abc"])
     assert (len(found.groups), found.surplus, found.unlike) == (2, 4, 0)

@@ -200,7 +200,7 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     taken = {n for n in range(16) if n % 4 != 3 and hashlib.sha256(body(str(n))).hexdigest() < "9"}
     asked: dict[str, Any] = {
-        "urls": {"jpg": "u"}, "allow_private": True, "retries": 0, "max_failed": 0.3, "hash": ("sha256", "md5"),
+        "url": {"jpg": "u"}, "allow_private": True, "retries": 0, "max_failed": 0.3, "hash": ("sha256", "md5"),
         "where": "sha256 < '9' and (n < 99 or md5 < '5')", "max_count": 1,
     }  # fmt: skip
     result = _pack(source, tmp_path / "out", **asked)
@@ -223,7 +223,7 @@ def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Pa
             if samples:
                 counted.append((time.monotonic(), samples))
 
-    asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
+    asked: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
     options = CreateOptions(workers=0, where="md5 != ''", **asked)
     create(source, f"{tmp_path}/out/{STEM}.tar", options, observer=Watch())
     assert sum(samples for _, samples in counted) == 40
@@ -234,7 +234,7 @@ def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
     """Parts produce the dataset and the list of skipped samples of a single run."""
     source = tmp_path / "in.csv"
     source.write_text("u\n" + "".join(f"{web.url(f'ok/{n}')}\n" for n in range(12)))
-    asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
+    asked: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
     _pack(source, tmp_path / "one", **asked)
     for part in ("2/2", "1/2"):
         _pack(source, tmp_path / "parts", part=part, **asked)

@@ -54,7 +54,7 @@ def test_create_takes_what_reshard_takes(asked: dict[str, Any], source: Any, end
     """The same samples, with the same bytes, as a reshard of all; `verify` with the source finds no others missing."""
     own: dict[str, Any] = {"workers": 0}
     if isinstance(source, pd.DataFrame):
-        own |= {"root": tmp_path / "in", "values": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
+        own |= {"root": tmp_path / "in", "field": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
     create(source, tmp_path / f"all-{{0..}}.{ending}", CreateOptions(**own))
     create(source, tmp_path / f"some-{{0..}}.{ending}", CreateOptions(**own, **asked))
     reshard(tmp_path / "all.json", tmp_path / f"again-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
@@ -68,7 +68,7 @@ def test_files_of_other_rows_are_not_looked_at(tmp_path: Path) -> None:
     """A trial of ten rows of a large table does not need all of its files; labels have the numbers that all give."""
     write_tree(tmp_path, {"b.txt": b"x"})
     table = pd.DataFrame({"path": ["b.txt", "gone/a.txt"], "kind": ["dog", "cat"]})
-    asked: dict[str, Any] = {"values": {"cls": "kind"}, "classes": ("cls",), "root": tmp_path, "workers": 0}
+    asked: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "root": tmp_path, "workers": 0}
     create(table, tmp_path / "o-{0..}.tar", CreateOptions(head=1, **asked))
     assert shardtool.open(tmp_path / "o.json")[0]["cls"] == b"1"
 

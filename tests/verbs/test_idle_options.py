@@ -54,7 +54,7 @@ def test_a_join_alone_says_where_its_columns_are(place: Path) -> None:
     assert (code, said) == (0, [f"{IN_SIDECARS} (make one a field with --field cls=label)"])
     assert _create(place, "src", "--join", "t.csv", "--on", "id", "--field", "cls=label") == (0, [])
     result = create(place / "src", f"{place}/y-{{0..}}.tar", CreateOptions(join=place / "t.csv", on="id"))
-    assert result.notes[0].endswith("(make one a field with values={'cls': 'label'})")
+    assert result.notes[0].endswith("(make one a field with field={'cls': 'label'})")
     ran = typed("reshard", "y.json", "z-{0..}.tar", "--join", "t.csv", "--on", "id", cwd=place)
     assert (ran.code, IN_SIDECARS in ran.err) == (0, True)
 

@@ -153,7 +153,7 @@ def test_columns_of_all_shards(tmp_path: Path) -> None:
     ]
     for number, more in enumerate(columns):
         table = pa.table({"key": [f"{number}-0", f"{number}-1"], "txt": ["x" * 2000 * (4 - number)] * 2, **more})
-        options = CreateOptions(values=("txt=txt",), meta=",".join(more), workers=0)
+        options = CreateOptions(field=("txt=txt",), meta=",".join(more), workers=0)
         create(table, f"{tmp_path}/x-{number}.tar", options)
         (tmp_path / f"x-{number}.json").unlink()
     expected = {"a": "string", "b": "int64", "c": "double"}

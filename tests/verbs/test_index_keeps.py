@@ -48,7 +48,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pa.table(
         {"key": [f"k{at}" for at in range(6)], "txt": [f"{at}" * at for at in range(6)], "score": range(6)}
     )
-    options = CreateOptions(values=("txt=txt",), meta="score", max_count=2, workers=0)
+    options = CreateOptions(field=("txt=txt",), meta="score", max_count=2, workers=0)
     folder = tmp_path_factory.mktemp("packed")
     create(table, f"{folder}/x-{{0..}}.{ending}", options)
     return folder

@@ -54,7 +54,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
 def tabled(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
     """Return a dataset created from a manifest, with metadata."""
     folder = tmp_path_factory.mktemp(f"tabled-{ending}")
-    options = CreateOptions(max_size="1MB", values=("cls=bi", "w=width"), classes=("cls",), probe=True)
+    options = CreateOptions(max_size="1MB", field=("cls=bi", "w=width"), classes=("cls",), probe=True)
     create(TABLE, f"{folder}/out-{{000..}}.{ending}", options)
     return folder
 
@@ -112,7 +112,7 @@ def test_labels_are_sorted_by_frequency_and_name(tmp_path: Path) -> None:
     rows = [{"key": f"{name}-{at}", "label": name, "n": name[1:]} for name in names for at in range(3)]
     rows.append({"key": "more", "label": "c7", "n": "7"})
     rows.sort(key=lambda row: crc32c.crc32c(row["key"].encode()))  # in no order
-    options = CreateOptions(values=("cls=label", "label=n"), classes=("cls",), max_count=5, workers=0, meta="label")
+    options = CreateOptions(field=("cls=label", "label=n"), classes=("cls",), max_count=5, workers=0, meta="label")
     create(pa.Table.from_pylist(rows), f"{tmp_path}/o-{{0..}}.tar", options)
     found = inspect(tmp_path).labels
     in_order = ["c7", *(name for name in names if name != "c7")]
@@ -204,7 +204,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "key": [f"{at:06}" for at in number], "label": [("ant", "bee")[at % 2] for at in number],
         "place": [f"p{at // 50_000}" for at in number], "w": pa.array(number),
     })  # fmt: skip
-    options = CreateOptions(key="key", values=("cls=label",), classes=("cls",), meta="label,place,w", workers=0)
+    options = CreateOptions(key="key", field=("cls=label",), classes=("cls",), meta="label,place,w", workers=0)
     create(table, f"{folder}/out-{{0..}}.tfrecord", options)
     return folder / "out.json"
 
@@ -245,7 +245,7 @@ def test_columns_may_differ_between_shards(tmp_path: Path) -> None:
     for number, values in enumerate(columns):
         table = {"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "n": [number, 10 + number]}
         more = {} if values is None else {"w": values}
-        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=0))
+        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(field=("txt=txt",), workers=0))
         (tmp_path / "one" / f"x-{number}.json").unlink()
     summary = inspect(tmp_path / "one")
     assert (summary.samples, summary.problems) == (12, ())
@@ -273,7 +273,7 @@ def test_columns_of_lists(tmp_path: Path) -> None:
         "null": pa.array([None] * 4, pa.list_(pa.int32())),
     }
     table = pa.table({"key": list("abcd"), "txt": list("pqrs"), **columns})
-    options = CreateOptions(values=("txt=txt",), max_count=2, workers=0)
+    options = CreateOptions(field=("txt=txt",), max_count=2, workers=0)
     create(table, tmp_path / "x-{0..}.tar", options)
     summary = inspect(tmp_path / "x.json")
     lengths = {name: summary.columns[name].lengths for name in columns}
@@ -300,7 +300,7 @@ def test_list_columns_may_change_their_type(tmp_path: Path) -> None:
     columns = [[[1], [2, 3]], [["a"], []], ["x", "y"], [None, None]]
     for number, values in enumerate(columns):
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "w": values})
-        create(table, f"{tmp_path}/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=0))
+        create(table, f"{tmp_path}/x-{number}.tar", CreateOptions(field=("txt=txt",), workers=0))
         (tmp_path / f"x-{number}.json").unlink()
     found = inspect(tmp_path).columns["w"]
     assert (found.filled, found.distinct, found.element, found.values) == (6, None, "int64 or string", ())
@@ -333,7 +333,7 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     again = ["reshard", *(f"../{name}.json" for name in command[1:3]), "new-{0..}.tar", *command[3:]]
     assert typed(*again, cwd=tmp_path / "again").code == 0
     assert (tmp_path / "again" / "new.json").read_bytes() == (tmp_path / "new.json").read_bytes()
-    create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
+    create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(field=("cls=label", "txt=txt"),
            classes=("cls",), append=True, workers=0))  # fmt: skip
     assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
     assert _command(tmp_path / "one.json", "created")[:2] == ["create", "one.csv"]

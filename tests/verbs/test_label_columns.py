@@ -152,7 +152,7 @@ def test_numbers_outside_the_classes_have_no_name() -> None:
 def test_names_of_classes_name_no_place(name: str, tmp_path: Path) -> None:
     """A dataset of others may call its classes anything; a split, and so a file, is not called so."""
     table = pd.DataFrame({"key": ["a", "b"], "kind": [name, "x"]})
-    whole = _create(table, tmp_path / "in", values={"cls": "kind"}, classes=("cls",))
+    whole = _create(table, tmp_path / "in", field={"cls": "kind"}, classes=("cls",))
     with pytest.raises(InvalidRequest, match="split"):
         reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=0, split_column="cls"))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "in") in ([], ["o"])
@@ -175,7 +175,7 @@ def test_a_column_with_the_name_of_the_labels(
 ) -> None:
     """Texts are kept as names. Numbers are those of the field, so queries never confuse classes."""
     manifest = pd.DataFrame({"key": ["a", "b", "c"], **table})
-    asked: dict[str, Any] = {"values": {"cls": column}, "classes": ("cls",)}
+    asked: dict[str, Any] = {"field": {"cls": column}, "classes": ("cls",)}
     made = _create(manifest, tmp_path / "o", **asked)
     assert [*(_column(made) or {}).values()] == expected
     found = dict(members(*shards(tmp_path / "o")))
@@ -189,7 +189,7 @@ def test_a_column_with_the_name_of_the_labels(
 def test_the_labels_of_a_manifest_divide_and_choose_in_the_run_that_makes_them(tmp_path: Path) -> None:
     """`where` and `stratify` know the field by its name, which is not the column's."""
     table = pd.DataFrame({"key": range(8), "kind": ["cat", "dog"] * 4})
-    asked: dict[str, Any] = {"values": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
+    asked: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
     made = _create(table, tmp_path / "a", where="cls == 'dog'", **asked)
     assert shardtool.open(made).keys[:] == ["1", "3", "5", "7"]
     create(table, tmp_path / "{split}" / "o-{0..}.tar", CreateOptions(split="x=0.5,y=0.5", stratify="cls", **asked))
@@ -199,7 +199,7 @@ def test_the_labels_of_a_manifest_divide_and_choose_in_the_run_that_makes_them(t
 
 def test_numbers_of_a_column_are_a_column_of_the_field(tmp_path: Path) -> None:
     """A field of numbers without classes is a column under its own name, too."""
-    made = _create(pd.DataFrame({"key": [1, 2], "n": [5, 6]}), tmp_path / "o", values={"cls": "n"}, meta="none")
+    made = _create(pd.DataFrame({"key": [1, 2], "n": [5, 6]}), tmp_path / "o", field={"cls": "n"}, meta="none")
     assert _column(made) == {"1": 5, "2": 6}
     assert len(shardtool.open(made).where("cls == 6")) == 1
 

@@ -126,10 +126,10 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
     assert str(tmp_path) not in (tmp_path / "y/y.json").read_text(encoding="ascii")
     assert verify(tmp_path / "y/y.json", VerifyOptions(workers=0, source=second)).findings == ()
     table = pd.DataFrame({"key": ["p", "q"], "label": ["dog", "bee"]})
-    create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(values=("cls=label",), classes=("cls",), **asked))
+    create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(field=("cls=label",), classes=("cls",), **asked))
     assert _labels(tmp_path / "z") == {"p": "2", "q": "0"}
     assert verify(tmp_path / "z/z.json", VerifyOptions(workers=0, source=table)).findings == ()
-    remade = ReshardOptions(workers=0, values=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
+    remade = ReshardOptions(workers=0, field=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
     reshard(tmp_path / "z/z.json", f"{tmp_path}/r/r-{{0..}}.{ending}", remade)
     assert _labels(tmp_path / "r") == {"p": "0", "q": "1"}
     assert verify(tmp_path / "r/r.json", VerifyOptions(workers=0, source=tmp_path / "z/z.json")).findings == ()
@@ -184,7 +184,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
 def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_path: Path) -> None:
     """Each of several labels keeps its numbers, and a class has one number in all splits, though one lacks it."""
     output = f"{tmp_path}/o/{{split}}-{{0..}}.tar"
-    asked: dict[str, Any] = {"values": ("cls=a", "top=b"), "classes": ("cls", "top")}
+    asked: dict[str, Any] = {"field": ("cls=a", "top=b"), "classes": ("cls", "top")}
     rows = [
         ("k0", "dog", "x", "train"),
         ("k1", "dog", "y", "val"),
@@ -275,9 +275,9 @@ def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_
 
 def test_classes_from_needs_labels(tmp_path: Path) -> None:
     """The error names the required option."""
-    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes or values, too"):
+    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes or field, too"):
         _options(classes_from=["a"])
-    with pytest.raises(InvalidRequest, match="no labels to number; expected classes or values, too"):
+    with pytest.raises(InvalidRequest, match="no labels to number; expected classes or field, too"):
         ReshardOptions(classes_from=["a"])
     ran = typed("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
     assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)
@@ -307,7 +307,7 @@ def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
 def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: Path) -> None:
     """If unshuffled samples are sorted by class, a note names the option that mixes them."""
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
-    asked = _options(values=("cls=label",), classes=("cls",), **options)
+    asked = _options(field=("cls=label",), classes=("cls",), **options)
     notes = create(table, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True).notes
     assert any("use shuffle=True to mix them" in note for note in notes) is told
 
@@ -329,10 +329,10 @@ def test_text_where_a_reader_wants_numbers(
 ) -> None:
     """Text in a field that webdataset decodes as a whole number is told of, with `--classes`, by both verbs."""
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
-    asked = _options(values=(f"{field}=label",), classes=classes, overwrite=True)
+    asked = _options(field=(f"{field}=label",), classes=classes, overwrite=True)
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
-    again = ReshardOptions(workers=0, values=(f"{field}=label",), classes=classes)
+    again = ReshardOptions(workers=0, field=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
 
@@ -343,10 +343,10 @@ def test_an_append_with_other_fields_is_noted(ending: str, tmp_path: Path) -> No
 
     def append(**columns: list[Any]) -> list[str]:
         values = tuple(f"{name}={name}" for name in columns if name in ("txt", "cap"))
-        asked = _options(values=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
+        asked = _options(field=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
         exists = "append" if (tmp_path / "o.json").exists() else "error"
         told = create(pd.DataFrame(columns), pattern, CreateOptions(**{
-            **{name: getattr(asked, name) for name in ("values", "meta", "workers", "max_count")}, **existing(exists)
+            **{name: getattr(asked, name) for name in ("field", "meta", "workers", "max_count")}, **existing(exists)
         }))  # fmt: skip
         return [note for note in told.notes if "dataset" in note and "Hugging" not in note]
 

@@ -328,7 +328,7 @@ def test_kinds_do_not_mix(place: Path) -> None:
     with pytest.raises(InvalidRequest, match="k2: the field 'n' is float; expected int64"):
         _run(source, place / "a")
     table = {"key": ["t"], "n": [3]}
-    create(pa.table(table), place / "tar-{0..}.tar", CreateOptions(workers=0, key="key", values=("n=n",)))
+    create(pa.table(table), place / "tar-{0..}.tar", CreateOptions(workers=0, key="key", field=("n=n",)))
     _write(place / "y.tfrecord", [("a", {"n": (INT64, _inside(INT64, [1, 2]))})])
     with pytest.raises(InvalidRequest, match=r"t: the field 'n' is text; expected a list of int64, as in y\.tfrecord"):
         _run([str(place / "y.tfrecord"), str(place / "tar-0.tar")], place / "b")
@@ -345,7 +345,7 @@ def test_fields_get_other_names(place: Path) -> None:
     with pytest.raises(InvalidRequest, match="lists"):
         _run(apart, place / "b", rename_fields=("p=q",))
     table = pa.table({"key": [*"abcd"], "ids": [1, 2, 3, 4]})
-    told = _run(source, place / "c", join=table, on="key", values=("ids=ids",))
+    told = _run(source, place / "c", join=table, on="key", field=("ids=ids",))
     assert told["features"] == SPEC | {"ids": SPEC["n"]}
     _is_sound(place / "c")
 

@@ -87,7 +87,7 @@ def test_a_manifests_keys(keys: list[str], field: str, dots: Any, portable: str,
     """What `create` takes of a manifest, `verify` calls sound; sidecars and shards tell of the same keys and fields."""
     with tempfile.TemporaryDirectory() as name:
         folder, table = Path(name), pa.table({"key": keys, "text": keys})
-        asked = _options(key="key", values=(f"{field}=text",), meta="none", dots=dots, portable=bool(portable))
+        asked = _options(key="key", field=(f"{field}=text",), meta="none", dots=dots, portable=bool(portable))
         try:
             create(table, f"{folder}/o-{{0..}}.{ending}", asked)
         except InvalidRequest:
@@ -183,7 +183,7 @@ def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, t
     """A key of up to the limit comes back whole; a longer one is refused by its name, before anything is written."""
     keys = ["K" * (length - 1) + end for end in "ab"]
     table = pa.table({"key": keys, "text": ["1", "2"]})
-    asked = _options(key="key", values=("txt=text",), meta="none")
+    asked = _options(key="key", field=("txt=text",), meta="none")
     if length <= MAX_NAME_BYTES:
         create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
         _check(tmp_path, keys)
@@ -204,7 +204,7 @@ def test_long_keys_of_a_joined_table(tmp_path: Path) -> None:
     create(
         pa.table({"key": ["K" * MAX_NAME_BYTES], "text": ["1"]}),
         f"{tmp_path}/o-{{0..}}.tar",
-        _options(values=("txt=text",)),
+        _options(field=("txt=text",)),
     )
     table = pa.table({"key": ["K" * MAX_NAME_BYTES + "a", "K" * MAX_NAME_BYTES], "new": [1, 2]})
     asked = ReshardOptions(workers=0, join=table, on="key")
@@ -239,12 +239,12 @@ def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:
     """Where only the last dot tells keys from fields, it does, which is noted and recorded, also when resumed."""
     table = pa.table({"key": ["a.b", "c"], "text": ["1", "2"]})
     for if_exists in ("error", "resume"):
-        asked = _options(key="key", values=("txt=text",), meta="none", **existing(if_exists))
+        asked = _options(key="key", field=("txt=text",), meta="none", **existing(if_exists))
         told = create(table, f"{tmp_path}/o-{{0..}}.tar", asked)
         assert any("last dot" in note and "'a.b'" in note for note in told.notes)
     with pytest.raises(InvalidRequest, match="Use dots='last', or make the keys safe with portable=True"):
-        create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none", dots="first"))
-    plain = create(table.slice(1), f"{tmp_path}/q-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none"))
+        create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", field=("txt=text",), meta="none", dots="first"))
+    plain = create(table.slice(1), f"{tmp_path}/q-{{0..}}.tar", _options(key="key", field=("txt=text",), meta="none"))
     assert not any("dot" in note for note in plain.notes)
 
 

@@ -41,11 +41,11 @@ def test_lists_become_arrays(ending: str, tmp_path: Path) -> None:
     def out(name: str) -> str:
         return f"{tmp_path}/{name}/x-{{000..}}.{ending}"
 
-    create(folder, out("joined"), values=("npy=emb",), **joined)
+    create(folder, out("joined"), field=("npy=emb",), **joined)
     create(folder, out("columns"), **joined)
-    reshard(tmp_path / "columns", out("later"), values=("npy=emb",), workers=0)
-    reshard(tmp_path / "columns", out("resharded"), values=("npy=emb",), **joined)
-    create(table, out("table"), values=("npy=emb",), meta="none", workers=0)
+    reshard(tmp_path / "columns", out("later"), field=("npy=emb",), workers=0)
+    reshard(tmp_path / "columns", out("resharded"), field=("npy=emb",), **joined)
+    create(table, out("table"), field=("npy=emb",), meta="none", workers=0)
     expected = [(f"{key}.npy", _saved(row)) for key, row in zip(keys, values, strict=True)]
     for name in ("joined", "later", "resharded", "table"):
         found = members(tmp_path / name / f"x-000.{ending}")
@@ -60,7 +60,7 @@ def test_arrays_of_any_size(ending: str, tmp_path: Path) -> None:
     """An array larger than the writer's buffer is written as any other."""
     values = np.ones((1, BUFFER_SIZE // 8 + 1))
     table = _table(tmp_path / "t.parquet", ["a"], values)
-    create(table, f"{tmp_path}/x-{{0..}}.{ending}", values=("npy=emb",), meta="none", workers=0)
+    create(table, f"{tmp_path}/x-{{0..}}.{ending}", field=("npy=emb",), meta="none", workers=0)
     assert members(tmp_path / f"x-0.{ending}") == [("a.npy", _saved(values[0]))]
 
 
@@ -73,7 +73,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
     create(folder, f"{tmp_path}/plain/x-{{0..}}.tar", workers=0)
     asked: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 0}
     for field, column, said in (
-        ("png", "text", r"column 'text' \(field png\) holds string; .* Use another field: values={'txt': 'text'}\."),
+        ("png", "text", r"column 'text' \(field png\) holds string; .* Use another field: field={'txt': 'text'}\."),
         ("npy", "text", r"column 'text' \(field npy\) holds string; expected lists of numbers"),
         (
             "npy",
@@ -83,11 +83,11 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
     ):
         chosen = (f"{field}={column}",)
         with pytest.raises(InvalidRequest, match=said):
-            create(folder, f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, **asked)
+            create(folder, f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **asked)
         with pytest.raises(InvalidRequest, match=said):
-            reshard(tmp_path / "plain", f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, **asked)
+            reshard(tmp_path / "plain", f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **asked)
         with pytest.raises(InvalidRequest, match=said):
-            create(tmp_path / "t.parquet", f"{tmp_path}/no/x-{{0..}}.tar", values=chosen, workers=0)
+            create(tmp_path / "t.parquet", f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, workers=0)
     assert not [*tmp_path.glob("no/*")]
 
 

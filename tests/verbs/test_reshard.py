@@ -141,7 +141,7 @@ def made(room: Path) -> Made:
         create(
             pa.table(rows), f"{folder}/{ending}/{STEM}.{ending}",
             CreateOptions(
-                workers=0, max_count=7, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
+                workers=0, max_count=7, key="key", bytes=("jpg=jpg",), field=("txt=txt", "cls=label", "n=n"),
                 classes=("cls",), meta="label,width,score,group,part",
             ),
         )  # fmt: skip
@@ -319,7 +319,7 @@ def test_the_bounds_of_create_give_its_shards(
     pattern = f"{bounds.get('pattern', STEM)}.{ending}"
     bounds = {name: value for name, value in bounds.items() if name != "pattern"}
     options = CreateOptions(
-        workers=0, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
+        workers=0, key="key", bytes=("jpg=jpg",), field=("txt=txt", "cls=label", "n=n"),
         classes=("cls",), meta="label,width,score,group,part", **bounds,
     )  # fmt: skip
     create(pa.table(made.rows), f"{place}/a/{pattern}", options)
@@ -494,7 +494,7 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
     """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
     monkeypatch.setattr("shardtool.dataset.sidecar_read._METADATA_SLACK_BYTES", 2**20)  # 32 times that takes a second
     names = [f"{at:03}" for at in range(300)]
-    options = CreateOptions(workers=0, values=("cls=cls",), meta="none")
+    options = CreateOptions(workers=0, field=("cls=cls",), meta="none")
     create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
     short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
     source, found = (
@@ -519,7 +519,7 @@ def test_labels_are_corrected(of: str, ending: str, made: Made, place: Path) -> 
     table = {"name": [*made.keys[2:], "nobody"], "label": [*list(right.values())[2:], "x"], "seen": [*range(39)]}
     pq.write_table(pa.table(table), place / "right.parquet")
     result = run(
-        made.file(of), place / "out", ending, join=str(place / "right.parquet"), on="name", values=("cls=label",),
+        made.file(of), place / "out", ending, join=str(place / "right.parquet"), on="name", field=("cls=label",),
         classes=("cls",), max_count=9,
     )  # fmt: skip
     expected = {key: right[key] if at >= 2 else made.rows["label"][at] for at, key in enumerate(made.keys)}
@@ -574,7 +574,7 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
         options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 0, **more}
         create(
             pa.table(made.rows), f"{place}/{number}a/{{split}}-{{000..}}.{ending}",
-            CreateOptions(key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"), classes=("cls",),
+            CreateOptions(key="key", bytes=("jpg=jpg",), field=("txt=txt", "cls=label", "n=n"), classes=("cls",),
                           meta="label,width,score,group,part", **options),
         )  # fmt: skip
         run(made.file(), place / f"{number}b", pattern=f"{{split}}-{{000..}}.{ending}", **options)
@@ -631,7 +631,7 @@ def test_a_sample_over_the_bound(choice: str, made: Made, place: Path) -> None:
 
 SUBSETS: list[dict[str, Any]] = [
     {}, {"where": "width > 9"}, {"split": SHARES}, {"sample": 0.5}, {"drop_fields": ("jpg",)},
-    {"values": ("txt=label",)}, {"portable": True},
+    {"field": ("txt=label",)}, {"portable": True},
 ]  # fmt: skip
 
 
@@ -1244,8 +1244,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "two of one name": ({"rename_fields": ("jpg=txt",)}, "rename_fields", "txt"),
     "a readers' name": ({"rename_fields": ("jpg=__url__",)}, "rename_fields", "__url__"),
     "no name": ({"rename_fields": ("jpg",)}, "rename_fields", "OLD=NEW"),
-    "no pair": ({"values": ("cls",)}, "values", "FIELD=COLUMN"),
-    "an unknown column": ({"values": ("cls=lable",)}, "values", "'label'"),
+    "no pair": ({"field": ("cls",)}, "values", "FIELD=COLUMN"),
+    "an unknown column": ({"field": ("cls=lable",)}, "values", "'label'"),
     "labels of no field": ({"classes": ("cls",)}, "classes", "values"),
     "an unknown name": ({"where": "lable == 'dog'"}, "where", "label"),
     "no query": ({"where": "label =="}, "where", "comparison"),
@@ -1316,7 +1316,7 @@ def many(room: Path) -> Path:
     """Give 5,000 samples in 50 shards, whose keys are their places."""
     folder = room / "many"
     table = pa.table({"key": [f"{at:05}" for at in range(5000)], "txt": [f"text {at}" for at in range(5000)]})
-    options = CreateOptions(workers=0, max_count=100, key="key", values=("txt=txt",))
+    options = CreateOptions(workers=0, max_count=100, key="key", field=("txt=txt",))
     return Path(create(table, f"{folder}/{STEM}.tar", options).dataset_file)
 
 

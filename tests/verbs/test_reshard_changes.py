@@ -107,8 +107,8 @@ def test_what_cannot_be_changed(source: Path, tmp_path: Path) -> None:
     """Fields that there are not, images that are none, and parts are refused as in `create`."""
     whole = _create(source, tmp_path / "whole", "tar")
     with pytest.raises(InvalidRequest, match="no sample has a field 'jpg'"):
-        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", images=("jpg",)))
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", image=("jpg",)))
     with pytest.raises(SampleFailed, match="txt"):
-        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", images=("txt",)))
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=0, encode="jpg", image=("txt",)))
     with pytest.raises(InvalidRequest, match="samples of known size"):
         ReshardOptions(part="1/2", resize=8)

@@ -88,7 +88,7 @@ def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], No
     dataset = _dataset(tmp_path, "x", {f"k{at}.a": b"1" for at in range(4)})
     keys = [f"k{at}" for at in range(4)]
     texts, numbers = pa.table({"key": keys, "n": ["5"] * 4}), pa.table({"key": keys, "n": [5] * 4})
-    asked: dict[str, Any] = {"on": "key", "values": ("n=n",)}
+    asked: dict[str, Any] = {"on": "key", "field": ("n=n",)}
     trusting()
     _interrupt(_reshard(dataset, tmp_path / "o", "tfrecord", join=texts, **asked))
     again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, resume=True, **asked)
@@ -102,9 +102,9 @@ def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], No
 def test_an_old_number_under_a_new_name(tmp_path: Path) -> None:
     """A TFRecord's number that gives its name to new labels is still read as a number."""
     table = pa.table({"key": ["a", "b"], "n": [300, 4], "label": ["cat", "dog"]})
-    options = CreateOptions(key="key", values=("cls=n",), meta="label", workers=0)
+    options = CreateOptions(key="key", field=("cls=n",), meta="label", workers=0)
     create(table, tmp_path / "x" / "in-{000..}.tfrecord", options)
-    asked: dict[str, Any] = {"rename_fields": ("cls=old",), "values": ("cls=label",), "classes": ("cls",)}
+    asked: dict[str, Any] = {"rename_fields": ("cls=old",), "field": ("cls=label",), "classes": ("cls",)}
     _reshard(tmp_path / "x" / "in.json", tmp_path / "o", **asked)
     found = _contents(tmp_path / "o")
     assert {name: data for name, data in found.items() if not name.endswith("json")} == {

@@ -63,10 +63,10 @@ TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]
 @pytest.mark.parametrize(
     "asked",
     [
-        {"join": TABLE, "on": "id", "where": "width < 300", "values": {"json": "label"}, "columns_from": ("json",)},
-        {"join": TABLE, "on": "id", "where": "label.notna()", "values": {"cls": "label"}, "classes": ("cls",)},
+        {"join": TABLE, "on": "id", "where": "width < 300", "field": {"json": "label"}, "columns_from": ("json",)},
+        {"join": TABLE, "on": "id", "where": "label.notna()", "field": {"cls": "label"}, "classes": ("cls",)},
         {"columns_from": ("json",), "select_fields": ("jpg", "JPEG"), "sort_by": "width", "descending": True},
-        {"columns_from": ("json",), "drop_fields": ("json",), "where": "good", "values": {"cls": "width"}},
+        {"columns_from": ("json",), "drop_fields": ("json",), "where": "good", "field": {"cls": "width"}},
         {"rename_fields": {"JPEG": "jpg", "json": "a.json"}, "where": "size > 100", "sort_by": "size"},
     ],
 )
@@ -91,7 +91,7 @@ def test_a_folder_and_a_table(source: Path, tmp_path: Path, *, on_keys: bool) ->
     ids = ["b/3", "a/1", "x/9"] if on_keys else ["b/3.jpg", "a/1.jpg", "x/9.jpg"]
     table = pd.DataFrame({"id": ids, "label": ["two", "one", "none"], "n": [3, 1, 9]})
     made = _create(
-        source, tmp_path / "o", join=table, on="id", where="label.notna()", values=("cls=label",), classes=("cls",)
+        source, tmp_path / "o", join=table, on="id", where="label.notna()", field=("cls=label",), classes=("cls",)
     )
     assert _metadata(tmp_path / "o") == {
         "a/1": {"label": "one", "n": 1, "cls": 0},
@@ -123,7 +123,7 @@ def test_no_row_matches_a_file(source: Path) -> None:
 def test_verify_against_a_joined_table(source: Path, tmp_path: Path) -> None:
     """`verify --source` compares all but joined columns; `--repair` says why it cannot rebuild shards."""
     table = pd.DataFrame({"id": list(KINDS)[:3], "label": ["x", "y", "x"]})
-    asked: dict[str, Any] = {"join": table, "on": "id", "values": {"cls": "label"}, "classes": ("cls",)}
+    asked: dict[str, Any] = {"join": table, "on": "id", "field": {"cls": "label"}, "classes": ("cls",)}
     _create(source, tmp_path / "o", where="label == 'x'", **asked)
     unchecked = " ".join(_sound(tmp_path / "o", source))
     assert "field cls against the source" in unchecked
@@ -142,7 +142,7 @@ def test_columns_of_json_files(source: Path, tmp_path: Path) -> None:
     """The texts, numbers and truths at the top become typed columns, for queries and fields; `verify` agrees."""
     _create(
         source, tmp_path / "o", columns_from=("json",), drop_fields=("json",), where="width >= 100",
-        values=("txt=width",), rename_fields=("JPEG=jpg",),
+        field=("txt=width",), rename_fields=("JPEG=jpg",),
     )  # fmt: skip
     assert _metadata(tmp_path / "o") == {
         "a/2": {"kind": "dog", "width": 100, "ratio": 0.5, "good": False, "txt": 100},
@@ -265,7 +265,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
         ({"columns_from": ("jsn",)}, "columns_from: no field 'jsn'.*Did you mean 'json'"),
         ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
         ({"rename_fields": {"json": "jpg"}}, "would all be renamed to 'jpg'"),
-        ({"values": {"cls": "kind"}}, "values: no column 'kind'.*with join, or from JSON fields with columns_from"),
+        ({"field": {"cls": "kind"}}, "field: no column 'kind'.*with join, or from JSON fields with columns_from"),
         ({"on": "key"}, "on: no table; expected join, too"),
         ({"join": TABLE}, "no column 'key' among id, label, width; .* on='COLUMN'"),
         ({"classes": ("cls",)}, "classes: no field 'cls'"),
@@ -286,7 +286,7 @@ def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
         create(
             pd.DataFrame({"id": [1], "txt": ["x"]}),
             "out-{0..}.tar",
-            _options(values=("txt=txt",), **asked),
+            _options(field=("txt=txt",), **asked),
             dry_run=True,
         )
 
@@ -306,7 +306,7 @@ def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> No
     """An archive has the fields, columns and joined rows of its folder; a compressed one has no columns."""
     archive = Path(shutil.make_archive(str(tmp_path / "files"), form, source))
     table = pd.DataFrame({"file": ["a/2.JPEG", "b/3.jpg", "b/4.JPEG"], "label": ["x", "y", "z"]})
-    asked = _asked(join=table, on="file", values={"txt": "label"})
+    asked = _asked(join=table, on="file", field={"txt": "label"})
     if form == "gztar":
         with pytest.raises(InvalidRequest, match="columns_from: an archive that can only be read in sequence"):
             _create(archive, tmp_path / "p", **asked)
@@ -372,7 +372,7 @@ def test_samples_without_the_fields_that_were_selected(source: Path, tmp_path: P
 def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_path: Path) -> None:
     """Without `--classes`, an append onto numbered labels is refused; with it, they get the numbers that there are."""
     table = pd.DataFrame({"id": list(KINDS), "label": ["x", "y", "y", "x"]})
-    asked: dict[str, Any] = {"join": table, "on": "id", "values": ("cls=label",)}
+    asked: dict[str, Any] = {"join": table, "on": "id", "field": ("cls=label",)}
     _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **asked)
     with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected class numbers"):
         _create(source, tmp_path / "o", append=True, include=("b/*",), **asked)

@@ -1056,7 +1056,7 @@ def test_a_broken_image_that_is_not_decoded(tmp_path: Path) -> None:
     """Images that no option decodes are not checked: masks excluded by `--image`, and all with `--map` alone."""
     files = {"a.jpg": _picture(30, 1, "JPEG"), "a.png": b"no image", "a.py": b"sample"}
     source = write_tree(tmp_path / "in", files)
-    _pack(source, tmp_path / "image", resize=9, images=("jpg",))
+    _pack(source, tmp_path / "image", resize=9, image=("jpg",))
     _pack(source, tmp_path / "map", map=EVALUATED)
     for name in ("image", "map"):
         assert contents(sound(tmp_path / name / "out.json"))["a"]["png"] == b"no image"

@@ -44,7 +44,7 @@ def _manifest(folder: Path, urls: Sequence[str]) -> Path:
 
 def _create(source: object, folder: Path, observer: Observer | None = None, **options: Any) -> CreateResult:
     ending = options.pop("ending", "tar")
-    asked = {"urls": {"jpg": "url"}, "allow_private": True, "workers": 0, "retries": 0, "max_failed": "100%", **options}
+    asked = {"url": {"jpg": "url"}, "allow_private": True, "workers": 0, "retries": 0, "max_failed": "100%", **options}
     return create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(**asked), observer=observer)
 
 
@@ -83,7 +83,7 @@ def test_each_row_ends_in_one_place(web: WebServer, tmp_path: Path, ending: str)
 def test_files_and_columns(web: WebServer, tmp_path: Path) -> None:
     """A sample has its file, and its other columns as JSON and in the sidecar, with the URL."""
     source = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
-    _create(source, tmp_path / "out", values={"txt": "caption"}, meta="all")
+    _create(source, tmp_path / "out", field={"txt": "caption"}, meta="all")
     found = dict(members(*shards(tmp_path / "out")))
     assert found["000000001.jpg"] == body("1")
     assert found["000000001.txt"] == b"caption 1"
@@ -196,7 +196,7 @@ def test_no_file_remains_if_all_urls_fail(web: WebServer, tmp_path: Path, if_exi
 def test_a_dry_run_sends_no_request(web: WebServer, tmp_path: Path) -> None:
     """A dry run says that sizes are unknown, sends no request, and plans 10,000 samples per shard by default."""
     source = _manifest(tmp_path / "in", [web.url("ok/a")] * 10_001)
-    options = CreateOptions(urls={"jpg": "url"})
+    options = CreateOptions(url={"jpg": "url"})
     plan = create(source, f"{tmp_path}/out-{{0..}}.tar", options, dry_run=True)
     assert [shard.samples for shard in plan.planned] == [10_000, 1]
     assert any("10,001 URLs not fetched" in note for note in plan.notes)
@@ -230,7 +230,7 @@ def test_files_here_and_in_the_web(web: WebServer, tmp_path: Path) -> None:
     rows = [("k1", "a.png", web.url("ok/1"), web.url("ok/x")), ("k2", "b.png", web.url("ok/2"), web.url("status/404"))]
     with (tmp_path / "in" / "urls.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("key", "mask", "url", "other"), *rows])
-    _create(tmp_path / "in" / "urls.csv", tmp_path / "out", files={"png": "mask"}, urls=("jpg=url", "webp=other"))
+    _create(tmp_path / "in" / "urls.csv", tmp_path / "out", file={"png": "mask"}, url=("jpg=url", "webp=other"))
     assert members(*shards(tmp_path / "out")) == [("k1.jpg", body("1")), ("k1.png", b"mask a"), ("k1.webp", body("x"))]
     (row,) = skipped(tmp_path / "out" / "out.json")
     assert (row["key"], row["path"], row["code"]) == ("k2", web.url("status/404"), "http-404")
@@ -278,10 +278,10 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"urls": ()}, "no URLs to fetch"),
-        ({"urls": {"jpg": "nothing"}}, "no column 'nothing'"),
-        ({"urls": {"jpg": "url"}, "files": {"jpg": "url"}}, "jpg"),
-        ({"urls": ("url",)}, "such as jpg=url"),
+        ({"url": ()}, "no URLs to fetch"),
+        ({"url": {"jpg": "nothing"}}, "no column 'nothing'"),
+        ({"url": {"jpg": "url"}, "file": {"jpg": "url"}}, "jpg"),
+        ({"url": ("url",)}, "such as jpg=url"),
         ({"part": "1/2", "max_size": 1000}, "samples of known size"),
         ({"plan_only": "p.parquet"}, "one of them"),
         ({"user_agent": "a\nb"}, "one line of ASCII"),
@@ -303,8 +303,8 @@ def test_a_folder_has_no_urls(tmp_path: Path) -> None:
     """Options for URLs require a table; for a table of URLs, the error names the option to use."""
     write_tree(tmp_path / "in", {"a.jpg": b"a"})
     with pytest.raises(InvalidRequest, match="the source is a folder"):
-        create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.tar", CreateOptions(urls=("jpg=url",), connections=3))
-    with pytest.raises(InvalidRequest, match=r"connections: no URLs to fetch; expected urls=.jpg=url., too"):
+        create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.tar", CreateOptions(url=("jpg=url",), connections=3))
+    with pytest.raises(InvalidRequest, match=r"connections: no URLs to fetch; expected url=.jpg=url., too"):
         CreateOptions(connections=3)
     source = _manifest(tmp_path / "table", ["http://127.0.0.1:1/a"])
     with pytest.raises(InvalidRequest, match="urls") as caught:

@@ -93,7 +93,7 @@ def test_every_kind_of_dataset_has_no_findings(tmp_path: Path) -> None:
         "data": [b"x" * at for at in range(30)], "odd %": ["é" * at for at in range(30)],
     })  # fmt: skip
     options: dict[str, Any] = {
-        "key": "id", "values": ("cls=label", "score=score"), "classes": ("cls",), "binary": ("bin=data",), "workers": 0,
+        "key": "id", "field": ("cls=label", "score=score"), "classes": ("cls",), "bytes": ("bin=data",), "workers": 0,
     }  # fmt: skip
     for ending in ("tar", "tfrecord"):
         create(table, f"{tmp_path}/{ending}-{{0..}}.{ending}", CreateOptions(max_count=7, **options))

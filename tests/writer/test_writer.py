@@ -81,8 +81,8 @@ def _table(samples: Samples) -> tuple[pa.Table, dict[str, Any]]:
     binary = [name for name in fields if isinstance(samples[0][0][name], bytes)]
     return pa.table(columns), {
         "key": "key",
-        "binary": {name: f"f_{name}" for name in binary},
-        "values": {name: f"f_{name}" for name in fields if name not in binary},
+        "bytes": {name: f"f_{name}" for name in binary},
+        "field": {name: f"f_{name}" for name in fields if name not in binary},
         "meta": ",".join(samples[0][1]) or "none",
     }
 
@@ -268,12 +268,12 @@ def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
     """Types are those on which all samples agree, also from a table, a join, a removal or several datasets."""
     table = pa.table({"key": ["a", "b"], "seen": [True, False], "who": ["x", "y"], "n": [1, 2]})
     values = {"seen": "seen", "who": "who", "n": "n"}
-    create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", values=values, meta="none", workers=0))
+    create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", field=values, meta="none", workers=0))
     assert _content_of(tmp_path)["shardtool"]["types"] == {"seen": "bool", "who": "text"}
     shardtool.remove(tmp_path / "out.json", where="n == 2")
     assert shardtool.open(tmp_path / "out.json").decode()["a"] == {"__key__": "a", "n": 1, "seen": True, "who": "x"}
     more = pa.table({"key": ["c"], "seen": [False], "who": [5], "n": [3]})
-    options = CreateOptions(key="key", values=values, meta="none", workers=0)
+    options = CreateOptions(key="key", field=values, meta="none", workers=0)
     create(more, tmp_path / "more-{0..}.tar", options)
     both = shardtool.open([tmp_path / "out.json", tmp_path / "more.json"]).decode()
     assert [(sample["seen"], sample["who"]) for sample in both] == [(True, b"x"), (False, b"5")]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types do not fit their roles."""
-    bytes_remedy, any_text = f"Pack a column of bytes with {option_text('binary')}.", "text or numbers"
+    bytes_remedy, any_text = f"Pack a column of bytes with {option_text('bytes')}.", "text or numbers"
     not_in_meta = f"exclude it from {option_text('meta')}."
     requirements: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
     if roles.key is not None:
@@ -45,13 +45,13 @@ def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collec
         if name in classes:
             requirements.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
     for column in roles.meta:
-        remedy = f"Make it a field ({option_text('binary', {'jpg': column})}), or {not_in_meta}"
+        remedy = f"Make it a field ({option_text('bytes', {'jpg': column})}), or {not_in_meta}"
         requirements.append((column, "metadata", render.has_text_form, "values that JSON can represent", remedy))
         expected = "objects with a name in at least one row, which Parquet requires"
         requirements.append(
             (column, "metadata", lambda kind: not tables.is_empty_struct(kind), expected, not_in_meta.capitalize())
         )
-    remedy = f"Pack a column of numbers with {option_text('values')}."
+    remedy = f"Pack a column of numbers with {option_text('field')}."
     requirements += [(column, "bytes", _holds_bytes, "bytes or text", remedy) for column in roles.columns_of("binary")]
     for column, role, is_right, expected, remedy in requirements:
         kind = rows.columns[column].type if column in rows.columns else schema.field(column).type
@@ -88,7 +88,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
     """Return the column of sizes as int64[rows]."""
     column, expected = rows.columns.get(name), "bytes of the file"
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected=expected)
+        raise InvalidRequest(option_text("size_column"), f"column {name!r} has no numbers", expected=expected)
     missing, inexact = payloads.missing_positions(column), keys.inexact_positions(column)
     rows.refuse(missing, f"column {name!r}: no size (null or NaN)", expected=expected)
     rows.refuse(inexact, f"column {name!r}: not a whole number", expected=expected)
@@ -107,7 +107,7 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
     urls = arrow.true_positions(pc.and_(is_url, pc.match_substring_regex(paths, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
-        remedy = f"Fetch them with {option_text('urls', {'jpg': name})}."
+        remedy = f"Fetch them with {option_text('url', {'jpg': name})}."
         if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
             remedy = f"Name the address to which they are relative, such as {option_text('root', 's3://BUCKET')}."
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
@@ -129,7 +129,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
         found = f"column {name!r}: a name without an extension, such as {rows.examples(column, rows_with_problem[:1])},"
         expected = "an extension that names the field, such as .jpg"
-        remedy = f"Name the field: {option_text('files', {'jpg': name})}."
+        remedy = f"Name the field: {option_text('file', {'jpg': name})}."
         rows.refuse(rows_with_problem, found, expected=expected, remedy=remedy)
     for field in sorted(set(endings.names) & set(other_fields)):
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(field))
@@ -169,7 +169,7 @@ def check_agreement(rows: rows.TableRows, columns: Iterable[str], groups: Sample
         if not column.equals(first_values):
             bad = [row for row in range(len(column)) if not column[row].equals(first_values[row])]
             problem = f"column {name!r}: another value than in the first row of the same key"
-            remedy = f"Exclude it from {option_text('meta')}, or from {option_text('values')}."
+            remedy = f"Exclude it from {option_text('meta')}, or from {option_text('field')}."
             rows.refuse(np.array(bad, np.int64), problem, expected="one value for all files of a sample", remedy=remedy)
 
 

@@ -250,7 +250,7 @@ def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots)
         is_free = ending not in used_fields and roles.path is None
         field = ending if is_free else f"{_UNSAFE_FIELD_CHARACTER.sub('_', name)}.{ending}"
         used_fields.add(field)
-        words.append(option_text("files", {field: name}))
+        words.append(option_text("file", {field: name}))
     return " ".join(words)
 
 

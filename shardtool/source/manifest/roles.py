@@ -73,8 +73,8 @@ class ColumnRoles:
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
     """Return (option, column) for every requested column."""
-    columns = [(name, getattr(options, name)) for name in ("key", "path", "size")]
-    for name in ("files", "binary", "urls", "values"):
+    columns = [(name, getattr(options, name)) for name in ("key", "path", "size_column")]
+    for name in ("file", "bytes", "url", "field"):
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
     if options.meta not in (None, "all", "none"):
         columns += [("meta", column) for column in options.meta.split(",")]
@@ -93,7 +93,7 @@ def choose_roles(
             raise tables.missing_name_error("column", named_by, column, schema.names)
     notes: list[str] = []
     files, binary, urls, values = (
-        parse_pairs(name, getattr(options, name)) for name in ("files", "binary", "urls", "values")
+        parse_pairs(name, getattr(options, name)) for name in ("file", "bytes", "url", "field")
     )
     path = options.path
     if path is None and not files and not binary and not urls:
@@ -134,13 +134,13 @@ def choose_roles(
     if not (roles.paths() or roles.binary or urls or values):
         found = f"no column with a usual name for paths, among {format_list(schema.names, 20)}"
         expected = f"one named {format_list([*tables.PATH_NAMES], len(tables.PATH_NAMES))}"
-        other_options = [option_text(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
+        other_options = [option_text(name, {"jpg": "COLUMN"}) for name in ("file", "url", "bytes")]
         named = ", ".join([option_text("path", "COLUMN"), *other_options])
-        remedy = f"Name the column: {named}, or {option_text('values', {'txt': 'COLUMN'})}."
+        remedy = f"Name the column: {named}, or {option_text('field', {'txt': 'COLUMN'})}."
         raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     _add_notes(roles, options)
     if unused_bytes := [name for name in unused_bytes if name not in roles.meta]:
-        add_option = option_text("binary", {"FIELD": "COLUMN"})
+        add_option = option_text("bytes", {"FIELD": "COLUMN"})
         notes.append(f"columns of bytes excluded: {format_list(unused_bytes)} (add one with {add_option})")
     return roles
 
@@ -155,8 +155,9 @@ def _add_notes(roles: ColumnRoles, options: CreateOptions) -> None:
     idle = [option_text(name) for name in PATH_OPTIONS if not roles.paths() and options.is_given(name)]
     if idle:
         roles.notes.append(f"{format_list(idle)}: no effect, because no column contains file paths")
-    if options.size is not None and options.stat and not roles.urls:
-        roles.notes.append(f"{option_text('size')} has no effect without {choose_text('stat=False', '--no-stat')}")
+    if options.size_column is not None and options.stat and not roles.urls:
+        without_stat = choose_text("stat=False", "--no-stat")
+        roles.notes.append(f"{option_text('size_column')} has no effect without {without_stat}")
     if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
         roles.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
     if roles.meta and options.meta in (None, "all"):
@@ -186,7 +187,7 @@ def _find_bytes_column(
         return ()
     if len(columns) > 1:
         found = f"{pluralize(len(columns), 'column of bytes')}: {format_list(columns)}"
-        remedy = f"Choose one, and its field: {option_text('binary', {'jpg': columns[0]})}."
+        remedy = f"Choose one, and its field: {option_text('bytes', {'jpg': columns[0]})}."
         raise InvalidRequest(name, found, remedy=remedy)
     column = columns[0]
     ending = column.casefold() if column.casefold() in _MEDIA_ENDINGS else first_ending(column)
@@ -194,9 +195,9 @@ def _find_bytes_column(
         return ()
     if not ending:
         found = f"column {column!r} holds bytes of an unknown kind"
-        remedy = f"Name their field: {option_text('binary', {'jpg': column})}."
+        remedy = f"Name their field: {option_text('bytes', {'jpg': column})}."
         raise InvalidRequest(name, found, remedy=remedy)
-    other = option_text("binary", {"FIELD": "COLUMN"})
+    other = option_text("bytes", {"FIELD": "COLUMN"})
     notes.append(f"storing the bytes of {column} as the field {ending} (change with {other})")
     return ((ending, column),)
 

@@ -100,15 +100,15 @@ class ManifestSource(Source):
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
         self._non_binary = [name for name in table.schema.names if name not in heavy]
-        if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
+        if not options.stat and roles.paths() and (options.size_column is None or len(roles.paths()) > 1):
             found = "files are not examined, and their sizes are unknown"
-            expected = f"{option_text('size', 'COLUMN')} and one file per row"
+            expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
             raise InvalidRequest(option_text("stat"), found, expected=expected)
         self._columns: dict[str, pa.Array] = {}  # columns read so far, with the remaining rows
         self._labels: dict[str, pa.Array] = {}  # class numbers, by field
         self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # of the remaining rows; None: all rows
-        needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size}
+        needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
         self._lengths: list[NDArray[np.int64]] = []  # of the payloads in the table, one array per column
@@ -175,8 +175,8 @@ class ManifestSource(Source):
         self._number_labels()
         urls = self._extract_urls()
         sizes: ScalarOrArray = _ASSUMED_URL_BYTES
-        if options.size is not None and (urls or (roles.paths() and not options.stat)):
-            sizes = checks.check_sizes(rows, options.size)
+        if options.size_column is not None and (urls or (roles.paths() and not options.stat)):
+            sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
         if options.sample is not None or options.head is not None:  # before files are examined
@@ -386,7 +386,7 @@ class ManifestSource(Source):
         examples = {name: example for name in values if (example := find_unused_file(self._root, values[name], packed))}
         if not examples:
             return
-        is_chosen = options.path is not None or bool(options.files or options.binary or options.urls)
+        is_chosen = options.path is not None or bool(options.file or options.bytes or options.url)
         name, example = next(iter(examples.items()))
         pack = packing_options(roles, examples, options.dots or "first")
         names = format_list([*map(repr, examples)])
@@ -446,7 +446,7 @@ class ManifestSource(Source):
         self._lengths = [np.concatenate(column_lengths) for column_lengths in lengths_of_columns]
         for column, lengths in zip(columns, self._lengths, strict=True):
             expected = "bytes in each row (a path next to them is not used)"
-            files, where = option_text("files"), option_text("where")
+            files, where = option_text("file"), option_text("where")
             remedy = f"Pack a column of paths with {files}, or exclude such rows with {where}."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
 

@@ -61,10 +61,9 @@ _ONLY_SCATTER = ("memory", "temp_dir")
 
 def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
     """Yield which options have no effect on this run."""
-    for name, condition in _ACTS_WITH:
-        if options.is_given(name) and not options.first_given(condition):
-            required, _, value = condition.partition("=")
-            yield f"{option_text(name)} has no effect without {option_text(required, value or None)}"
+    for name, required in _ACTS_WITH:
+        if options.is_given(name) and not options.is_given(required):
+            yield f"{option_text(name)} has no effect without {option_text(required)}"
     if getattr(options, "method", "") == "gather":
         for name in filter(options.is_given, _ONLY_SCATTER):
             yield f"{option_text(name)} has no effect with {option_text('method', 'gather')}"

@@ -94,7 +94,7 @@ def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | R
     Naming the dataset's own dataset file as `classes_from` means the same.
     """
     options, classes_from = run.options, run.options.classes_from
-    if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
+    if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
     files = _list_dataset_files(run, outputs)
     is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in map(

@@ -9,7 +9,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.errors import explaining_missing_cwd, format_list, redact_secrets
 from shardtool.execute import start_pool
 from shardtool.names import to_output_name
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Observer, default_observer
 from shardtool.request.output_options import WorkerOptions
 from shardtool.request.results import LazyList
 
@@ -66,11 +66,20 @@ class DuplicateGroups(NamedTuple):
 
 
 @explaining_missing_cwd()
-def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
-    """Return the samples of one or several datasets that have the same content."""
-    observer = observer or Observer()
+def find_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
+    """Return the samples of one or several datasets that have the same content, across keys and splits.
+
+    Args:
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        observer: Receives progress and notes.
+
+    Raises:
+        InvalidRequest: A dataset does not exist.
+        CorruptShard: A dataset is damaged.
+    """
+    observer = observer or default_observer()
     with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports
-        from shardtool.source.duplicates import find_duplicates
+        from shardtool.source import duplicates as content
         from shardtool.source.shard_listing import list_datasets
 
         datasets = [open_dataset(name) for name in expand_datasets(dataset)]
@@ -79,7 +88,7 @@ def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None
         listing = list_datasets(dataset_args, pool, observer, to_format="tfrecord", as_stored=one_format)
         for note in listing.notes:
             observer.note(note)
-        duplicates = find_duplicates(listing.entries, None, pool, observer)
+        duplicates = content.find_duplicates(listing.entries, None, pool, observer)
     groups, files = duplicates.groups, listing.entries.known_spans.file
     splits = [stored.split for stored, _ in listing.stored]
 

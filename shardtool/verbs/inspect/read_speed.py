@@ -101,23 +101,23 @@ class ReadSpeed(NamedTuple):
         }
 
 
-def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
+def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
     """Read a dataset for a few seconds per measurement and return the speeds; `decode` also measures decoding."""
-    catalog = open_catalog(datasets)
+    catalog = open_catalog(dataset)
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
         raise InvalidRequest(catalog.name, "no samples", expected="at least one sample")
     opened = filled[:: max(1, len(filled) // _MAX_OPENED_SHARDS)][:_MAX_OPENED_SHARDS]
-    dataset = Dataset(SampleReader(catalog, ReadOptions()))
-    opening = _opening_time(dataset, [int(catalog.firsts[shard]) for shard in opened])
+    opened_dataset = Dataset(SampleReader(catalog, ReadOptions()))
+    opening = _opening_time(opened_dataset, [int(catalog.firsts[shard]) for shard in opened])
     return ReadSpeed(
         dataset=catalog.name,
         shards=len(filled),
         mean_size=int(catalog.sizes[filled].mean()),
         opening=opening,
-        stream=_measure_speed(_stream_samples(dataset, seed)),
-        random=_measure_speed(_random_samples(dataset, seed)),
-        decoded=_measure_speed(_stream_samples(dataset, seed), Decode()) if decode else None,
+        stream=_measure_speed(_stream_samples(opened_dataset, seed)),
+        random=_measure_speed(_random_samples(opened_dataset, seed)),
+        decoded=_measure_speed(_stream_samples(opened_dataset, seed), Decode()) if decode else None,
     )
 
 

@@ -71,7 +71,7 @@ def why_not_repeatable(file: DatasetFile) -> str:
         which = f"created by {printable(verb)[:80]}"
     elif file.made.split:
         which = "of a split"
-    elif file.made.options.get("urls"):
+    elif file.made.options.get("url"):
         which = "with files from URLs, which may have changed"
     elif table := file.made.options.get("join"):
         which = f"created with {option_text('join')} {printable(str(table))[:80]}"

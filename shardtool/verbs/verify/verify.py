@@ -80,6 +80,15 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     return replace(report, seconds=time.time() - started)
 
 
+@accepts_options(VerifyOptions)
+def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
+    """Check one or several datasets, and repair whatever can be rebuilt from verified data.
+
+    The same as `verify` with `repair`: see there. Repairing shards requires `source`.
+    """
+    return verify(dataset, replace(options, repair=True), observer=observer)
+
+
 def _open_pool(options: VerifyOptions, observer: Observer) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")

@@ -141,11 +141,11 @@ def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
         "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
-    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "0 bytes" in note]
+    assert not [note for note in _notes(tmp_path / "list.csv", field=("txt=caption",)) if "0 bytes" in note]
     write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
     assert not [note for note in _notes(tmp_path / "yolo") if "0 bytes" in note], "no objects"
     table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
-    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=0, binary=("jpg=image",)))
+    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=0, bytes=("jpg=image",)))
     assert ["first: jpg of 'b'" in note for note in told.notes if "0 bytes" in note] == [True]
 
 
@@ -181,7 +181,7 @@ def test_a_split_far_from_its_share_is_noted(form: str, tmp_path: Path) -> None:
     if form == "table":
         given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
     for share in (0.05, 0.2, 0.5, 1.0):
-        asked = CreateOptions(workers=0, sample=share, values=("txt=txt",) if form == "table" else ())
+        asked = CreateOptions(workers=0, sample=share, field=("txt=txt",) if form == "table" else ())
         told = create(given, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True)
         taken = sum(shard.samples for shard in told.planned)
         noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]

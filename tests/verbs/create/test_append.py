@@ -612,14 +612,14 @@ def _table(keys: list[str], **columns: Any) -> pa.Table:
 
 
 def _from_table(table: pa.Table, output: str, **more: Any) -> None:
-    append(table, output, key="key", values=("txt=text",), **more)
+    append(table, output, key="key", field=("txt=text",), **more)
 
 
 @pytest.fixture
 def tabled(tmp_path: Path, ending: str) -> str:
     """Return the pattern of a dataset with a column `width`."""
     pattern = f"{tmp_path}/out/{STEM}.{ending}"
-    _create(_table(["a", "b", "c", "d"], width=[1, 2, 3, 4]), pattern, key="key", values=("txt=text",))
+    _create(_table(["a", "b", "c", "d"], width=[1, 2, 3, 4]), pattern, key="key", field=("txt=text",))
     return pattern
 
 
@@ -681,14 +681,14 @@ def test_a_column_from_json_with_another_type_is_refused(tmp_path: Path) -> None
 def test_tfrecord_features_keep_their_type(tmp_path: Path) -> None:
     """A TFRecord feature with another type is refused; missing features get a default."""
     pattern, values = f"{tmp_path}/out/{STEM}.tfrecord", ("n=n", "txt=text")
-    _create(_table(["a", "b"], n=[1, 2]), pattern, key="key", values=values)
+    _create(_table(["a", "b"], n=[1, 2]), pattern, key="key", field=values)
     before = identity(tmp_path / "out")
     for kind, value in (("float", 0.5), ("bytes", "x")):
         with pytest.raises(InvalidRequest, match=rf"field n: {kind} in the new samples; expected int64"):
-            append(_table(["c"], of=[value]), pattern, key="key", values=("n=of", "txt=text"))
+            append(_table(["c"], of=[value]), pattern, key="key", field=("n=of", "txt=text"))
     assert identity(tmp_path / "out") == before
-    append(_table(["c"]), pattern, key="key", values=("txt=text",))
-    append(_table(["d"], x=[0.5], n=[3]), pattern, key="key", values=(*values, "x=x"))
+    append(_table(["c"]), pattern, key="key", field=("txt=text",))
+    append(_table(["d"], x=[0.5], n=[3]), pattern, key="key", field=(*values, "x=x"))
     features = _read(tmp_path / "out" / "out.json").feature_texts()
     assert features["n"] == "tf.io.FixedLenFeature([], tf.int64, default_value=-1)"
     assert features["x"] == "tf.io.FixedLenFeature([], tf.float32, default_value=-1)"
@@ -699,8 +699,8 @@ def test_tfrecord_features_keep_their_type(tmp_path: Path) -> None:
 def test_numbers_of_tar_shards(tmp_path: Path) -> None:
     """In tar shards, a field is a number only if it is one in all samples."""
     pattern, values = f"{tmp_path}/out/{STEM}.tar", ("n=n", "m=m")
-    _create(_table(["a"], n=[1], m=[2]), pattern, key="key", values=values)
-    append(_table(["b"], n=[3], o=["x"], k=[0.5]), pattern, key="key", values=("n=n", "m=o", "k=k"))
+    _create(_table(["a"], n=[1], m=[2]), pattern, key="key", field=values)
+    append(_table(["b"], n=[3], o=["x"], k=[0.5]), pattern, key="key", field=("n=n", "m=o", "k=k"))
     assert _read(tmp_path / "out" / "out.json").numbers == {"k": "float", "n": "int64"}
 
 
@@ -722,7 +722,7 @@ def test_class_numbers_agree(ending: str, tmp_path: Path) -> None:
     append(_labelled(tmp_path / "3", "cat"), pattern, label_from_folder=True)
     assert _read(file).classes == {"cls": ["cat", "dog"]}
     append(_labelled(tmp_path / "4", "cat", "dog", "emu"), pattern, label_from_folder=True)
-    append(_table(["x"], cls=[2]), pattern, key="key", values=("cls=cls",))
+    append(_table(["x"], cls=[2]), pattern, key="key", field=("cls=cls",))
     assert _read(file).classes == {"cls": ["cat", "dog", "emu"]}
     assert verify(file).sound
 

@@ -101,9 +101,9 @@ def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
     import pyarrow as pa
 
     pattern = f"{tmp_path}/out-{{0..}}.tfrecord"
-    create(pa.table(table), pattern, CreateOptions(workers=0, key="key", values=("n=n",)))
+    create(pa.table(table), pattern, CreateOptions(workers=0, key="key", field=("n=n",)))
     table = {"key": ["a", "b"], "n": [100_000, 2]}
-    result = _night(pa.table(table), pattern, key="key", values=("n=n",))
+    result = _night(pa.table(table), pattern, key="key", field=("n=n",))
     assert result.samples == 2
     assert not any("changed" in note for note in result.notes), "a number is no file"
 

@@ -378,7 +378,7 @@ def test_metadata_of_a_manifest(place: Path) -> None:
     """Sidecars of parts contain manifest columns, nulls included, as in a single run."""
     rows = {"key": [f"k{n:02}" for n in range(20)], "path": [f"{'ab'[n % 2]}/{n % 13:02}.txt" for n in range(20)]}
     more = {"width": [None if n % 3 else n for n in range(20)], "good": [n % 2 == 0 or None for n in range(20)]}
-    options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=0)
+    options = CreateOptions(max_count=3, root=place / "in", field={"cls": "path"}, classes=("cls",), workers=0)
     for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
         for part in each:
             create(pa.table({**rows, **more}), place / out / "x-{000..}.tfrecord", replace(options, part=part))
@@ -453,7 +453,7 @@ def test_payloads_without_offsets_are_refused(place: Path) -> None:
         create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
     pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
     with pytest.raises(InvalidRequest, match="payloads in a table"):
-        create(place / "t.parquet", place / "out/x-{0..}.tar", CreateOptions(binary={"bin": "data"}, part="1/2"))
+        create(place / "t.parquet", place / "out/x-{0..}.tar", CreateOptions(bytes={"bin": "data"}, part="1/2"))
     with pytest.raises(InvalidRequest, match="used with method"):
         reshard("nothing", place / "out/x-{0..}.tar", ReshardOptions(method="scatter", part="1/2"))
 

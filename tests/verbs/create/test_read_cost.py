@@ -90,7 +90,7 @@ def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, by
     ("options", "slow"),
     [
         ({}, True),
-        ({"files": {"ppm": "path"}}, True),
+        ({"file": {"ppm": "path"}}, True),
         ({"resize": "1x1", "encode": "png", "on_error": "skip"}, True),
         ({"map": "tests.mapped:doubled"}, False),  # which may fork, and so must find no thread
     ],

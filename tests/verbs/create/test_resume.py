@@ -223,7 +223,7 @@ def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> No
     """A sample that moves to another split is neither added nor removed."""
     rows = [f"{number:03},text{number},{'a' if number < 20 else 'b'}" for number in range(_COUNT)]
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(rows))
-    options = CreateOptions(workers=0, values=("txt=text",), split_column="split", max_count=4)
+    options = CreateOptions(workers=0, field=("txt=text",), split_column="split", max_count=4)
     output = f"{tmp_path}/{{split}}-{{000..}}.tar"
     create(tmp_path / "m.csv", output, options)
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(row.replace(",a", ",b", 1) if row < "010" else row

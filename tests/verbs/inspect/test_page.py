@@ -225,7 +225,7 @@ def test_a_label_column_may_change_its_type(tmp_path: Path) -> None:
     """A label column with another type in each shard is shown as far as it is a label."""
     for number, values in enumerate((["a", "b"], [None, None], [["a"], ["b", "c"]], [1, 2])):
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
-        create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(values=("txt=txt",), workers=0))
+        create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(field=("txt=txt",), workers=0))
         (tmp_path / "d" / f"s-{number}.json").unlink()
     page = _page(tmp_path / "d")
     assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
@@ -355,9 +355,9 @@ def _dataset(kind: str, folder: Path) -> Path:
     options, ending = {
         "folders": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
         "tfrecord": (CreateOptions(label_from_folder=True, max_size="900kB"), "tfrecord"),
-        "classes": (CreateOptions(values=("cls=bi", "w=width"), classes=("cls",), max_size="1MB"), "tar"),
+        "classes": (CreateOptions(field=("cls=bi", "w=width"), classes=("cls",), max_size="1MB"), "tar"),
         "columns": (CreateOptions(max_size="1MB"), "tar"),
-        "species": (CreateOptions(values=("species=species",), max_count=20), "tar"),
+        "species": (CreateOptions(field=("species=species",), max_count=20), "tar"),
         "foreign": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
     }[kind]
     rows = range(50)
@@ -578,7 +578,7 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
         "width": [shapes.get(at, (30, 20))[0] for at in rows],
         "height": [shapes.get(at, (30, 20))[1] for at in rows],
     })  # fmt: skip
-    create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(values=("txt=txt",), max_count=60, workers=0))
+    create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(field=("txt=txt",), max_count=60, workers=0))
     page = _page(tmp_path / "d", samples=5)
     found = [(one["key"], one["why"]) for one in page.unusual]
     assert found == [

@@ -31,7 +31,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
         "name": ['a "b", c\n', None, "é"] * 10, "tags": [["a", "b"], None, []] * 10,
         "seen": pa.array([0, 86400, None] * 10, pa.timestamp("s")),
     })  # fmt: skip
-    create(table, f"{folder}/out-{{00..}}.{ending}", CreateOptions(max_count=3, workers=0, values=("txt=text",)))
+    create(table, f"{folder}/out-{{00..}}.{ending}", CreateOptions(max_count=3, workers=0, field=("txt=text",)))
     return folder
 
 
@@ -70,7 +70,7 @@ def test_columns_missing_in_some_shards_are_null(packed: Path, tmp_path: Path, e
     shutil.copytree(packed, folder)
     (folder / "out-00.index").unlink()
     table = pa.table({"key": ["x"], "text": ["y"], "width": [0.5]})
-    create(table, f"{tmp_path}/more-{{0..}}.{ending}", CreateOptions(workers=0, values=("txt=text",)))
+    create(table, f"{tmp_path}/more-{{0..}}.{ending}", CreateOptions(workers=0, field=("txt=text",)))
     opened = [open_dataset(folder), open_dataset(f"{tmp_path}/more.json")]
     assert write_table(opened, f"{tmp_path}/t.parquet") == 31
     found = parquet.read_table(tmp_path / "t.parquet")
@@ -78,7 +78,7 @@ def test_columns_missing_in_some_shards_are_null(packed: Path, tmp_path: Path, e
     assert found.column("name").to_pylist()[-2:] == ["é", None]
     assert list(iter_keys(opened, "width < 5 and name.isna()")) == ["004", "x"]
     text = pa.table({"key": ["x"], "text": ["y"], "tags": [1]})
-    create(text, f"{tmp_path}/text-{{0..}}.{ending}", CreateOptions(workers=0, values=("txt=text",)))
+    create(text, f"{tmp_path}/text-{{0..}}.{ending}", CreateOptions(workers=0, field=("txt=text",)))
     with pytest.raises(InvalidRequest, match="--table"):
         write_table([opened[0], open_dataset(f"{tmp_path}/text.json")], f"{tmp_path}/u.parquet")
 

@@ -36,7 +36,7 @@ def joined(request: pytest.FixtureRequest, ending: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "work")
     write_tree(Path("data"), {f"{key}.bin": key.encode() for key in _ROWS})
     _write(Path("kept/labels.csv"), _ROWS)
-    options: dict[str, Any] = {"join": "kept/labels.csv", "on": "key", "values": ("cls=score", "txt=caption")}
+    options: dict[str, Any] = {"join": "kept/labels.csv", "on": "key", "field": ("cls=score", "txt=caption")}
     if request.param == "create":
         create("data", f"out/x-{{000..}}.{ending}", workers=0, **options)
         return "data"

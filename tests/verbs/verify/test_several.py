@@ -99,7 +99,7 @@ def test_a_sample_in_two_splits_is_a_leak(packed: Path, tmp_path: Path) -> None:
 def test_a_key_in_two_splits_of_one_run_is_a_leak(tmp_path: Path) -> None:
     """Content does not matter within one run; only the first of many leaks are listed."""
     keys = [f"{at:03}" for at in range(150)]
-    options = CreateOptions(workers=0, split_column="split", key="key", values=("txt=text",))
+    options = CreateOptions(workers=0, split_column="split", key="key", field=("txt=text",))
     for split, text in (("a", "one"), ("b", "another")):
         table = pa.table({"key": keys, "text": [text] * 150, "split": [split] * 150})
         create(table, f"{tmp_path}/{{split}}-{{0..}}.tar", options)

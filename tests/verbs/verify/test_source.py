@@ -45,7 +45,7 @@ def _table(name: str, count: int, **columns: Any) -> Any:
 
 def _create(table: Any, pattern: str, **asked: Any) -> None:
     options: dict[str, Any] = {
-        "key": "key", "values": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
+        "key": "key", "field": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
         "max_count": 5, "workers": 0,
     }  # fmt: skip
     create(table, pattern, CreateOptions(**{**options, **asked}))
@@ -91,8 +91,8 @@ def both(sources: Path) -> list[Path]:
         {"shuffle": True, "seed": 3, "equal_count": True},
         {"select_fields": ("txt", "cls"), "rename_fields": ("txt=caption",)},
         {"drop_fields": ("score",), "where": "w > 3 and label != 'cat'"},
-        {"values": ("txt=label", "w=w"), "sample": 0.6},
-        {"values": ("cls=label",), "classes": ("cls",), "sort_by": "w", "descending": True, "head": 8},
+        {"field": ("txt=label", "w=w"), "sample": 0.6},
+        {"field": ("cls=label",), "classes": ("cls",), "sort_by": "w", "descending": True, "head": 8},
         {"portable": True, "max_size": "20kB"},
     ],
 )
@@ -168,7 +168,7 @@ def test_changes_of_the_source_are_found(both: list[Path], ending: str, tmp_path
         ("source-missing", "a/new", ""), ("source-extra", "a/02", ""), ("source-differs", "a/04", "txt"),
         ("source-differs", "a/05", "txt"), ("source-differs", "a/07", "score"),
     }  # fmt: skip
-    _create(_table("a", 12), f"{tmp_path}/less/one-{{000..}}.tar", values=("cls=label", "score=score"))
+    _create(_table("a", 12), f"{tmp_path}/less/one-{{000..}}.tar", field=("cls=label", "score=score"))
     found = _found(tmp_path / "out.json", [tmp_path / "less", both[1]])
     assert found == {("source-extra", f"a/{at:02}", "txt") for at in range(12)}
 
@@ -178,7 +178,7 @@ def test_a_missing_table_limits_the_comparison(sources: Path, tmp_path: Path) ->
     labels = tmp_path / "labels.csv"
     labels.write_text("key,kind\n" + "".join(f"a/{at:02},{'xyz'[at % 3]}\n" for at in range(12)), encoding="ascii")
     asked: dict[str, Any] = {"join": labels, "on": "key"}
-    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, values=("kind=kind", "txt=kind"), sort_by="kind")
+    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, field=("kind=kind", "txt=kind"), sort_by="kind")
     report = _verify(tmp_path / "a", sources / "one")
     assert (report.counts, len(report.unchecked)) == ({}, 1)
     assert "fields kind, txt" in report.unchecked[0]

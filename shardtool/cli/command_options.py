@@ -1,0 +1,233 @@
+"""Options that only the command line has: output, progress, logs, job files, servers, and views of `inspect`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from shardtool.cli.output import LOG
+from shardtool.request.base_options import BaseOptions
+from shardtool.request.create_options import CreateOptions
+from shardtool.request.dataset_options import ExtractOptions, IndexOptions, InspectOptions
+from shardtool.request.option_spec import Given, Needs, Texts, option, options_class
+from shardtool.storage import remote
+from shardtool.storage.remote.retry import set_retry_for
+from shardtool.storage.remote.store_options import use_store_options
+
+_ERROR_OPTIONS = {"as_json": "--json", "verbose": "--verbose"}
+
+
+def _use_endpoint(url: str) -> None:
+    remote.store_access.use_endpoint(url)
+
+
+def _use_anonymous(enabled: bool) -> None:  # noqa: FBT001 - the value of a flag
+    if enabled:
+        remote.store_access.use_anonymous()
+
+
+def _use_headers(lines: tuple[str, ...]) -> None:
+    remote.network.use_headers(lines)
+
+
+def _use_config(path: str) -> None:
+    from shardtool.cli.config import read_config
+
+    context = click.get_current_context()
+    context.default_map = read_config(path, context)
+    if isinstance(context.obj, list):  # the typed words, which select the form of errors
+        context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
+
+
+@options_class
+class PrintOptions(BaseOptions):
+    """Options for printing, and job files.
+
+    Attributes:
+        as_json: Print the result as one JSON document on stdout.
+        quiet: Print only errors and requested output.
+        config: Read options and arguments from this TOML file; typed options override it.
+        save_config: Write the options and arguments to this TOML file once they are valid.
+    """
+
+    as_json: bool = option(False, section="output", typed="json")
+    quiet: bool = option(False, typed="quiet/q")
+    config: str | None = option(None, section="jobs", form="path", metavar="FILE", use=_use_config)
+    save_config: str | None = option(None, form="path", metavar="FILE")
+
+
+@options_class
+class RunOptions(PrintOptions):
+    """Options for progress, logs and servers.
+
+    Attributes:
+        progress: Show a progress bar on a terminal (auto), or a line every ten seconds (plain).
+        log: Write a line per event to stderr instead of progress, as text or json.
+        verbose: Print a line for every shard.
+        endpoint: Server for s3:// (MinIO, Ceph, R2 ...), gs:// or az://.
+        anonymous: Read public buckets without credentials.
+        store_option: Set a store option: storage-class=STANDARD_IA, request-payer=requester.
+        header: Send this header to web servers (https://).
+        retry_for: Retry a failed request for this many seconds.
+    """
+
+    progress: Literal["auto", "plain"] = option("auto", section="output")
+    log: Literal["text", "json"] | None = option(None, use=LOG.begin)
+    verbose: bool = option(False, typed="verbose/v")
+    endpoint: str | None = option(
+        None, metavar="URL", shown="from the settings of the cloud's tools", section="machines", use=_use_endpoint
+    )
+    anonymous: bool = option(False, use=_use_anonymous)
+    store_option: tuple[str, ...] = option(
+        (), metavar="KEY=VALUE", shown="SHARDTOOL_STORE_OPTIONS", use=use_store_options
+    )
+    header: tuple[str, ...] = option((), metavar="'NAME: VALUE'", shown="SHARDTOOL_HTTP_HEADERS", use=_use_headers)
+    retry_for: str | None = option(None, metavar="SECONDS", shown="SHARDTOOL_RETRY_FOR, or 300", use=set_retry_for)
+
+
+@options_class
+class ReportOptions(RunOptions):
+    """How `verify` prints findings.
+
+    Attributes:
+        report: Format of the report.
+    """
+
+    report: Literal["text", "json", "junit", "github"] = option("text", section="output", old="format", common=True)
+
+
+@options_class
+class IndexCommandOptions(IndexOptions):
+    """Options of `index` on the command line.
+
+    Attributes:
+        merge: Merge parts into one dataset. Parts come from runs with `part`, or from several writers.
+    """
+
+    export: Texts = option.like(CreateOptions.export, section="indexes", common=True)
+    merge: bool = option(
+        False,
+        common=True,
+        conflicts=(
+            Given(IndexOptions.output),
+            Given(IndexOptions.overwrite),
+            Given(IndexOptions.checksum),
+            Given(IndexOptions.dots),
+        ),
+    )
+
+
+@options_class
+class InspectViewOptions(InspectOptions):
+    """Options of `inspect` on the command line.
+
+    Attributes:
+        show: Sample to show, by key or by number from 0.
+        head: Show the first N samples, one line each.
+        keys: Print all keys, one per line.
+        extract: Write the fields of samples to this folder, as files KEY.FIELD.
+        raw: Write the bytes of this field of one sample to stdout.
+        table: Write a table with one row per sample: out.parquet or out.csv.
+        html: Write a page for browsers to this file; it works offline.
+        contact_sheet: Write a PNG with thumbnails of samples to this file.
+        overwrite: Replace existing files.
+        duplicates: List samples with the same content, across keys and splits.
+        read_speed: Read for a few seconds as training does, and print the speed.
+        decode: Decode images and other fields during `read_speed`.
+    """
+
+    show: tuple[str, ...] = option((), section="samples", old="sample", metavar="KEY|N", common=True)
+    head: int | None = option(None, range=(1, 10**15), common=True, conflicts=(Given(show),))
+    keys: bool = option(False, common=True, conflicts=(Given(show), Given(head)))
+    table: str | None = option(
+        None,
+        section="pages",
+        form="path",
+        metavar="FILE",
+        common=True,
+        conflicts=(Given(show), Given(head), Given(keys)),
+    )
+    html: str | None = option(
+        None,
+        form="path",
+        metavar="FILE",
+        common=True,
+        conflicts=(Given(show), Given(head), Given(keys), Given(table)),
+    )
+    contact_sheet: str | None = option(
+        None,
+        form="path",
+        metavar="FILE",
+        common=True,
+        conflicts=(Given(show), Given(head), Given(keys), Given(table)),
+    )
+    duplicates: bool = option(
+        False,
+        common=True,
+        conflicts=(Given(show), Given(head), Given(keys), Given(table), Given(html), Given(contact_sheet)),
+    )
+    read_speed: bool = option(
+        False,
+        common=True,
+        conflicts=(
+            Given(show),
+            Given(head),
+            Given(keys),
+            Given(table),
+            Given(html),
+            Given(contact_sheet),
+            Given(duplicates),
+        ),
+    )
+    decode: bool = option(False, requires=(Needs("nothing is read", Given(read_speed)),))
+    where: str | None = option.like(
+        ExtractOptions.where,
+        section="samples",
+        requires=lambda: (
+            Needs(
+                "nothing to choose for",
+                Given(InspectViewOptions.head),
+                Given(InspectViewOptions.keys),
+                Given(InspectViewOptions.extract),
+                Given(InspectViewOptions.table),
+            ),
+        ),
+        conflicts=(Given(show),),
+    )
+    extract: str | None = option(
+        None,
+        form="path",
+        metavar="DIR",
+        common=True,
+        requires=(Needs("no samples to write", Given(show), Given(head), Given(where)),),
+        conflicts=(
+            Given(keys),
+            Given(table),
+            Given(html),
+            Given(contact_sheet),
+            Given(duplicates),
+            Given(read_speed),
+        ),
+    )
+    raw: str | None = option(
+        None,
+        old="field",
+        metavar="FIELD",
+        common=True,
+        requires=(Needs("no sample selected", Given(show)),),
+        conflicts=(Given(extract),),
+    )
+    overwrite: bool = option(
+        False,
+        section="pages",
+        typed="overwrite/f",
+        common=True,
+        requires=(Needs("nothing is written", Given(extract), Given(table), Given(html), Given(contact_sheet)),),
+    )
+
+    @property
+    def summary(self) -> bool:
+        """Whether to print the summary."""
+        shows = "show", "head", "keys", "table", "html", "contact_sheet", "read_speed", "extract", "duplicates"
+        return not self.first_given(*shows)

@@ -1,0 +1,76 @@
+"""Files that `inspect` writes: a page, a contact sheet, a table."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.expand import expand_datasets
+from shardtool.dataset.find import open_dataset
+from shardtool.errors import InvalidRequest, explaining_missing_cwd
+from shardtool.messages import choose_text
+
+if TYPE_CHECKING:
+    from shardtool.dataset.stored import StoredDataset
+    from shardtool.values import DatasetLike
+
+
+@explaining_missing_cwd()
+def inspect_html(
+    dataset: DatasetLike, output: str | os.PathLike[str], *, seed: int = 0, overwrite: bool = False
+) -> None:
+    """Write a page for browsers about one or several datasets; it works offline.
+
+    Args:
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        output: The page, a file name that ends in `.html`.
+        seed: Seed for choosing the samples to show.
+        overwrite: Whether to replace an existing file.
+
+    Raises:
+        InvalidRequest: A dataset does not exist, or the name of the output is not valid.
+        OutputExists: The output exists.
+    """
+    from shardtool.verbs.inspect.page.page import write_page
+
+    write_page(_open_all(dataset), os.fspath(output), seed=seed, overwrite=overwrite)
+
+
+@explaining_missing_cwd()
+def inspect_contact_sheet(
+    dataset: DatasetLike, output: str | os.PathLike[str], *, seed: int = 0, overwrite: bool = False
+) -> None:
+    """Write a PNG with thumbnails of samples of one dataset. The parameters are those of `inspect_html`."""
+    from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
+
+    datasets = _open_all(dataset)
+    if len(datasets) > 1:
+        where = choose_text("inspect_contact_sheet", "--contact-sheet")
+        expected = f"one dataset, or {choose_text('`inspect_html`', '--html')} for several"
+        raise InvalidRequest(where, f"{len(datasets):,} datasets", expected=expected)
+    write_contact_sheet(datasets[0], os.fspath(output), seed=seed, overwrite=overwrite)
+
+
+@explaining_missing_cwd()
+def inspect_table(
+    dataset: DatasetLike, output: str | os.PathLike[str], *, where: str | None = None, overwrite: bool = False
+) -> int:
+    """Write a table with one row per sample: keys, locations and metadata. Return the number of rows.
+
+    Args:
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        output: The table, a file name that ends in `.parquet` or `.csv`. In CSV, nested values are written as JSON.
+        where: Query that selects samples.
+        overwrite: Whether to replace an existing file.
+
+    Raises:
+        InvalidRequest: A dataset does not exist, or the query or the name of the output is not valid.
+        OutputExists: The output exists.
+    """
+    from shardtool.verbs.inspect.table import write_table
+
+    return write_table(_open_all(dataset), os.fspath(output), where=where, overwrite=overwrite)
+
+
+def _open_all(dataset: DatasetLike) -> list[StoredDataset]:
+    return [open_dataset(path) for path in expand_datasets(dataset)]

@@ -1,0 +1,52 @@
+"""Pages, contact sheets and tables from Python, and what only the command line offered before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool import InvalidRequest, OutputExists
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Return the dataset file of three samples, two of which have the same content."""
+    source = write_tree(tmp_path / "in", {"a/0.txt": b"x", "a/1.txt": b"y", "b/2.txt": b"x"})
+    return tmp_path / shardtool.create(source, tmp_path / "out-{0..}.tar", workers=0).dataset_file
+
+
+@pytest.mark.parametrize("name", ["html", "table", "contact_sheet"])
+def test_functions_write_what_the_command_line_writes(name: str, dataset: Path, tmp_path: Path) -> None:
+    """The functions write the same files as `inspect`, and replace files only with `overwrite`."""
+    function = getattr(shardtool, f"inspect_{name}")
+    ending = {"html": "html", "table": "parquet", "contact_sheet": "png"}[name]
+    result = function(dataset, tmp_path / f"one.{ending}")
+    assert result == (3 if name == "table" else None)
+    assert typed("inspect", dataset, f"--{name.replace('_', '-')}", tmp_path / f"two.{ending}").code == 0
+    assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
+    with pytest.raises(OutputExists):
+        function(dataset, tmp_path / f"one.{ending}")
+    function(dataset, tmp_path / f"one.{ending}", overwrite=True)
+
+
+def test_a_contact_sheet_shows_one_dataset(dataset: Path, tmp_path: Path) -> None:
+    """Several datasets are refused, with the function for several."""
+    shardtool.create(tmp_path / "in", tmp_path / "more-{0..}.tar", workers=0)
+    with pytest.raises(InvalidRequest, match="2 datasets; expected one dataset, or `inspect_html` for several"):
+        shardtool.inspect_contact_sheet([dataset, tmp_path / "more.json"], tmp_path / "sheet.png")
+
+
+def test_duplicates_and_repair(dataset: Path) -> None:
+    """`find_duplicates` returns groups; `repair` repairs what `verify` reports."""
+    (group,) = shardtool.find_duplicates(dataset).groups
+    assert {sample.key for sample in group} == {"a/0", "b/2"}
+    (dataset.parent / "out-0.index").unlink()
+    assert not shardtool.verify(dataset, workers=0).sound
+    assert shardtool.repair(dataset, workers=0).sound
+    assert shardtool.verify(dataset, workers=0).sound
