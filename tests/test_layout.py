@@ -7,6 +7,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.core_jobs import OPTIONAL_MODULES
 from tests.helpers import REPO
 from tests.package_source import module_tree, nodes
 
@@ -119,6 +120,17 @@ def test_verbs_import_no_verb() -> None:
     verbs = {pair for pair in pairs if pair[1].startswith("verbs.") and pair[0] != pair[1]}
     from_verbs = {(room, other) for room, other in verbs if room.startswith("verbs.") or room == "writer"}
     assert from_verbs == {("verbs.verify", "verbs.create"), ("verbs.verify", "verbs.index")}
+
+
+def test_optional_modules_are_imported_when_used() -> None:
+    """No module of the core imports an optional module before it is used."""
+    early = {(one.module, one.of) for one in _imports() if not one.typed and not one.inside}
+    assert not {pair for pair in early if _is_optional(pair[1]) and not _is_optional(pair[0])}
+
+
+def _is_optional(module: str) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:end]) in OPTIONAL_MODULES for end in range(1, len(parts) + 1))
 
 
 def test_no_circles() -> None:

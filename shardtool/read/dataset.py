@@ -27,7 +27,7 @@ from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
-from shardtool.storage.remote.store_access import address_with_options
+from shardtool.storage import remote
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     options = ReadOptions(check, cache, on_error, metadata)
     if storage_options:
         names = list_names("the dataset", dataset, EXPECTED_DATASET)
-        names = [address_with_options(name, storage_options) for name in names]
+        names = [remote.store_access.address_with_options(name, storage_options) for name in names]
         options = replace(options, storage=(names[0], storage_options))
         dataset = names[0] if len(names) == 1 else names
     return Dataset(SampleReader(open_catalog(dataset), options), shares=shares)
