@@ -1,4 +1,4 @@
-"""Trees that several tests pack."""
+"""Settings of all tests, and source trees that several tests pack."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ for profile, examples in (("few", 10), ("many", 100)):  # for each law that does
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
-# What tests write is removed at their end, unless they fail.
+# Temporary files are in memory, and kept only after failures.
 if (root := memory_root()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
 
-# No test may ask a store that it has not started itself, or the machine that it runs on for keys.
-_NOWHERE = {
+# No test may send requests to stores that it has not started, or request credentials from the machine.
+_NO_STORE = {
     "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9",
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
@@ -40,9 +40,9 @@ _NOWHERE = {
     "AZURE_STORAGE_ACCOUNT_NAME": "none",
     "AZURE_SKIP_SIGNATURE": "true",
 }
-os.environ.update(_NOWHERE)
+os.environ.update(_NO_STORE)
 
-# `nohup`, or a shell's background job, has them ignored; the processes that tests start would inherit that.
+# `nohup` and background jobs of a shell ignore these signals, and child processes would inherit this.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -64,13 +64,13 @@ _BUFFER = BUFFER_SIZE  # the writer's: samples up to this size are packed whole,
 
 @pytest.fixture(scope="session", params=["tar", "tfrecord"])
 def ending(request: pytest.FixtureRequest) -> str:
-    """Give the ending of a shard's name, for laws that hold for every format."""
+    """Return the extension of a shard, for laws of every format."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
-    """Give the folder of sample photographs."""
+    """Return the folder of sample photographs."""
     return PHOTOS
 
 
@@ -85,19 +85,19 @@ def _small(folder: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Give a tree of 12 samples of two fields, in two folders."""
+    """Write a tree of 12 samples of two fields, in two folders."""
     return _small(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def small_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the same tree, not to be changed."""
+    """Write the same tree once; tests must not change it."""
     return _small(tmp_path_factory.mktemp("once"))
 
 
 @pytest.fixture(scope="session")
 def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a tree in which payloads lie about a block's and the buffer's size, with long names, spaces and a link."""
+    """Write a tree with sizes around those of a block and of the buffer, long names, spaces and a link."""
     sizes = (0, 1, 511, 512, 513, 10_240, _BUFFER - 512, _BUFFER - 511, _BUFFER, _BUFFER + 1, 2 * _BUFFER + 77)
     files = {f"sizes/{size:07}.bin": bytes(at % 251 for at in range(1000)) * (size // 1000 + 1) for size in sizes}
     files = {name: data[: int(name[6:13])] for name, data in files.items()}

@@ -1,4 +1,4 @@
-"""Run the tool as a user does, write small trees, and read what came out without any code of ours."""
+"""Run the tool as a user does, write small trees, and read shards without our code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROOM = 3 * 2**30
 
 @dataclass(frozen=True)
 class Ran:
-    """What a finished command left."""
+    """Exit code and output of a finished command."""
 
     code: int
     out: str
@@ -38,7 +38,7 @@ class Ran:
 
 
 def memory_root() -> str | None:
-    """Return a folder in memory, where there is room: files are the same there, and the disk is slow."""
+    """Return a folder in memory if there is enough, because disks are slow."""
     shm = "/dev/shm"  # noqa: S108 - only a place for private folders
     with suppress(OSError):
         fact = os.statvfs(shm)
@@ -62,9 +62,9 @@ def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) 
 
 
 def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = subprocess.PIPE, **env: str) -> Ran:
-    """Run `python -m shardtool` with `words`, in its own process; whatever happens, no traceback is shown.
+    """Run `python -m shardtool` with `words` in another process; it must never print a traceback.
 
-    It starts warm, but with an environment or a stdout of its own.
+    It is forked from a warm server, unless it needs a special environment or stdout.
     """
     if warm.POSSIBLE and not env and stdout == subprocess.PIPE:
         run = warm.Warm([*map(str, words)], cwd=cwd or Path.cwd(), env=ENVIRONMENT, session=False)
@@ -82,9 +82,9 @@ def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = 
 
 
 def shell(line: str, cwd: Path) -> Ran:
-    """Run a line of bash in which `$T` is the tool; its exit code is that of the first command of a pipe.
+    """Run a line of bash, in which `$T` is the tool; return the exit code of a pipe's first command.
 
-    It starts warm, but where the line closes a descriptor.
+    The tool is forked from a warm server, unless the line closes a descriptor.
     """
     how, fds = (f"{sys.executable} -m shardtool", []) if "&-" in line else warm.command()
     done = subprocess.run(
@@ -145,13 +145,13 @@ def _features(path: Path) -> list[tuple[str, bytes]]:
 
 
 def identity(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Return inode, modification and status-change time of every file: what a file that nobody touched keeps."""
+    """Return inode, modification and status-change time of every file; an unchanged file keeps all three."""
     facts = {path.name: path.lstat() for path in folder.iterdir()}
     return {name: (fact.st_ino, fact.st_mtime_ns, fact.st_ctime_ns) for name, fact in sorted(facts.items())}
 
 
 def flip(path: Path, at: int) -> None:
-    """Turn one bit of a file round."""
+    """Flip one bit of a file."""
     with path.open("r+b") as file:
         file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
         byte = file.read(1)[0]

@@ -1,9 +1,9 @@
-"""Processes that end with the one that started them, however that ends: nothing of the tests outlives them.
+"""Kill child processes when their parent exits for any reason, so that no process outlives the tests.
 
     python -IS tied.py PARENT PROGRAM WORD...
 
-becomes the program. Linux alone has such a rule; elsewhere a process ends when its parent says so. It holds for the
-thread that starts a process, here that of the tests, and for that process: one that it forks ties itself anew.
+runs the program. Only Linux supports this; elsewhere, the parent must stop its children. It applies to the thread that
+starts a process, and to this process only: a forked child must call `tie` again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tie(parent: int) -> None:
-    """Have this process killed when its parent ends, which may have happened already."""
+    """Let the kernel kill this process when its parent exits; exit now if the parent has already exited."""
     if sys.platform == "linux":
         import ctypes
 
@@ -27,7 +27,7 @@ def tie(parent: int) -> None:
 
 
 def tied(*command: str) -> list[str]:
-    """Return the command that runs another one, tied to this process."""
+    """Return a command that runs `command` and is killed when this process exits."""
     return [sys.executable, "-IS", str(Path(__file__).resolve()), str(os.getpid()), *command]
 
 

@@ -1,15 +1,14 @@
-"""Runs of the command line that start warm: forked from a process that has imported what a run imports.
+"""Processes of the command line that start fast: forked from a server that has imported the package.
 
-An interpreter that imports NumPy and pyarrow takes 0.3 s of CPU, ten times as much as most faults that tests inject.
-A warm run is a process as any other: its descriptors, environment, folder, session and signals are its own, and none
-of its ancestors runs anything of ours. Laws about the start itself need `subprocess`.
+A new interpreter needs 0.3 s of CPU for NumPy and pyarrow, ten times as much as most tests of faults. A forked process
+has its own descriptors, environment, directory, session and signal handlers. Tests of the start use `subprocess`.
 
-`python -m tests.warm FD` serves requests from a socket until that is closed, one process for each; what runs then is
-killed, as all of it is when the tests are.
+`python -m tests.warm FD` serves requests from a socket, one process for each, until the socket is closed. All processes
+are killed when the tests exit:
 
     the tests ── socket ── the server, which forks
-                             └── one that waits, and writes to a pipe of the tests: pid, then exit code
-                                   └── the run
+                             └── a waiting process, which writes the pid and the exit code to a pipe of the tests
+                                   └── the command
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 POSSIBLE = sys.platform == "linux"
-_FRAMEWORKS = (
-    "shardtool.torch",
-    "shardtool.tensorflow",
-    "shardtool.execute.ray_",
-    "shardtool.ray",
-)  # not installed here
+_NOT_INSTALLED = ("shardtool.torch", "shardtool.tensorflow", "shardtool.execute.ray_", "shardtool.ray")
 _HEAVY = ("numpy", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet")
 _NUMBER = struct.Struct("=i")
 _MESSAGE = 2**17
@@ -52,10 +46,10 @@ _MESSAGE = 2**17
 
 class _Request(NamedTuple):
     words: list[str]
-    code: str  # to run as the main module; of no text, the command line itself
+    code: str  # code of the main module; empty: the command line
     cwd: str
     env: dict[str, str]
-    session: bool  # a new one
+    session: bool  # start a new session
 
 
 class Warm:
@@ -89,7 +83,7 @@ class Warm:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end; return the exit code."""
+        """Wait until it exits; return the exit code."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a warm run", timeout)
@@ -99,19 +93,19 @@ class Warm:
 
     def communicate(self, timeout: float) -> tuple[bytes, bytes]:
         """Return its output, after it has exited and no process holds its pipes."""
-        end, found = time.monotonic() + timeout, {self.stdout: b"", self.stderr: b""}
+        end, output = time.monotonic() + timeout, {self.stdout: b"", self.stderr: b""}
         with ExitStack() as stack:
-            waiting = [stack.enter_context(stream) for stream in found if not stream.closed]
+            waiting = [stack.enter_context(stream) for stream in output if not stream.closed]
             while waiting:
                 ready = select.select(waiting, [], [], max(0, end - time.monotonic()))[0]
                 if not ready:
                     raise subprocess.TimeoutExpired("a warm run", timeout)
                 for stream in ready:
-                    found[stream] += (data := os.read(stream.fileno(), _MESSAGE))
+                    output[stream] += (data := os.read(stream.fileno(), _MESSAGE))
                     if not data:
                         waiting.remove(stream)
         self.wait(max(0, end - time.monotonic()))
-        return found[self.stdout], found[self.stderr]
+        return output[self.stdout], output[self.stderr]
 
 
 Started = Warm | subprocess.Popen[bytes]
@@ -119,7 +113,7 @@ Started = Warm | subprocess.Popen[bytes]
 
 @cache
 def server() -> socket.socket:
-    """Return the socket of this process's server, which is started at first use."""
+    """Return the socket of this process's server; the first call starts it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = tied(sys.executable, "-m", "tests.warm", str(theirs.fileno()))
     root = str(Path(__file__).resolve().parent.parent)
@@ -133,7 +127,7 @@ def server() -> socket.socket:
 
 
 def command() -> tuple[str, list[int]]:
-    """Return what a shell runs in place of `shardtool`, and the descriptors that it needs for that."""
+    """Return the command that a shell runs instead of `shardtool`, and the descriptors to inherit."""
     if not POSSIBLE:
         return f"{sys.executable} -m shardtool", []
     client, socket_fd = Path(__file__).with_name("warm_client.py"), server().fileno()
@@ -141,7 +135,7 @@ def command() -> tuple[str, list[int]]:
 
 
 def put_on_path(folder: Path) -> str:
-    """Make `shardtool` a command in `folder`; return the search path of a shell that finds it there first."""
+    """Create the command `shardtool` in `folder`; return a search path that starts with this folder."""
     folder.mkdir()
     script = folder / "shardtool"
     script.write_text(f'#!/bin/sh\nexec {command()[0]} "$@"\n', encoding="utf-8")
@@ -155,7 +149,7 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve(requests: socket.socket) -> _Request:
-    """Return the request of each run, in its process."""
+    """Fork a process for each request; return the request in that process."""
     own, waiting = os.getpid(), set[int]()
     while True:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE, 4)
@@ -165,21 +159,21 @@ def _serve(requests: socket.socket) -> _Request:
         if pid == 0:
             tie(own)
             requests.close()
-            _wait_for_another(fds.pop())
+            _fork_and_report(fds.pop())
             return _become(_Request(*marshal.loads(data)), fds)  # noqa: S302 - from the tests
         waiting.add(pid)
         for fd in fds:
             os.close(fd)
         while waiting and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             waiting.remove(ended)
-    for pid in waiting:  # its run goes with it
+    for pid in waiting:  # their commands are killed with them
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)  # its CPU time then counts as ours
     sys.exit()
 
 
-def _wait_for_another(status: int) -> None:
-    """Fork, return in the child, and write how it ends in the parent."""
+def _fork_and_report(status: int) -> None:
+    """Fork and return in the child; in the parent, write the child's pid and exit code."""
     own, pid = os.getpid(), os.fork()
     if pid == 0:
         tie(own)
@@ -194,7 +188,7 @@ def _wait_for_another(status: int) -> None:
 
 
 def _become(request: _Request, fds: list[int]) -> _Request:
-    """Take on what a new process would be given."""
+    """Set the session, descriptors, directory, environment and arguments of a new process."""
     if request.session:
         os.setsid()
     for number, fd in enumerate(fds):
@@ -214,11 +208,11 @@ def _import_all() -> None:
     for name in _HEAVY:
         import_module(name)
     for module in walk_packages(shardtool.__path__, "shardtool."):
-        if not module.name.startswith(_FRAMEWORKS) and not module.name.endswith("__main__"):
+        if not module.name.startswith(_NOT_INSTALLED) and not module.name.endswith("__main__"):
             import_module(module.name)
 
 
 if __name__ == "__main__":
     _import_all()
-    asked: Any = _serve(socket.socket(fileno=int(sys.argv[1])))
-    exec(asked.code or "from shardtool.cli import main; main()", {"__name__": "__main__"})  # noqa: S102 - of the tests
+    request: Any = _serve(socket.socket(fileno=int(sys.argv[1])))
+    exec(request.code or "from shardtool.cli import main; main()", {"__name__": "__main__"})  # noqa: S102 - from a test

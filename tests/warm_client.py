@@ -1,6 +1,6 @@
-"""`python -IS warm_client.py FD WORD...` in place of `shardtool WORD...`: has `tests.warm`'s server do it, and waits.
+"""`python -IS warm_client.py FD WORD...` runs `shardtool WORD...` in the server of `tests.warm`, and waits.
 
-FD is the server's socket, inherited. Little is imported: this starts in 20 ms.
+FD is the server's socket, inherited. This script imports little, so it starts in 20 ms.
 """
 
 import marshal
@@ -14,4 +14,4 @@ socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [request], [0, 1, 2, end
 os.close(end)
 os.read(status, 4)
 ended = os.read(status, 4)
-sys.exit(int.from_bytes(ended, sys.byteorder, signed=True) & 0xFF if ended else "the server of `tests.warm` is gone")
+sys.exit(int.from_bytes(ended, sys.byteorder, signed=True) & 0xFF if ended else "the server of `tests.warm` has exited")

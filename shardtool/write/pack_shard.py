@@ -30,7 +30,7 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
-    if task.todo != "write" and not task.folder.has_staging:
+    if task.action != "write" and not task.folder.has_staging:
         # The new file would be visible at once, so the parent must first withdraw the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
@@ -76,13 +76,13 @@ def _run_packer(
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    if task.todo == "write":
+    if task.action == "write":
         return None
     path = task.folder.full_path(task.name)
     with suppress(OSError):
-        if isinstance(task.todo, write_task.KeepShard):
-            keep = task.todo
-            if not keep.unread and keep.crc != read_crc(path)[1]:
+        if isinstance(task.action, write_task.KeepShard):
+            keep = task.action
+            if not keep.trusts_size and keep.crc != read_crc(path)[1]:
                 return None
             content = (
                 0

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if it matches its sidecar; if `unread`, compare only its size."""
+    """Keep the existing shard if it matches its sidecar; if `trusts_size`, compare only its size."""
 
     crc: int
     field_crcs: bytes
     size: int
-    unread: bool
+    trusts_size: bool
 
 
 ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
@@ -68,7 +68,7 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        todo: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
+        action: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
             again produces the same bytes.
         work: Transform of the samples; None: pack them unchanged.
         size: Bytes of the shard if no sample is skipped; None if unknown.
@@ -81,7 +81,7 @@ class ShardTask(NamedTuple):
     samples: ShardSamples
     on_error: OnError
     mtime_ns: int
-    todo: ShardAction = "write"
+    action: ShardAction = "write"
     work: TransformWork | None = None
     reads: int = 1
     size: int | None = None

@@ -307,7 +307,7 @@ def test_a_kept_shard_keeps_its_record(place: Path) -> None:
     made = pack_shard(task, lambda *_: None)
     assert made.staged is not None
     folder.publish(made.staged)
-    assert pack_shard(task._replace(todo="compare"), lambda *_: None) == made._replace(staged=None, compared=True)
+    assert pack_shard(task._replace(action="compare"), lambda *_: None) == made._replace(staged=None, compared=True)
 
 
 def test_lists_are_refused_in_tar_shards(place: Path) -> None:

@@ -115,9 +115,9 @@ def test_an_existing_shard_is_compared(source: Path) -> None:
     """Reading the source again ahead finds whether an existing shard is correct."""
     task = _task(source, "tar")._replace(reads=READS)
     _packed(task)
-    assert pack_shard(task._replace(todo="compare"), no_report).compared
+    assert pack_shard(task._replace(action="compare"), no_report).compared
     (source / "s07.a").unlink()
-    assert not pack_shard(task._replace(todo="compare"), no_report).compared
+    assert not pack_shard(task._replace(action="compare"), no_report).compared
 
 
 def _planned(source: Path) -> Iterator[PlannedFile]:

@@ -193,7 +193,7 @@ class Packing:
                 samples=planned.samples,
                 on_error="skip" if run.fetches else run.options.on_error,
                 mtime_ns=resume.get_shard_stamp(planned, self._run_stamp),
-                todo=action,
+                action=action,
                 work=work and make_shard_work(plan, shard, work),
                 reads=reads,
                 size=None if work else int(plan.sizes[shard]),

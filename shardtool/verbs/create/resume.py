@@ -152,9 +152,8 @@ def choose_action(
         is_as_expected = len(crcs) == 2 * len(samples.content.codes) and _has_expected_content(
             samples, crcs, accept_unknown=trusts_sizes
         )
-        return KeepShard(
-            crc, crcs, file_info.size, trusts_sizes
-        ) if is_as_expected and not samples.content.lists else "compare", None
+        can_keep = is_as_expected and not samples.content.lists
+        return (KeepShard(crc, crcs, file_info.size, trusts_sizes) if can_keep else "compare"), None
     retries = transform.fetch is not None and transform.fetch.retry_failed
     if retries and index.fact.made and failed_rows(index.fact.made.left_out):
         return "write", None
