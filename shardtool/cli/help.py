@@ -152,7 +152,7 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options of a section, or all, common ones first; `rare`: include topic-only options."""
+        """Return the visible options of a section or of all, common ones first. `rare` includes topic-only options."""
         options = [
             option
             for option in self.params

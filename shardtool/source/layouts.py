@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys to examine, in runs of neighbours, which often belong together
 _TESTED_KEYS = 64  # keys of a group for which partners are searched
 _MIN_PARTNER_SHARE = 0.8  # share of these keys that must have a partner
-_MIN_GROUP_SHARE = 0.05  # share of the samples that a suffix, or a lacking field, must concern
+_MIN_GROUP_SHARE = 0.05  # share of the samples with a suffix, or without a field, that is worth a note
 _MAX_FOLDERS = 8  # more sibling folders are classes
 _MAX_STRAY_FILES = 64  # files next to folders
 _MAX_DEPTH = 4  # levels with a single folder

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MAX_LISTED_ROWS = 5  # rows in a message
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
 _TAIL_BYTES = 64  # enough for the last character and line ends
-_MAX_EXACT_FLOAT = 2.0**53  # above, floats skip whole numbers
+_MAX_EXACT_FLOAT = 2.0**53  # not every larger whole number is a float
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
 _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter, as in LJSpeech

@@ -183,7 +183,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the finished shards that samplers wrote, oldest first; the newest ones up to `max_bytes` (None: all).
+    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None: all); the oldest comes first.
 
     First, shards are evicted for waiting writers. Shards due for eviction but still in use are not leased again.
     """

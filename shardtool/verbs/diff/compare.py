@@ -280,7 +280,7 @@ class SideComparison:
         rows = rows[side.entries.rows.kind[rows] == SPAN]
         if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
             unread = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
-            self._notes.add(f"read the payloads, because no index has checksums: {unread}")
+            self._notes.add(f"payloads were read, because no index has their checksums: {unread}")
 
     def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ColumnDifference]]:
         """Return the ids of samples whose columns differ, and these columns; for a source, only common columns."""

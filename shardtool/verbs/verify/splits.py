@@ -94,7 +94,7 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
-    """Add a finding to the second split for each sample that both have; nothing if no shard of one was read.
+    """Add a finding to the second split for each sample in both. Skipped if no shard of one split was read.
 
     Workers of `pool` compare the content of samples with the same key; None: the key is enough.
     """
