@@ -314,7 +314,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch being copied, or the end, with the loader's state after it and its error."""
+    """A batch that is being copied, or the end of the batches; with the loader's state after it, and its error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None
