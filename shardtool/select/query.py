@@ -155,7 +155,7 @@ def match_partially(
             warnings.simplefilter("ignore")  # about \d in quotes, patterns with groups, division by zero
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # Evaluating no rows reports errors with all columns listed.
+            # Evaluate without rows first, so that an error lists all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
