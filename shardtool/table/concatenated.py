@@ -48,7 +48,7 @@ class ConcatenatedTable(Table):
         schemas = [table.schema for table in self._tables]
         try:
             self.schema = pa.unify_schemas(schemas, promote_options="permissive")
-        except pa.ArrowException:
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
             raise self._types_error(schemas) from None
         if any(table.classes != first.classes for table in self._tables):
             raise InvalidRequest(name, "class names differ between the files", expected="the same class names")
@@ -64,7 +64,7 @@ class ConcatenatedTable(Table):
             tables = self._read_all(columns, mixed.union(text))
         try:
             return pa.concat_tables(tables, promote_options="permissive").select(columns)
-        except pa.ArrowException:
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
             raise self._types_error([table.schema for table in tables]) from None
 
     def count(self) -> int:
