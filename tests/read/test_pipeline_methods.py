@@ -155,6 +155,24 @@ def test_samples_by_number_and_key_pass_through_stages(dataset: Dataset) -> None
     assert list(numbers[:0]) == []
 
 
+def test_one_policy_for_bad_samples(folder: Path) -> None:
+    """`on_error` of `open` applies to `decode` and streams; that of a stream replaces it, also in a mix."""
+    options: dict[str, Any] = {"shuffle": False, "rank": 0, "world_size": 1, "ends": "uneven"}
+    raising, skipping = (open_data(folder / "out.json", on_error=policy).decode() for policy in ("raise", "skip"))
+    for streams in (raising, shardtool.mix([raising, skipping])):
+        with pytest.raises(SampleFailed, match="sample 07, field cls"):
+            list(streams.stream(**options))
+        with pytest.raises(SampleFailed, match="sample 07, field cls"):
+            list(skipping.stream(**options, on_error="raise"))
+    for streams, copies in ((raising, 1), (skipping, 1), (shardtool.mix([raising, skipping]), 2)):
+        stream = streams.stream(**options, on_error="skip")
+        assert len([*stream]) == copies * (_SAMPLES - 1)
+        assert (stream.skipped.samples, stream.skipped.damaged) == (copies, 0)
+    assert len([*skipping]) == _SAMPLES - 1
+    with pytest.raises(InvalidRequest, match=r"^on_error: 'ignore'"):
+        raising.stream(on_error="ignore")  # type: ignore[arg-type]
+
+
 def test_a_requested_sample_is_never_skipped(dataset: Dataset) -> None:
     """It is an error instead, unless it is in a list; and single batches cannot be requested."""
     tuples = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip")
