@@ -35,6 +35,7 @@ def publish_dataset(
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
         check_same_append(destination.append, last, None, destination)
+        destination.folder.remove(parts.list_run_files(destination.folder, pattern))
         return destination.append.old
     skipped = _merge_skipped_rows(destination, sort_rows(totals.skipped))
     dataset = build_dataset_file(totals, pattern, skipped, run_record)
