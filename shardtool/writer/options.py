@@ -17,7 +17,7 @@ class WriterKeywords(TypedDict, total=False):
     max_count: int | None
     oversize: values.Oversize
     dots: values.Dots | None
-    target: tuple[values.Target, ...]
+    target: values.Target | tuple[values.Target, ...] | list[values.Target]
     on_error: values.OnError
     resume: bool
     overwrite: bool

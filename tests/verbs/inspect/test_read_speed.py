@@ -115,8 +115,8 @@ def test_the_command_prints_text_or_json(dataset: Path) -> None:
     ("words", "code", "message"),
     [
         (["--decode"], 2, "--decode: nothing is read; expected --read-speed"),
-        (["--read-speed", "--keys"], 2, "--keys: used with --read-speed"),
-        (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "--read-speed: used with --extract"),
+        (["--read-speed", "--keys"], 2, "--read-speed: used with --keys"),
+        (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "--extract: used with --read-speed"),
         (["--read-speed", "--where", "a > 1"], 2, "--where: nothing to choose for"),
     ],
 )
