@@ -52,27 +52,27 @@ from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE as FINDINGS_MOST
 
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 _FETCH = FetchOptions()
-_BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it names, by the constants of the code
-    "a request that fails": (f"{DEFAULT_POLICY.max_total_s:.0f} seconds",),
-    "a server that has never": (f"{DEFAULT_POLICY.first_answer_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
-    "headers, bodies": (
-        f"{DEFAULT_POLICY.min_bytes_per_s:,.0f} bytes a second",
+_LIMITS = {  # start of a row in `docs/security.md` or `docs/format.md`: the limits in it, from the constants
+    "retrying a failed request": (f"{DEFAULT_POLICY.max_total_s:.0f} seconds",),
+    "waiting for a server": (f"{DEFAULT_POLICY.first_answer_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
+    "minimum speed": (
+        f"{DEFAULT_POLICY.min_bytes_per_s:,.0f} bytes per second",
         f"{DEFAULT_POLICY.speed_window_s:.0f} seconds",
     ),
-    "a connection": (f"{CLIENT_CONNECT_S} seconds",),
+    "connecting, including": (f"{CLIENT_CONNECT_S} seconds",),
     "a lock": (f"{lock.LEASE_S} seconds",),
-    "the end of a verb": (f"{_CLEANUP_LIMIT_S:.0f} seconds",),
-    "to connect": (f"{_FETCH.timeout_s} seconds",),
-    "a file, with": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} further tries"),
-    "headers, with": (f"{LINE_MOST_HEAD // _KB} KiB",),
+    "stopping after": (f"{_CLEANUP_LIMIT_S:.0f} seconds",),
+    "connecting; waiting": (f"{_FETCH.timeout_s} seconds",),
+    "a file, with its": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} more tries"),
+    "headers, including": (f"{LINE_MOST_HEAD // _KB} KiB",),
     "a length": (f"{CLIENT_DIGITS} digits",),
-    "a body": (f"{CLIENT_REASON // _KB} KiB",),
+    "the body of a redirect": (f"{CLIENT_REASON // _KB} KiB",),
     "redirects": (f"{CLIENT_MOST_REDIRECTS},", f"{FETCHED_REDIRECTS},"),
     "a file of `--url`": (f"{_FETCH.max_bytes // 10**6} MB",),
     "files of `--url`": (f"{_FETCH.memory // _MB} MiB",),
-    "a sidecar": (f"{SIDECAR_READ_FIELD_BYTES} bytes", f"{SIDECAR_READ_INDEX_SLACK // _MB} MiB",
-                  f"{SIDECAR_READ_METADATA_SLACK // _MB} MiB", f"{SIDECAR_READ_FACTOR} bytes for each"),
-    "what a walk": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"{WALK_KEPT_A_PACKED_BYTE} for each"),
+    "index in memory": (f"{SIDECAR_READ_INDEX_SLACK // _MB} MiB", f"{SIDECAR_READ_FIELD_BYTES} bytes for each field"),
+    "decoded metadata": (f"{SIDECAR_READ_METADATA_SLACK // _MB} MiB", f"{SIDECAR_READ_FACTOR} bytes for each"),
+    "memory of a shard scan": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"({WALK_KEPT_A_PACKED_BYTE} if it is compressed)"),
     "memory to unpack": (f"{SHARD_FILE_XZ_MEMORY // _MB} MiB",),
     "a record of": (
                     f"{(tfrecord_write.MAX_DATA_BYTES + 1) // _GB} GiB",
@@ -81,21 +81,21 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "a pax header": (f"{TAR_READ_LONG_LIMIT // _MB} MiB",),
     "a key, a field": (f"{MAX_NAME_BYTES:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),
     "a file of class": (f"{CLASSES_FILE_LIMIT // _MB} MiB", f"{BESIDE_LIST_LIMIT // _MB} MiB"),
-    "findings": (f"{FINDINGS_MOST};",),
+    "findings": (f"{FINDINGS_MOST} are listed",),
     "a table": (f"{limits.MAX_COLUMNS:,}", f"{limits.MAX_NESTING} levels", f"{limits.MAX_ROW_BYTES // _MB} MiB"),
     "the name of": (f"{ARCHIVE_LONGEST // _KB} KiB",),
-    "the listing": (f"{ARCHIVE_KEPT_ALWAYS // _MB} MiB", f"{ARCHIVE_KEPT_A_PACKED_BYTE} bytes for each"),
+    "memory of an archive": (f"{ARCHIVE_KEPT_ALWAYS // _MB} MiB", f"{ARCHIVE_KEPT_A_PACKED_BYTE} bytes for each"),
     "a member of a zip": (f"{ZIP_READ_MOST_A_BYTE:,}", f"{ZIP_READ_SLACK // _KB} KiB"),
     "an image that a reader": (f"{image_decode.MAX_PIXELS // 10**6} million",
                                f"{image_decode.MAX_DECODE_BYTES // _GB} GiB"),
     "the file of": (f"{examine.MAX_IMAGE_BYTES // 10**6} MB",),
     "JSON that `verify": (f"{examine.MAX_JSON_BYTES // 10**6} MB",),
     "an image that `create`": (f"{image_decode.MAX_PIXELS // 10**6} million",),
-    "what `inspect`": (f"{payload.MAX_INSPECTED_IMAGE_BYTES // _MB} MiB", f"{payload.MAX_TEXT_BYTES // _MB} MiB",
+    "the part of a payload": (f"{payload.MAX_INSPECTED_IMAGE_BYTES // _MB} MiB", f"{payload.MAX_TEXT_BYTES // _MB} MiB",
                        f"{payload.MAX_JSON_NESTING} levels"),
     "address space": (f"{_MIN_ADDRESS_SPACE_BYTES // 10**6} MB",),
     "files that a reader": (f"{FETCH_MOST_OPEN},",),
-    "numbers of a request": (f"{MAX_WORKERS:,}",),
+    "numbers in options": (f"{MAX_WORKERS:,}",),
 }  # fmt: skip
 _NAMES = ["CreateOptions", "create", "reshard", "InvalidRequest"]
 
@@ -175,9 +175,10 @@ def test_a_sample_is_left_out_whole(tmp_path: Path) -> None:
     assert result.samples == 1
 
 
-@pytest.mark.parametrize("begins", _BOUNDS)
-def test_the_page_of_bounds_says_what_the_code_has(begins: str) -> None:
-    """What `docs/security.md` says is bounded, time included, is so in the code, to the number."""
-    page = (Path(__file__).parents[1] / "docs" / "security.md").read_text(encoding="utf-8")
-    (row,) = [one for one in page.splitlines() if one.startswith(f"| {begins}")]
-    assert [bound for bound in _BOUNDS[begins] if bound not in row.split(" | ", 1)[1]] == []
+@pytest.mark.parametrize("start", _LIMITS)
+def test_documented_limits_equal_the_constants(start: str) -> None:
+    """The limits of size and time in the documents equal the constants of the code."""
+    docs = Path(__file__).parents[1] / "docs"
+    lines = [line for name in ("security.md", "format.md") for line in (docs / name).read_text("utf-8").splitlines()]
+    (row,) = [line for line in lines if line.startswith(f"| {start}")]
+    assert [limit for limit in _LIMITS[start] if limit not in row.split(" | ", 1)[1]] == []
