@@ -26,11 +26,11 @@ _RAY_VARIABLES = {  # defaults; Ray reads these when it is imported
 def start_pool(
     options: WorkerOptions, advice: str = "Run the same command again.", observer: Observer | None = None
 ) -> Pool:
-    """Start worker processes, or none if `workers` is 0; `advice` is printed if one dies.
+    """Start `workers` processes; `advice` is printed if one dies.
 
     Raises:
-        InvalidRequest: Ray is not installed, no cluster is at the address, a node has other versions, or `workers` is 0
-            with options that need workers.
+        InvalidRequest: Ray or a cluster is missing, a node has other versions, or `workers` is 0 with options that need
+            workers.
         WorkerDied: Workers cannot be started.
         OutOfMemory: Not enough memory to start them.
     """

@@ -7,10 +7,10 @@ The standard library's pools do not fit:
 - `multiprocessing.Pool` hangs if a worker is killed. `concurrent.futures` leaves workers behind if the parent is
   killed.
 
-Here, each worker has one pipe in each direction, and a third pipe that closes when its parent dies.
+Here, each worker has a pipe in each direction, and one that closes when its parent dies.
 
-Workers are forked while no other thread runs. This takes 5 ms, and the command line does it before heavy imports.
-Otherwise they are started as new processes.
+Workers are forked (5 ms) if no other thread runs, on the command line before heavy imports. Otherwise they are new
+processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SIGNAL_GRACE_S = 0.2  # time for a signal to the process group to reach this pr
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, from CPU affinity and the container's quota."""
+    """Return the usable cores by CPU affinity and the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
@@ -72,7 +72,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process, unless it was waited for: then its pid may belong to another process."""
+        """Kill the process, unless it was waited for: its pid may be reused."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -90,10 +90,9 @@ class _Worker:
 
 
 class LocalPool(Pool):
-    """Worker processes, for use in a `with` block, which kills them at its end.
+    """Worker processes; the end of the `with` block kills them.
 
-    One worker per core starts now; more start only if there are tasks for them. The start method `auto` forks if no
-    other thread runs. `advice` is printed if a worker dies.
+    One worker per core starts now, and more if there are tasks. The start method `auto` forks if no other thread runs.
 
     Raises:
         WorkerDied: A worker cannot be started.
@@ -139,7 +138,7 @@ class LocalPool(Pool):
     def map(  # noqa: C901 - one loop over all messages
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it finishes; see `Pool.map`."""
+        """See `Pool.map`."""
         queue, reports = enumerate(tasks), progress is not None
         for worker in self._workers:
             self._feed(worker, function, queue, reports=reports)
@@ -240,7 +239,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Check whether this process has a single thread, including threads unknown to Python."""
+    """Return whether this process has one thread, counting threads unknown to Python."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

@@ -1,4 +1,4 @@
-"""`Pool`: the base class of all pools, which runs tasks in the calling process."""
+"""The base class of all pools, which runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_CHECKED_PATHS = 6  # of more paths, only three are checked
 
 
 class Pool:
-    """Runs one task at a time in the calling process. For use in a `with` block, like the pools with workers.
+    """Runs one task at a time in the calling process. Use it in a `with` block.
 
     Attributes:
-        max_tasks: Maximum number of concurrent tasks.
-        max_per_machine: Maximum number of concurrent tasks on one machine.
+        max_tasks: Maximum concurrent tasks.
+        max_per_machine: Maximum on one machine.
     """
 
     max_tasks = max_per_machine = 1
@@ -41,10 +41,10 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Refuse machines that cannot see the files, folder or module that this process sees.
+        """Refuse machines that do not see this process's files, folder or module.
 
         Args:
-            paths: Files and folders; a few of them are checked, if they exist here.
+            paths: Files and folders; a few existing ones are checked.
             output: Folder that workers write to; None: not checked.
             function: The user's function, `module:name`; empty: none.
 
@@ -59,9 +59,9 @@ class Pool:
         """Yield (number, result) of each task as it finishes; tasks are drawn as workers become free.
 
         Args:
-            function: A module-level function that accepts the task and, with `progress`, a callback.
+            function: A module-level function of the task and, with `progress`, a callback.
             tasks: The tasks, in order.
-            progress: Called with a task's number, and the samples and bytes that its worker reports.
+            progress: Called with task number, samples and bytes.
 
         Raises:
             WorkerDied: A worker was killed or crashed; on a cluster, a task was lost too often.
@@ -85,7 +85,7 @@ class Pool:
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return the first, middle and last of many paths: enough to check whether a machine has the same files."""
+    """Return the first, middle and last of many paths."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 
@@ -110,8 +110,7 @@ def make_reporter(
 ) -> Callable[..., None]:
     """Return a progress callback for a task.
 
-    It calls `send_report` at most every `pause_s` seconds, with total counts if `cumulative`, else with the counts
-    since the last call.
+    It calls `send_report` at most every `pause_s` seconds, with totals if `cumulative`, else with new counts.
     """
     last, done = time.monotonic(), [0, 0]
 

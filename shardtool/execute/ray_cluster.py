@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 def version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a self-contained function, which also runs where this package is missing or differs."""
+    """Return a self-contained function: the package may be missing or differ."""
 
     def versions() -> tuple[str, str, str]:
 
@@ -70,7 +70,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Refuse an address at which nothing answers: Ray itself would wait for a minute.
+    """Refuse an address without an answer: Ray would wait for a minute.
 
     Raises:
         InvalidRequest: Nothing answers, or the address is invalid.

@@ -1,8 +1,8 @@
 """A pool whose workers are the processes of a Ray cluster.
 
-Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. An exception
-in a task is returned as its result and ends the run. Tasks are submitted as slots become free, so neither this process
-nor Ray's object store holds many. Sample data passes through neither (docs/decisions/018-ray.md).
+Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. A task returns
+an exception as its result, which ends the run. Tasks are submitted as slots become free. Sample data passes through
+neither this process nor Ray's object store (docs/decisions/018-ray.md).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _MAX_EXTRA_TASKS = 8  # tasks submitted in advance, so that slots stay busy whil
 
 
 class RayPool(Pool):
-    """Slots of a Ray cluster, for use in a `with` block, which cancels running tasks at its end.
+    """Slots of a Ray cluster; the end of the `with` block cancels tasks.
 
     Args:
         options: `workers` limits the concurrent tasks; None: as many as the cluster has cores. `address` is `auto`,
             `ray://host:port` or `host:port`; None: from Ray's environment, else `auto`, else start a cluster.
         advice: Printed if a task was lost too often.
         cores: Cores of a cluster that is started here.
-        observer: Is notified if a cluster is started.
+        observer: Notified if a cluster is started.
 
     Raises:
         InvalidRequest: There is no cluster, or a node has other versions.
@@ -90,7 +90,7 @@ class RayPool(Pool):
         staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes spool names differ between runs
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster, or start one on this machine if none is known, like `ray.init`.
+        """Connect to a cluster, or start one here, like `ray.init`.
 
         An existing connection of the program is reused, and stays open.
         """
@@ -116,7 +116,7 @@ class RayPool(Pool):
     def _watch_raylet(self) -> None:
         """Watch this machine's raylet in a thread, if possible.
 
-        Ray ends the process one second after the raylet exits. The run must be told before.
+        Ray ends the process one second after the raylet exits.
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")
@@ -182,12 +182,7 @@ class RayPool(Pool):
         ray_cluster.refuse_nodes(problems, "Install the same versions on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Refuse nodes that do not see what this process sees.
-
-        Raises:
-            InvalidRequest: A node differs.
-            WorkerDied: A node does not answer.
-        """
+        """See `Pool.check`."""
         if output is not None and is_url(output):
             return  # a remote store is the same for all nodes
         environment = ray_task.TaskEnvironment.here(function)
@@ -231,7 +226,7 @@ class RayPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it finishes; see `Pool.map`."""
+        """See `Pool.map`."""
         queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
         reports = None if progress is None else _TaskReports(self._count_actor(), progress)
 
@@ -279,7 +274,7 @@ class RayPool(Pool):
         return answer.result
 
     def _count_actor(self) -> Any:
-        """Return the counting actor, which runs on this node to live as long as this process."""
+        """Return the counting actor on this node, which lives as long as this process."""
         if self._counts is None:
             near = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             actor = ray.remote(num_cpus=0, max_restarts=-1)(ray_task.TaskCounts)
@@ -297,7 +292,7 @@ class _TaskReports:
         actor.take.remote()  # discards counts of an earlier use of the pool
 
     def poll(self, running: Container[int]) -> None:
-        """Pass on new counts of running tasks, and request the next ones without waiting."""
+        """Pass on new counts, and request the next ones without waiting."""
         if self._pending is not None:
             try:
                 for number, (samples, size) in ray.get(self._pending, timeout=0).items():

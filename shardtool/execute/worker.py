@@ -3,8 +3,8 @@
 Messages are pickles, each preceded by its length (4 bytes, little-endian), in one pipe for each direction. A worker
 exits when its parent closes the pipe.
 
-It also exits during a task if its parent dies. Then the other end of a third pipe, the lifeline, closes, and the kernel
-sends SIGIO, whose default action terminates the process. No thread is needed for that.
+It also exits during a task if its parent dies: then a third pipe, the lifeline, closes, and the kernel sends SIGIO,
+which terminates the process.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _read_exactly(fd: int, size: int) -> bytearray:
 
 
 def run_worker(tasks: int, results: int, lifeline: int) -> None:
-    """Run tasks until the parent closes its side; the arguments are file descriptors."""
+    """Run tasks until the parent closes its side."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy; `name` is the copy's name, and `crc` is None if no index records it."""
+    """A file to copy as `name`; `crc` is None if unknown."""
 
     path: str
     size: int
@@ -46,11 +46,11 @@ def copy_verified(
 ) -> DurableFile:
     """Copy a file and verify size and checksum; a local copy is staged, not published.
 
-    The last block is written only if the checksum is right, because an object appears with its last byte.
-    `report_bytes` receives the size of each block. `keep_mtime` applies to local files.
+    The last block is written after the checksum matches, because an object appears with its last byte. `report_bytes`
+    receives block sizes. `keep_mtime` applies to local files.
 
     Raises:
-        CorruptShard: The file has other bytes, also when read a second time.
+        CorruptShard: The bytes differ, also on a second read.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -75,7 +75,7 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its files, and verify the copy; None if the caller must use `copy_verified`.
 
-    A wrong copy is visible until this check deletes it.
+    A wrong copy is visible until it is deleted.
 
     Raises:
         NotCopied: The store made no copy.
@@ -97,7 +97,7 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, files: Sequence[OriginalFile]) -> None:
-    """Give staged files their names; `path` is the temporary one. In a store, an interrupted call can be repeated."""
+    """Rename staged files (`path` is the temporary name). In a store, the call can be repeated."""
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in files))
         return

@@ -1,4 +1,4 @@
-"""File descriptors: write all bytes, and find the processes that have a file open."""
+"""Write to file descriptors, and find processes with open files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _link_target(link: str) -> str:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, at an offset or at the current position."""
+    """Write all of `data` at an offset, or at the current position."""
     remaining = memoryview(data).cast("B")
     while remaining:
         done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)

@@ -35,8 +35,7 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 class EntryInfo(NamedTuple):
     """An entry of a folder.
 
-    `special` is the kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a
-    link to a file or to nothing.
+    `special` is the kind of an entry that a file must not replace, such as `a folder`; otherwise empty.
     """
 
     size: int
@@ -59,7 +58,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among output names like `check_replaceable`."""
+    """Call `check_replaceable` for the existing files among output names."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -70,16 +69,16 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Refuse paths that cannot be a local file: an address, a folder or `-`."""
+    """Refuse an address, a folder or `-` as a local file."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
 
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
-    """Check whether an output file that the user named can be written.
+    """Check whether the user's output file can be written.
 
-    With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
-    end. `option` is the option that replaces a file, for messages.
+    `overwrite` can replace an empty file, or one that starts with `magic` and has `marker` near its start or end.
+    `option` is the spelling of `overwrite` in messages.
     """
     if is_url(path):
         if not is_file(path):
@@ -121,14 +120,14 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file; a file left by a killed run is replaced."""
+    """Return the descriptor of a new file; replace one left by a killed run."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create missing folders of a path, and return them."""
+    """Create and return missing folders of a path."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
@@ -139,7 +138,7 @@ def make_folders(path: str) -> list[Path]:
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
-    """Return the error for another entry than a folder."""
+    """Return the error for an entry that is not a folder."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
@@ -179,7 +178,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 def write_errors(
     where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Convert an OSError to an error that names `where`."""
+    """Convert OSError to an error that names `where`."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,7 @@
 """Open and read files and objects.
 
-Local files are opened without blocking on a FIFO or device. File contents are untrusted. The caller decides whether to
-follow a symbolic link: dataset files are followed, because Hugging Face's cache, DVC and git-annex store shards behind
-links.
+Local files are opened without blocking on a FIFO or device. The caller decides whether to follow symbolic links:
+dataset files are followed, because Hugging Face's cache, DVC and git-annex store shards behind links.
 
 Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or an object has changed, and
 `ShardError` if the machine, a store or a server fails.
@@ -57,8 +56,8 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the content of a small regular file or object.
 
-    A file larger than `limit` raises OSError. So does a large file that does not end with `ending`, before it is read:
-    large sparse files are cheap to make.
+    A file larger than `limit`, or a large one without `ending` at its end, raises OSError before it is read: sparse
+    files are cheap to make.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -80,7 +79,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 def read_optional(path: str) -> bytes | None:
     """Return the content of a small file; None if it cannot be read.
 
-    Without permission to list, a store denies access to objects that do not exist.
+    A store that denies listing also denies access to missing objects.
     """
     try:
         return read_small(path)
@@ -106,8 +105,8 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        sequential_read_bytes: Efficient read size for sequential access.
-        random_read_bytes: Efficient read size for random access.
+        sequential_read_bytes: Efficient size of sequential reads.
+        random_read_bytes: Efficient size of random reads.
         max_gap_bytes: Smaller gaps are read rather than skipped.
     """
 
@@ -151,7 +150,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of the file in blocks that share `into`; nothing if it is not regular."""
+        """Yield the rest of a regular file in blocks that share `into`."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
@@ -171,7 +170,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An open object, with the attributes of `LocalFile`. Sequential reads and `stream` read ahead."""
+    """An open object. Sequential reads and `stream` read ahead."""
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
@@ -247,7 +246,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object in order, read ahead with one request."""
+    """The bytes of an object, read ahead with one request."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -304,7 +303,7 @@ class ReadAheadStream(io.RawIOBase):
                     return
                 self._queue.put(piece)
             self._queue.put(b"")
-        except BaseException as error:  # noqa: BLE001 - raised again by the reading thread
+        except BaseException as error:  # noqa: BLE001 - raised by the reader
             self._queue.put(error)
 
 
@@ -331,7 +330,7 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return a seekable file object for an address; each read is one request."""
+    """Return a seekable file for an address; each read is a request."""
     source = remote.objects.open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -339,7 +338,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Return descriptor and stat result of a local regular file."""
+    """Return descriptor and stat result of a regular file."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -355,14 +354,14 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file; the caller compares `fact` with the listing."""
+    """Open a source file, whose `fact` the caller checks."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Fill `into` from the start of a source file; return the number of bytes read, and the stat result after reading.
+    """Fill `into` from the start of a source file; return the bytes read, and the stat result after reading.
 
-    Hot path. The caller compares both results with the plan to detect changes.
+    Hot path. The caller detects changes.
     """
     if b"://" in path and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
@@ -379,7 +378,7 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Read a source file like `read_file`, until its ctime is the same before and after; else raise OSError."""
+    """Repeat `read_file` until the ctime stays equal, or raise OSError."""
     if is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
@@ -391,7 +390,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield a file or object in blocks, which may share one buffer."""
+    """Yield a file or object in blocks, which may share a buffer."""
     if is_url(path):
         yield from remote.objects.open_remote(path).pieces()
         return

@@ -49,13 +49,13 @@ def open_folder(path: str) -> OutputFolder:
 
 
 def open_staging_folder(path: str) -> OutputFolder:
-    """Return the output folder for a path or an address, in which files are invisible until they are published."""
+    """Return an output folder whose files are invisible until they are published."""
     folder = open_folder(path)
     return folder if isinstance(folder, Folder) else replace(folder, has_staging=True)
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store, not a local folder, still has files of these sizes."""
+    """List a store to check that it still has files of these sizes."""
     if folder.has_staging:  # nothing is visible yet
         return
     listed = folder.find_entries(sizes)

@@ -1,9 +1,8 @@
 """File locks (`flock`), acquired without waiting.
 
 The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
-parent's shared locks, because it may read the file, and closes exclusive locks, because the thread that acquired them
-does not run in the child. POSIX locks (`lockf`) would be released as soon as the process closes any descriptor of the
-file.
+parent's shared locks, because it may read the file, and closes exclusive locks, because their threads do not run in the
+child. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class FileLock(AbstractContextManager["FileLock"]):
             os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
 
     def write(self, data: bytes) -> None:
-        """Write `data` at the start of the exclusively locked file."""
+        """Write `data` at the start of the file."""
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
@@ -60,11 +59,11 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing.
+    If the file was deleted meanwhile, try again: a lock on a deleted file guards nothing.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file is not regular or cannot be opened, or the file system has no locks.
+        OSError: The file is not regular or accessible, or its system has no locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:

@@ -1,7 +1,7 @@
 """Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-If a file is missing or not accessible, a function raises `OSError` unless its docstring says that it returns None or
-False. They raise `ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
+Functions raise `OSError` if a file is missing or not accessible, unless they return None or False; and `ShardError` if
+the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path, with one listing for many objects."""
+    """Return `plain_size` of each path; list a store for many objects."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -116,7 +116,7 @@ def is_folder(path: str) -> bool:
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names in a folder, unsorted."""
+    """Return the unsorted names in a folder."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
     try:
@@ -128,7 +128,7 @@ def list_folder(folder: str) -> list[str]:
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names in a folder; an empty list if it cannot be listed.
+    """Return the sorted names in a folder; none if it cannot be listed.
 
     With `needed`, a store that denies listing is an error.
     """
@@ -144,7 +144,7 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the unsorted names of the subfolders, without links."""
+    """Return the unsorted subfolder names, without links."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder) if entry.is_folder]
     return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
@@ -157,7 +157,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
-    """Yield all objects below an address, in the store's order, with relative keys.
+    """Yield all objects below an address, with relative keys.
 
     An empty object that represents a folder has no trailing slash.
     """

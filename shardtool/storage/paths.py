@@ -1,4 +1,4 @@
-"""Take file paths and addresses apart, and join them.
+"""Split and join paths and addresses.
 
 A location is a string: a local path, or an address (`s3://`, `https://`, ...). Source files are named by bytes: a root
 (`source_root`) followed by a relative path.
@@ -50,10 +50,10 @@ def real_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source; root and relative path joined are the name that `read_file` accepts.
+    """Return the root of a source: `read_file` accepts it followed by a relative path.
 
-    Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
-    percent-encoded. With `needed`, a missing local folder raises InvalidRequest.
+    Roots end in a slash. The root of a web address ends in `#`, because a query may follow. With `needed`, a missing
+    local folder raises InvalidRequest.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -92,7 +92,7 @@ def source_identity(root: bytes) -> str:
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return an output folder relative to a source, "" or with a trailing slash; None if it is outside."""
+    """Return an output folder relative to a source ("" or with a trailing slash), or None."""
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):

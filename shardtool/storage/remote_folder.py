@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
-A shard is written with one PUT and visible when it completes. Small files are kept in memory until they are published.
-With `has_staging`, files are written as `.NAME.part` objects, which the store copies when they are published.
+One PUT writes a shard, visible when it completes. Small files are kept in memory until they are published. With
+`has_staging`, files are `.NAME.part` objects, which the store copies when they are published.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class RemoteFolder:
 
     Attributes:
         path: Address of the prefix.
-        has_staging: Whether files are invisible until they are published, which writes each shard twice.
+        has_staging: Whether files are invisible until they are published, by writing each shard twice.
         largest: Maximum size of a file.
 
-    Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
-    OutputExists if the lock is lost, and OSError if an object to read does not exist or changes.
+    Methods raise StoreFailed, OutputFailed if the bucket does not exist, OutputExists if the lock is lost, and OSError
+    if an object to read is missing or changes.
     """
 
     path: str
@@ -70,10 +70,10 @@ class RemoteFolder:
         return [*self._list_entries()]
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the entries among `names` that exist.
+        """Return the existing entries among `names`.
 
-        Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
-        unchanged. A single name has time 0, because it is looked up without a listing.
+        Times are rounded to seconds, so they never equal a recorded time: a store's clock does not prove that a file is
+        unchanged. A single name has time 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -88,7 +88,7 @@ class RemoteFolder:
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Hold a small file in memory until it is published; with `has_staging`, write it under its temporary name."""
+        """Hold a small file in memory or, with `has_staging`, write its temporary object."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)
@@ -98,9 +98,9 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Write an object, visible unless `has_staging`; return the result of `fill`, and the file.
+        """Write an object, visible unless `has_staging`.
 
-        If `size` is None, the data goes to a temporary file first. `fill` is called again after a failure.
+        If `size` is None, a temporary file is written first. `fill` is called again after a failure.
         """
         if size is not None:
             with suppress(TruncatedUpload):
@@ -109,7 +109,7 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def written_path(self, name: str) -> str:
-        """Return the address that a file is written to before it is published."""
+        """Return a file's address before it is published."""
         return staged_path(self, name) if self.has_staging else self.full_path(name)
 
     def written_file(self, name: str) -> DurableFile:

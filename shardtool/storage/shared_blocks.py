@@ -1,8 +1,7 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
-Blocks are stored in one unnamed temporary file in TMPDIR, which disappears when the last process closes it. The kernel
-reclaims its pages when memory is short. Forked processes share the file. Other processes open it through /proc while
-its creator lives. Afterwards they create their own blocks.
+Blocks are stored in one unnamed temporary file in TMPDIR, whose pages the kernel can reclaim. Forked processes share
+the file. Others open it through /proc while its creator lives; afterwards they create their own blocks.
 
 File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
 is written.
@@ -37,7 +36,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A lock that is free in a forked child, even if it was held during the fork."""
+    """A lock that is free in a forked child."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -85,9 +84,9 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Blocks identified by number, of which the first million are kept.
+    """Blocks by number; the first million are kept.
 
-    Thread-safe, process-safe and picklable: the receiving process shares the blocks.
+    Safe in threads and processes. Pickling shares the blocks.
     """
 
     def __init__(self) -> None:
@@ -162,7 +161,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor is still ours: a program may close all descriptors."""
+        """Return whether the descriptor is ours: a program may close all."""
         if self._origin is None:
             return False
         try:

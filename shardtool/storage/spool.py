@@ -1,4 +1,4 @@
-"""A temporary file that several processes write in parallel; `Folder.spool` creates it."""
+"""A temporary file that several processes write."""
 
 from __future__ import annotations
 

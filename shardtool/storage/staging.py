@@ -1,10 +1,9 @@
 """Write files into a local folder: first under a temporary name, then renamed.
 
-A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it. Workers stage files and
-send a `DurableFile` to the parent process, which renames it and syncs the folder.
+A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it. Workers stage files; the
+parent process renames them and syncs the folder.
 
-Methods raise OutputFailed if the disk is full or failing, and OutputExists if a name belongs to something that a file
-must not replace.
+Methods raise OutputFailed if the disk is full or failing, and OutputExists if a file must not replace an entry.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ _attempt_suffix = ""  # distinguishes temporary names of attempts at the same ta
 
 
 class DurableFile(NamedTuple):
-    """A complete, durable file that is not yet published.
+    """A complete, durable, unpublished file.
 
-    `token` is the path of the staged file; empty in a store. `data` is the content of a small file to upload, or None.
+    `token` is the staged path; empty in a store. `data` is a small file's content to upload, or None.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it."""
+    """A file under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it."""
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -91,7 +90,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the descriptor, which is also readable."""
+        """Return the readable descriptor."""
         return self._fd
 
     def sync(self) -> None:
@@ -100,7 +99,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Make the file durable, unpublished, and set its modification time."""
+        """Make the file durable, and set its modification time."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
@@ -120,10 +119,10 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local output folder, as a value that can be sent to workers.
+    """A local output folder; picklable.
 
     Attributes:
-        path: Path as the user gave it; "" is the current folder.
+        path: The user's path; "" is the current folder.
         has_staging: Whether files are invisible until they are published.
         largest: Maximum size of a file; None means no limit.
     """
@@ -174,7 +173,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Stage a file that `fill` writes; return the result of `fill`, and the file."""
+        """Stage a file that `fill` writes; return its result, and the file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -211,7 +210,7 @@ class Folder:
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
-        """Delete files if possible; after a power failure they may exist again."""
+        """Delete files if possible, not durably."""
         for name in names:
             with suppress(OSError, OutputExists):
                 unlink_file(self.full_path(name))
@@ -284,8 +283,8 @@ class Folder:
     ) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder, or raise OutputExists.
 
-        `finishes`: this run finishes an interrupted replacement of shards. `what` describes the output, for messages.
-        A shared holder does not delete the lock file.
+        `finishes`: this run finishes an interrupted replacement. `what` is the output, for messages. A shared holder
+        does not delete the lock file.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is deleted at the end
@@ -306,13 +305,13 @@ class Folder:
 
 
 def unfinished_error(plan_path: str) -> OutputExists:
-    """Return the error for the plan of an interrupted replacement of shards."""
+    """Return the error for an interrupted replacement of shards."""
     remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder, or raise InvalidRequest with `remedy` for a URL."""
+    """Return a local folder; a URL raises InvalidRequest with `remedy`."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -322,7 +321,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that a user named; "" may be an unset variable and is refused."""
+    """Return the user's local folder; refuse "", perhaps an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
@@ -347,9 +346,9 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add a token of eight hexadecimal digits to the temporary names of this process; "" removes it.
+    """Add eight hexadecimal digits to this process's temporary names; "" removes them.
 
-    A task may run a second time while its first attempt is still writing; both need different files.
+    Two attempts at a task may write at the same time.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""

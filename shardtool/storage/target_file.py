@@ -1,4 +1,4 @@
-"""Write one file that the user named, at a path or an address."""
+"""Write one file that the user named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A writable file object for libraries. After a failed write, further data is discarded."""
+    """A writable file for libraries. After a failed write, data is discarded."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
@@ -48,7 +48,7 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return the written bytes as a file; close it before writing more."""
+        """Return the written bytes as a file; close it before writing."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 
@@ -69,9 +69,9 @@ def write_target(path: str, data: bytes) -> None:
 
 
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
-    """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
+    """Return a local file for memory mapping; an object is copied first.
 
-    A file that does not start with `magic` raises OSError, before the rest is fetched.
+    A file without `magic` at its start raises OSError before the rest is fetched.
     """
     if not is_url(path):
         refuse_near_url(path)

@@ -1,6 +1,6 @@
 """Write files below one folder and nowhere else, whatever their names contain.
 
-Each path is opened component by component from the descriptor of the folder, without following symbolic links.
+Each path component is opened from its folder's descriptor, without following links.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Return True if `path_problem` accepts all of these NUL-separated paths; if False, check each."""
+    """Return True if these NUL-separated paths are safe; if False, check each."""
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
@@ -52,7 +52,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, created if missing. Links in its own path are followed."""
+    """A folder to write into, created if missing. Links in its own path are followed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class FolderTree:
 
         Args:
             path: Path relative to the folder.
-            data: Bytes, or a function that yields them in blocks each time it is called.
+            data: Bytes, or a function that yields them in blocks.
             if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
                 like `keep`, and replace a truncated copy left by a killed process.
         """

@@ -29,9 +29,9 @@ SCHEME_ALIASES = {  # names that other tools use
 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # scheme to the command that installs its library
-SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source only
-SOURCE_MARKER = "source="  # precedes the source's server in an address
-OPTIONS_MARKER = "options="  # precedes the name of the storage options of one call in an address
+SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source
+SOURCE_MARKER = "source="  # precedes the source's server
+OPTIONS_MARKER = "options="  # precedes the name of one call's storage options
 _LOCAL_SCHEMES = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -41,8 +41,7 @@ _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNO
 class Address(NamedTuple):
     """The parts of an address.
 
-    `host` is the bucket, container, or server with port. `key` has no leading slash. `query` starts with `?`, or is
-    empty.
+    `host` is a bucket, container, or server with port. `key` has no leading slash. `query` is empty or starts with `?`.
     """
 
     scheme: str
@@ -137,7 +136,7 @@ def display_address(text: str) -> str:
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name`, which is unencoded and may contain slashes."""
+    """Return the address of an unencoded `name`, perhaps with slashes."""
     if not name:
         return folder
     parts = parse_address(folder)
@@ -147,7 +146,7 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the folder's address, and the unencoded file name."""
+    """Return the folder's address and the unencoded name."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name

@@ -1,8 +1,7 @@
 """List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
 
-Functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
-must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
-Messages of obstore are not shown or chained, because they may contain secrets.
+Functions raise AccessRefused, or StoreFailed if the store keeps failing. A forked child must not call them: obstore's
+threads do not survive a fork (docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _requesting_process: dict[str, int] = {}  # `pid`: the process that made the fir
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a prefix that acts as a folder.
+    """An object, or a prefix as a folder.
 
     Attributes:
-        key: Key, without a trailing slash.
+        key: Without a trailing slash.
         size: Bytes; -1 for a folder.
         version: ETag as a number; 0 if there is none.
         changed_ns: By the store's clock.
@@ -59,7 +58,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all objects at any depth, in the store's order."""
+    """Yield the entries of a folder, or with `below` all objects, in the store's order."""
     parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(
@@ -77,7 +76,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix, page by page; after a failure, continue after the last key with content.
+    """Yield all objects below a prefix; after a failure, continue after the last key with content.
 
     obstore strips the trailing slash of an empty object's key, so its key cannot be the start.
     """
@@ -118,8 +117,8 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
 def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
     """Write a small object and return its version.
 
-    `expected` is the version that must be replaced; "" if no object may exist; None to write unconditionally. `lasting`
-    is False for locks, which must not get a storage class that is billed by the month.
+    `expected` is the version to replace; "": no object may exist; None: no condition. `lasting` is False for locks,
+    which must not get a storage class that is billed by the month.
 
     Raises:
         FileExistsError: The condition does not hold.
@@ -133,7 +132,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object from response headers, as `put_object` returns it, or "".
+    """Return `put_object`'s version of an object from response headers, or "".
 
     Google's store does not accept an ETag as the condition of a write.
     """

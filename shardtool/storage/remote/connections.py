@@ -1,7 +1,7 @@
-"""HTTP connections that fail when too little data arrives: urllib3 pools, one set per process.
+"""HTTP connections that fail when too little data arrives: urllib3 pools.
 
-urllib3 and http.client read from a `PacedSocket`. Connections are opened in a separate thread, because name lookups,
-TLS handshakes and proxies cannot be interrupted.
+urllib3 and http.client read from a `PacedSocket`. A separate thread opens connections, because name lookups, TLS
+handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 
 
 class PacedSocket(io.RawIOBase):
-    """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
+    """A socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    It waits in short slices and checks for cancellation. The first byte must arrive within `first_wait_s`. At most
-    `max_bytes` more bytes are accepted; None means no limit.
+    It waits in slices and checks for cancellation. The first byte must arrive within `first_wait_s`. At most
+    `max_bytes` further bytes are accepted; None: no limit.
 
     Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
@@ -70,7 +70,7 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return how much."""
+        """Send some of `data`; return its size."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:

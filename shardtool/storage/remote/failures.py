@@ -1,6 +1,6 @@
 """Convert failures of obstore, urllib3 and servers to errors of this package.
 
-Messages of libraries are not shown or chained, because they contain signed URLs, keys and passwords
+Messages of libraries, obstore's too, are not shown or chained, because they contain signed URLs, keys and passwords
 (docs/decisions/017-remote-stores.md).
 """
 
@@ -53,7 +53,7 @@ CREDENTIAL_ERRORS = {  # error code of a store: advice
 }
 
 
-# Requests to the metadata service of a cloud machine, the last source of credentials that obstore tries.
+# Requests to a cloud machine's metadata service, the last source of credentials.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # message of http.client
 _PROXY_ADVICE = (
@@ -81,7 +81,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions to our errors. `lists`: the request lists objects."""
+    """Convert obstore's exceptions; `lists`: the request lists objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -139,7 +139,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert a missing bucket or a conflict to our errors."""
+    """Convert a missing bucket or a conflict."""
     where = display_address(address)
     try:
         yield
@@ -182,9 +182,9 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert urllib3's exceptions for a request without a complete response to our errors.
+    """Convert urllib3's exceptions for a request.
 
-    `url` is the URL of the request; empty if the response has started.
+    `url` is empty if the response has started.
     """
     from http.client import HTTPException
 
@@ -256,7 +256,7 @@ def private_error(address: str) -> AccessRefused:
 
 
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
-    """Return the error for a busy server, with its requested wait."""
+    """Return the error for a busy server."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
     return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
 

@@ -1,7 +1,7 @@
 """Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-fsspec file systems disagree about versions, so changes are detected by size and checksum only. Hugging Face datasets
-are read over HTTP: fsspec reads 5 MB ahead of each range, and does not notice that a file was replaced.
+fsspec file systems disagree about versions, so only size and checksum show changes. Hugging Face datasets are read over
+HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all files at any depth."""
+    """Yield the entries of a folder, or with `below` all files."""
     address = parse_address(address).text()
     if is_huggingface(address):
         _split_huggingface(address)
@@ -147,7 +147,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
         if scheme in SCHEME_ALIASES:
             remedy = f"Use {SCHEME_ALIASES[scheme]}://, which needs no other library."
         raise StoreFailed(where, f"the library for {scheme}:// is not installed", remedy=remedy) from None
-    except Exception as error:  # noqa: BLE001 - each of fsspec's file systems raises its own exceptions
+    except Exception as error:  # noqa: BLE001 - each file system raises its own exceptions
         status = _error_status(error)
         if status in _DENIED_STATUSES:
             raise failures.private_error(address) from None

@@ -1,7 +1,4 @@
-"""Send HTTP requests, signed if the store requires it, and follow redirects.
-
-Messages of urllib3 are not shown or chained, because they contain the requested URL, which may be signed.
-"""
+"""Send HTTP requests, signed if the store requires it, and follow redirects."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: signed URL, ETag of the Hub, ETag of the content server."""
+    """A redirect of the Hub: signed URL, ETags of Hub and content server."""
 
     target: str
     linked: str
@@ -60,8 +57,8 @@ def request_object(
     `links` caches one redirect of the Hub, which limits the request rate.
 
     Returns:
-        A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
-            pass it to `discard_response`.
+        Status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or call
+            `discard_response`.
 
     Raises:
         TransientError: The request can be retried.
@@ -96,7 +93,7 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the response and its URL. `own_headers` are sent to the first server only."""
+    """Return the response and its URL; send `own_headers` to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
@@ -120,10 +117,10 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """The facts about a connection that a first request shows.
+    """What a first request shows about a connection.
 
     `proxy` (a URL) and `code` (of the store's error) may be empty. `certificate_expiry` is None for plain HTTP.
-    `refused` is the error that the response means; None if the object exists.
+    `refused` is the error; None if the object exists.
     """
 
     server: str
@@ -135,7 +132,7 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object, which need not exist, and describe the response.
+    """Request an object, perhaps missing, and describe the response.
 
     Raises:
         TransientError: There is no response.
@@ -173,7 +170,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
     """Return the MD5 of a whole object from a store's response, or None.
 
-    The ETag of S3 is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
+    S3's ETag is no MD5 with KMS or customer keys, or in a directory bucket.
     """
     is_not_md5 = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     is_not_md5 |= "x-amz-server-side-encryption-customer-algorithm" in headers
@@ -182,7 +179,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums of Google's store: algorithm to base64 value."""
+    """Return Google's checksums: algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
@@ -218,7 +215,7 @@ def iter_body(
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close an unneeded response; read a short body to keep the connection usable."""
+    """Close a response; read a short body to keep the connection usable."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()

@@ -1,11 +1,11 @@
-"""A lock in an object store: an object that names its holder and is renewed while it is held.
+"""A lock in an object store: an object that names its holder and is renewed.
 
-The lock is created on the condition that it does not exist. Its age is computed from the store's clock only (`Date` and
-`Last-Modified` of one response). A lock that was not renewed for `LEASE_S` can be taken over, on the condition that it
-has not changed. A lock whose process on this machine has exited is free.
+A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
+response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock whose process on
+this machine has exited is free.
 
-A shared holder creates its own object, then looks for an exclusive holder. An exclusive holder creates its object, then
-looks for shared ones. If both come together, at least one sees the other.
+A shared holder creates its own object, then looks for an exclusive one; an exclusive holder does the reverse. So at
+least one sees the other.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _own_tokens: set[str] = set()  # of locks held or being acquired
 class LockHolder(NamedTuple):
     """The holder of a lock.
 
-    `who` and `since` (by its machine's clock) are for messages. `machine` identifies a machine since its boot; "" if
-    unknown. `born` is the start time of the process, as the kernel counts it.
+    `who` and `since` (by its clock) are for messages. `machine` identifies a machine since its boot, or "". `born` is
+    the kernel's start time of the process.
     """
 
     who: str
@@ -73,18 +73,18 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the lock's content, different for each renewal: stores derive versions from it."""
+        """Return the lock's content, different for each renewal, because stores derive versions from it."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
-        """Return whether the holder was a process of this machine, or a run of this process, that has ended."""
+        """Return whether the holder was a run on this machine that has ended."""
         if not self.machine or self.machine != _machine_id():
             return False
         return _process_start(self.pid) != self.born or (self.pid == os.getpid() and self.token not in _own_tokens)
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder from a lock's content; an unknown holder if that is invalid."""
+    """Return the holder from a lock's content; unknown if invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -117,7 +117,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`; `lost` is the reason if it was lost."""
+    """A lock that a thread renews until `release`; `lost` is why it was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -242,9 +242,9 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Raise InvalidRequest if the store accepts a write to an existing object whose condition does not hold.
+    """Raise InvalidRequest if the store ignores the condition of a write.
 
-    `version` is an outdated version; "" tests the condition that no object exists. A written object is deleted.
+    `version` is outdated; "" means that no object may exist. A written object is deleted.
     """
     try:
         put_object(address, data, version)
@@ -276,7 +276,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version; a failed request may have created it."""
+    """Write a lock and return its version; a failed request may have written it."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:

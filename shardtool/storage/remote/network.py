@@ -1,7 +1,6 @@
 """Proxies, trusted certificates and HTTP headers, with the same rules for obstore and urllib3.
 
-By default the two libraries read different environment variables. Source of the `NO_PROXY` rule: reqwest, which obstore
-uses.
+Source of the `NO_PROXY` rule: reqwest, which obstore uses.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the authorization header for a proxy with a user."""
+    """Return the authorization header for a proxy."""
     return {"Proxy-Authorization": value} if (value := _basic_auth(proxy)) else {}
 
 
@@ -100,7 +99,7 @@ def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`."""
+    """Return a web server's headers from the environment, its URL's user, or `.netrc`."""
     headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
@@ -162,7 +161,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection."""
+    """Return urllib3's TLS settings; by default it loads the certificates per connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -1,4 +1,4 @@
-"""Events that requests and workers report while they run: retries, warnings and stalls."""
+"""Events of requests and workers: retries, warnings and stalls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _totals: list[float] = [0, 0.0]  # retries, and seconds waited
 class RequestRetry(NamedTuple):
     """A retry of one or more `requests`.
 
-    `where` and `found` contain no secrets. `wait_s` is summed over the requests.
+    `where` and `found` contain no secrets. `wait_s` is the sum.
     """
 
     where: str
@@ -36,7 +36,7 @@ class Notice(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A message about something that made no progress."""
+    """A message about a lack of progress."""
 
     text: str
 
@@ -61,7 +61,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for each event, in the emitting thread, and reset the retry counts; None removes it."""
+    """Call `listener` (None: nothing) for each event, in its thread, and reset the retry counts."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 

@@ -1,7 +1,7 @@
 """Read an object at any offset, always from the same version.
 
-The response for a range must have the range and the version of the first response. A response that is cut off is
-continued by another request. Neighbouring ranges are read with one request, and large ranges with several.
+Responses must have the requested range and the first response's version. Another request continues a response that is
+cut off. Neighbouring ranges share a request; large ranges need several.
 
 Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
 checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
@@ -57,11 +57,11 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    With `size`, the expected size, the object is not requested before the first read.
+    With the expected `size`, nothing is requested before the first read.
 
     Attributes:
-        version: ETag; empty if the server sends none, or before the first request.
-        ranges: Whether the server supports range requests, as far as known.
+        version: ETag, or empty.
+        ranges: Whether the server supports range requests.
         md5: MD5 of the whole object, or None.
     """
 
@@ -115,7 +115,7 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return size, version and range support, with a GET of the first byte, because HEAD can be forbidden."""
+        """Return size, version and range support by a GET of one byte: HEAD can be forbidden."""
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
@@ -183,7 +183,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the version as a number, to compare with the listing.
+    `st_mtime_ns` is the version as a number, as in listings.
     """
 
     st_size: int
@@ -195,9 +195,9 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # of a local file or an obj
 
 
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
-    """Return an object, with one request unless it fails, and its size and version.
+    """Return an object, by one request, with size and version.
 
-    `check_size` is called with the size before reading. It can raise, or return False to skip reading.
+    `check_size` gets the size first. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -285,7 +285,7 @@ _MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the data of ranges, shorter only at the end of the object; sorted ranges need the fewest requests."""
+    """Yield ranges, shorter only at the object's end; sorted ones need the fewest requests."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))

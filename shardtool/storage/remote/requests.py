@@ -33,19 +33,19 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return a pool of threads for tasks that never wait for other threads."""
+    """Return threads for tasks that never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return a pool of threads for tasks that may wait for requests, but not for each other."""
+    """Return threads for tasks that may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the result of `call` for each item, in order.
 
-    `call` may wait for requests. After a failure no further call is started, and running calls are not awaited.
+    `call` may wait for requests. After a failure, no call is started or awaited.
     """
     failed: list[BaseException] = []
 
@@ -66,10 +66,10 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield the result of `call` for each item, in order; at most `at_once` items are running or finished but unread.
+    """Yield the result of `call` for each item, in order; at most `at_once` items are running or unread.
 
-    An error is raised after all running calls have stopped. The threads live only during the iteration, so a later fork
-    cannot copy a thread's locked state.
+    An error is raised after running calls have stopped. The threads live only during the iteration, so a later fork
+    copies no locks.
     """
     from concurrent.futures import ThreadPoolExecutor
 

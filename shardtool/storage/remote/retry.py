@@ -1,8 +1,8 @@
-"""Retry requests that failed temporarily, with one policy for all, and cancel them.
+"""Retry failed requests, and cancel requests.
 
-Threads wait in slices of `SLICE_S` and check for cancellation. Library calls that cannot be interrupted run in a
-separate thread, which is abandoned on cancellation. The main thread also waits in slices: a signal that arrives
-between Python's check for signals and a blocking lock would not wake it.
+Threads wait in slices of `SLICE_S` and check for cancellation. Uninterruptible library calls run in a thread, which is
+abandoned on cancellation. The main thread also waits in slices: a signal between Python's check for signals and a
+blocking lock would not wake it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum number of attempts until the store has answered this process once: the endpoint may be wrong.
+        tries: Maximum attempts until the store has answered once: the endpoint may be wrong.
         first_wait_s: Maximum first wait; it doubles for each retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
-        first_answer_s: Time after which no retry is started, until the store has answered this process once.
-        notice_s: Time after which the user is told about a waiting first request.
+        first_answer_s: As `max_total_s`, until the store has answered once.
+        notice_s: Time after which a waiting first request is reported.
         min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
 
@@ -56,18 +56,18 @@ class RetryPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = RetryPolicy()
-_any_answer = threading.Event()  # a request was answered, also of the parent before a fork
+_any_answer = threading.Event()  # a request was answered, perhaps before a fork
 _notice_lock = threading.Lock()  # only one request shows a notice
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
 _deadlines: list[float] = []  # set by a signal: when all requests must have stopped
 
 
 class TransientError(Exception):
-    """A failure that a retry may fix: a busy or failing server, or a lost connection.
+    """A failure that a retry may fix, such as a lost connection.
 
     Attributes:
         found: What happened, without secrets.
-        wait_s: Seconds to wait, as the server requests, or None.
+        wait_s: Seconds that the server requests, or None.
         answered: Whether the server responded.
         stalled_s: Seconds without progress.
     """
@@ -96,7 +96,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use this policy in this thread instead of the environment."""
+    """Use this policy in this thread."""
     _thread_state.policy = policy
     try:
         yield
@@ -109,7 +109,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests before exit; the main thread has `within_s` to release its locks."""
+    """Cancel all requests; the main thread has `within_s` to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -123,7 +123,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Run `call` in another thread, which is abandoned on RequestCancelled."""
+    """Run `call` in a thread, which is abandoned on RequestCancelled."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -161,8 +161,8 @@ def pause(seconds: float) -> None:
 class RetryState:
     """The attempts of one request.
 
-    Time without progress counts against the budget across all attempts, so a server that repeatedly sends a little and
-    then stalls is given up. The budget recovers while data flows.
+    Time without progress counts against the budget across all attempts, because a server may repeatedly send a little
+    and stall. The budget recovers while data flows.
     """
 
     def __init__(self, where: str) -> None:
@@ -172,7 +172,7 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """Count only waits and stalls, because an attempt may have made progress for a long time."""
+        """Count only waits and stalls: an attempt may have made progress."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
@@ -220,7 +220,7 @@ def retry_for() -> float:
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes per second, and its window in seconds."""
+    """Return the minimum speed in bytes/s, and its window in seconds."""
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
         return policy.min_bytes_per_s, policy.speed_window_s
@@ -239,7 +239,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, call: Callable[[], Result]) -> Result:
-    """Call until it raises no `TransientError`, with waits and jitter."""
+    """Call until it raises no `TransientError`."""
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:

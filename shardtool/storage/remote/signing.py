@@ -48,8 +48,8 @@ def sign_headers(
 ) -> dict[str, str]:
     """Return headers for a request to S3, including a signature of all of them.
 
-    `x-amz-content-sha256` among the headers is the checksum of a body that is also signed. `keys` are credentials as
-    obstore provides them: `access_key_id`, `secret_access_key`, `token`.
+    `x-amz-content-sha256` is the checksum of a signed body. `keys` are obstore's credentials: `access_key_id`,
+    `secret_access_key`, `token`.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
@@ -85,7 +85,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed URL of a blob, or None without account key or SAS token."""
+    """Return a blob's signed URL, or None without account key or SAS token."""
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),
         first_variable(AZURE_TOKEN_VARIABLES),
@@ -126,7 +126,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request; a store's URL is signed and therefore secret."""
+    """Return the URL for a request; a store's is signed and secret."""
     if is_web(address):
         return address
     parts = parse_address(address)
@@ -143,7 +143,7 @@ def sign_url(address: str, method: str) -> str:
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the URL and headers for writing an object, with signed `x-amz-` headers."""
+    """Return URL and headers for writing, with signed `x-amz-` headers."""
     url = sign_url(address, "PUT")
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):

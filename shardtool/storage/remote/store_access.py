@@ -79,7 +79,7 @@ _STORE_VARIABLES = (  # part of a store's cache key: a later change takes effect
 
 
 def use_endpoint(url: str) -> None:
-    """Send requests for `s3://`, `gs://` and `az://` to the server at `url`, in this process and those it starts.
+    """Use the server at `url` for `s3://`, `gs://` and `az://`, also in child processes.
 
     Raises:
         InvalidRequest: The URL is invalid, or contains a user and a password.
@@ -99,13 +99,13 @@ def _check_endpoint(url: str, where: str) -> None:
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
-    """Do not sign requests or look for credentials, in this process and those it starts."""
+    """Do not sign requests or look for credentials, also in child processes."""
     if enabled:
         os.environ[ANONYMOUS_VARIABLE] = "true"
 
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether requests to these stores are not signed."""
+    """Return whether requests to these stores are unsigned."""
     return any(
         environment.get(name, "").lower() in ("1", "true")
         for name in (ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme])
@@ -113,10 +113,10 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
-    """Return the address through which an S3 source is read if it has its own server or credentials.
+    """Return the address of an S3 source with its own server or credentials.
 
-    Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
-    only from these variables or from `endpoint`; if one sets credentials, all credentials do.
+    Variables with the prefix `SHARDTOOL_SOURCE_` replace those without. If one is set, the endpoint comes only from
+    them or `endpoint`; if one sets credentials, all do.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -147,7 +147,7 @@ def _source_environment(server: str) -> dict[str, str]:
 
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with other values. An endpoint, region or identity replaces all variables of its kind."""
+    """Return the environment with other values; each replaces all variables of its kind."""
     identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
     kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES)]
     hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
@@ -164,9 +164,9 @@ _known_options: dict[str, dict[str, str]] = {}
 
 
 def address_with_options(address: str, options: Mapping[str, str | bool]) -> str:
-    """Return the address through which an S3 object is read with the storage options of one call.
+    """Return the address of an S3 object with the storage options of one call.
 
-    Only this process knows the options: another one that uses the address must call this function first.
+    Another process that uses the address must call this function first.
 
     Raises:
         InvalidRequest: An option is unknown or invalid, or this is not S3.
@@ -190,7 +190,7 @@ def address_with_options(address: str, options: Mapping[str, str | bool]) -> str
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket, and its URL if requests are unsigned, else None."""
+    """Return obstore's store for a bucket, and its URL if requests are unsigned."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -307,9 +307,9 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
-    """Return a boto3 session with credentials; None if obstore finds credentials by itself.
+    """Return a boto3 session; None if obstore finds credentials by itself.
 
-    Without credentials, obstore would ask the metadata service even if the environment disables that.
+    Without credentials, obstore asks the metadata service even if that is disabled.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

@@ -1,4 +1,4 @@
-"""Ask a store to copy its own objects, so no data passes through this machine.
+"""Ask a store to copy its own objects.
 
 Some stores report a CRC-32C of the copy: Google always, S3 on request.
 
@@ -28,13 +28,13 @@ from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed: the store is silent during a copy
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed: the store is silent during a copy
 _COPY_RETRY_S = 30.0  # short: the caller can copy the object itself
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """The store made no copy. If it will refuse all copies, the text is the reason; otherwise it is empty."""
+    """The store made no copy. The text is the reason if it refuses all copies."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
@@ -48,10 +48,10 @@ def can_copy_inside(source: str, target: str) -> bool:
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
-    """Ask a store to copy an object, replacing `target`; return the CRC-32C that it reports for the copy, or None.
+    """Ask a store to copy an object over `target`; return its CRC-32C of the copy, or None.
 
     Raises:
-        NotCopied: The store made no copy, or the object is known to have another size or checksum.
+        NotCopied: The store made no copy, or size or checksum differ.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)

@@ -25,7 +25,7 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option: pattern and description of its values, headers for S3 and Azure, variable of AWS."""
+    """A store option: allowed values, headers for S3 and Azure, variable of AWS."""
 
     values: str
     expected: str
@@ -72,7 +72,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set `KEY=VALUE` store options, for this process and those it starts.
+    """Set `KEY=VALUE` store options, also for child processes.
 
     Raises:
         InvalidRequest: A key is unknown, or a value is invalid.
@@ -129,7 +129,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return store options as headers for writing an object."""
+    """Return the headers for writing an object."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

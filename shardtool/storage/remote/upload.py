@@ -1,7 +1,7 @@
 """Upload a large object with one signed PUT of a known length.
 
-The object appears when the request completes; an interrupted upload leaves nothing behind. Sent data is not kept, so a
-failed upload starts from scratch. An upload shares no state with other requests, so it works in a forked child.
+The object appears when the request completes. Sent data is not kept, so a failed upload starts from scratch. An upload
+shares no state with other requests, so it works in a forked child.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    `fill` writes the data; it is called again from the start if the connection is lost.
+    `fill` writes the data, again from the start if the connection is lost.
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
@@ -176,7 +176,7 @@ class Upload(AbstractContextManager["Upload"]):
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
     pool: Any = connections_for(url).connection_from_url(url)
-    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - a separate connection with the settings of the pool
+    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - with the pool's settings
     server, proxy = urlsplit(url), pool.proxy
     if proxy is not None and server.scheme == "http":
         return connection, url, pool.proxy_headers
@@ -186,7 +186,7 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body is sent, or None.
+    """Return a response that arrives before the body, or None.
 
     http.client ignores `100 Continue` and would wait for the final response.
     """
