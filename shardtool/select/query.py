@@ -32,6 +32,7 @@ from shardtool.select.query_values import (
     Numbers,
     QueryKind,
     calculate,
+    calculate_pair,
     column_values,
     compare,
     is_in,
@@ -471,7 +472,7 @@ class _Evaluator:
             and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT)
         ):
             raise self._query.error(node, "power too large")  # 9**9**9 would never finish
-        return _Value("a number", calculate(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
+        return _Value("a number", calculate_pair(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
 
     def _member(self, node: ast.Attribute | ast.Call) -> _Value:
         match node:

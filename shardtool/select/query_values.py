@@ -133,6 +133,18 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
     return Numbers(result, np.logical_and.reduce(masks)) if masks else result
 
 
+def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Apply an arithmetic function; a constant outside the range of an integer column, as -3 for uint64, is a float."""
+    return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
+
+
+def _to_range_of(column: Any, value: Any) -> Any:
+    if not (isinstance(column, Numbers) and column.values.dtype.kind in "iu" and isinstance(value, int)):
+        return value
+    limits = np.iinfo(column.values.dtype)
+    return value if limits.min <= value <= limits.max else float(value)
+
+
 def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
     """Compare two values of the same kind, at least one of them a column; null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TABLE = b"id,label,caption\n0,3,a cat\n1,4,a dog\n"
-IN_SIDECARS = "note: the columns of t.csv go into the sidecars, not into the shards: label, caption"
+IN_SIDECARS = "note: columns of t.csv are stored in the sidecars, not in the shards: label, caption"
 
 
 @pytest.fixture

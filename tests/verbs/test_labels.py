@@ -109,7 +109,7 @@ def test_classes_named_like_splits_are_noted(folders: list[str], told: Any, tmp_
     """If class folders have names of splits, a note names the option that treats them as splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = create(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True), dry_run=True).notes
-    assert any("use split_from_folder to make them splits" in note for note in notes) is told
+    assert any("if they are splits of classes, add split_from_folder" in note for note in notes) is told
 
 
 # The numbers of classes.

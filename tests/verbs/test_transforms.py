@@ -683,7 +683,7 @@ def test_portable_names_and_their_originals(tmp_path: Path) -> None:
     assert [set(sample.content) for sample in found[0]] == [{"jpg", "txt"}, {"jpg"}]
 
 
-@pytest.mark.parametrize("option", ["images", "masks"])
+@pytest.mark.parametrize("option", ["image", "mask"])
 def test_a_field_that_no_sample_has(option: str, pictures: Path, tmp_path: Path) -> None:
     """An image field that no sample has, a slip of the pen, is refused or told: else nothing would be resized."""
     try:

@@ -101,7 +101,7 @@ def test_parallel_reads_write_the_same_bytes(
     """A run with slow files writes the same bytes, and `--verbose` reports the parallel reads."""
     names = [f"{at:03}.ppm" for at in range(30)]
     source = write_tree(tmp_path / "in", {name: PICTURE[: 23 - at % 2] for at, name in enumerate(names)})
-    if "files" in options:
+    if "file" in options:
         source = tmp_path / "list.csv"
         source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
     expected = _written(source, tmp_path / "a", **options)
