@@ -179,7 +179,7 @@ def test_splits(tmp_path: Path) -> None:
 
 def test_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """If class numbers differ between datasets, class names are omitted with a warning."""
-    asked: dict[str, Any] = {"values": ("cls=bi",), "classes": ("cls",), "where": "bi.notna()"}
+    asked: dict[str, Any] = {"field": ("cls=bi",), "classes": ("cls",), "where": "bi.notna()"}
     packed(tmp_path / "one", **asked)
     packed(tmp_path / "two", "x-{000..}.tar", first=50, count=3, **{**asked, "where": "bi == 'dog'"})
     assert shardtool.open(tmp_path / "one").classes == {"cls": ["cat", "dog"]}

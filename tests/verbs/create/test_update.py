@@ -131,7 +131,7 @@ def test_command_line(tmp_path: Path) -> None:
         assert "--dry-run" in more or done.out.startswith("nothing new: ")
     assert identity(tmp_path / "out") == before
     done = typed(*command, "--overwrite")
-    assert (done.code, "--update: used with --overwrite" in done.err) == (2, True)
+    assert (done.code, "--overwrite: used with --update" in done.err) == (2, True)
     done = typed(*command, "--part", "1/2")
     assert (done.code, "used with --update" in done.err) == (2, True)
 
