@@ -1,8 +1,8 @@
 """webdataset's `ShardWriter`, with the same arguments, which writes shardtool datasets.
 
-It differs where shardtool's guarantees require it: `maxsize` limits the finished file with headers; existing output
-needs `overwrite=True` or `resume=True`; keys are unique; an exception in the `with` block publishes no dataset file;
-header names and times are the same as in every shardtool shard.
+It differs where shardtool's guarantees require it: `maxsize` limits the finished file; existing output needs
+`overwrite=True` or `resume=True`; keys are unique; an exception in the `with` block publishes no dataset file; tar
+headers are shardtool's.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """
@@ -50,17 +50,17 @@ class ShardWriter(Writer):
 
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
-        maxcount: Maximum samples per shard; a float such as 1e4 or infinity is accepted.
+        maxcount: Maximum samples per shard; may be a float.
         maxsize: Maximum bytes of a finished shard, as for `maxcount`.
         post: Called with the path of each published shard. It may move the shard.
         start_shard: Number of the first shard.
         verbose: Whether to print the name of each shard.
-        opener: Not supported, because shards are files in a folder.
+        opener: Not supported.
         encoder: See webdataset's `TarWriter`.
         keep_meta: See webdataset's `TarWriter`.
         overwrite: See `shardtool.ShardWriter`.
         resume: See `shardtool.ShardWriter`.
-        fixed: Other arguments of webdataset's `TarWriter`, accepted if their values match shardtool's shards.
+        fixed: Other arguments of webdataset's `TarWriter`, if they match shardtool's shards.
 
     Raises:
         InvalidRequest: An argument is not supported.
@@ -126,7 +126,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample: a dict with the key `__key__` and fields, and additional `metadata` columns of its row.
+        """Write a sample: a dict with `__key__` and fields, and `metadata` columns.
 
         Raises:
             InvalidRequest: The sample cannot be written.
@@ -163,7 +163,7 @@ class ShardWriter(Writer):
     finish = close
 
     def _call_post(self, samples: int | None = None) -> None:
-        """Call `post` for newly published shards, which hold this many samples in total; None after closing."""
+        """Call `post` for new shards with this many samples in total; None after closing."""
         if self._publishes_at_end:
             return
         for _ in self.shards[self._reported_shards :]:
@@ -195,8 +195,7 @@ _FLOAT_SLACK = 0.001  # tolerance around 0 to 1 in float images
 def make_encoder(encoder: object) -> Encoder:
     """Return the function that encodes samples.
 
-    `encoder` is True (encode by extension), False or None (encode nothing), a dict of functions by extension, or a
-    function.
+    `encoder` is True (by extension), False or None (no encoding), functions by extension, or a function.
 
     Raises:
         InvalidRequest: The encoder is none of these.
@@ -214,7 +213,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes. Fields whose names start with an underscore are unchanged."""
+    """Return a value as bytes; fields that start with an underscore are unchanged."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)
@@ -231,7 +230,7 @@ def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
 
 
 def default_handlers() -> dict[str, Callable[[Any], bytes]]:
-    """Return webdataset's functions by extension, without those that need additional packages."""
+    """Return webdataset's functions by extension that need no other packages."""
     handlers: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
         ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
         ("txt text transcript html htm", lambda value: value.encode()),

@@ -72,7 +72,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return the keys of wids, then those of shardtool; `url` is relative to the dataset file."""
+        """Return the keys of wids, then of shardtool; `url` is relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -98,7 +98,7 @@ class DatasetFile:
         appends: First shard of each append, in the order of `appended` in `made`.
         shards_folder: Subfolder of the shards, such as `train/tars`; empty: the dataset file's folder.
         part_of: For a subset, the number of shards of the whole dataset; otherwise 0. A subset has no `field_bytes`,
-            `skipped` or `fingerprint`. It has no `fields` either if a field is missing in some samples.
+            `skipped` or `fingerprint`, and no `fields` if some samples lack a field.
     """
 
     name: str
@@ -121,7 +121,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """Fields of a tar that are numbers as text; a TFRecord has `features` instead."""
+        """Fields of a tar that are numbers as text."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -205,7 +205,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field. Each part has the types and fields of a dataset (empty: unknown)."""
+    """Return the common type of each field; `parts` have types and fields (empty: unknown)."""
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names
@@ -214,7 +214,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shards that a dataset file lists, even if it is damaged; None if it is no dataset file."""
+    """Return the shards in a dataset file, perhaps damaged; None: another file."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
@@ -224,7 +224,7 @@ def parse_shard_names(data: bytes) -> list[str] | None:
 
 
 def parse_urls(data: bytes) -> list[Any] | None:
-    """Return the shard names in a dataset file or wids index; None if `data` is neither."""
+    """Return the shard names in a dataset file or wids index, or None."""
     try:
         return [shard["url"] for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -253,7 +253,7 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the shards that a dataset file lists in its own folder, and its pattern, even if it is damaged."""
+    """Return the shards that a dataset file, perhaps damaged, lists in its folder, and its pattern."""
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(match[1])) if match else ""
@@ -278,7 +278,7 @@ def is_shardtool_dataset_file(data: bytes) -> bool:
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a truncated dataset file of shardtool. An empty file may be."""
+    """Return whether a file may be a truncated, even empty dataset file."""
     return _WIDS_HEAD.startswith(data) or is_shardtool_dataset_file(data)
 
 
@@ -297,8 +297,7 @@ def has_appends(data: bytes) -> bool:
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """Parse and check a dataset file.
 
-    Totals are correct, and there is at least one shard. Shard names are plain and follow the pattern; the files may not
-    exist.
+    Totals are correct, and there is at least one shard. Names are plain and follow the pattern.
 
     Raises:
         CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
@@ -323,7 +322,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return the content of a dataset file; None if the file is missing or damaged."""
+    """Return a dataset file's content; None: missing or damaged."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
@@ -336,7 +335,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, record: Json) -> None:
-    """Check that numbers are finite, and that strings other than file names in options are Unicode."""
+    """Check that numbers are finite and strings, except file names in options, Unicode."""
     try:
         _to_json({**document, "shardtool": {**record, "made": None}}).encode()
         _to_json(record["made"]).encode("utf-8", "surrogateescape")

@@ -49,7 +49,7 @@ class Content(NamedTuple):
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
-        """Return the content of the chosen samples; sample numbers stay."""
+        """Return the content of the chosen samples."""
         chosen = is_chosen[self.owners]
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
@@ -69,7 +69,7 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, in any order. `digests` has the digest of each row; empty: unreadable."""
+        """Return groups of duplicates, in any order. `digests` are per row; empty: unreadable."""
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():
@@ -90,7 +90,7 @@ class Content(NamedTuple):
 def find_content(
     fields: Sequence[str], others: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
 ) -> Content:
-    """Return the content of samples with `counts` fields each; `others` are fields of labels or numbers.
+    """Return the content of samples; `others` are fields of labels or numbers.
 
     The last sample of a damaged shard may have fewer `codes`.
     """
@@ -106,7 +106,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return the rank of a field as content: the fields of the lowest rank are the content of a sample."""
+    """Return a field's rank; the fields of the lowest rank are the content of a sample."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
@@ -120,7 +120,7 @@ def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def combine_digests(digests: Iterable[bytes]) -> bytes:
-    """Return one digest for the payloads of a sample; empty if one is unreadable."""
+    """Return one digest for payloads; empty if one is unreadable."""
     parts = sorted(digests)
     if len(parts) == 1 or b"" in parts:
         return parts[0]
@@ -144,7 +144,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Return the digest of the content of some samples of a shard; empty if it cannot be read completely.
+    """Return the digest of some samples' content; empty if it is unreadable.
 
     Raises:
         CorruptShard: The shard cannot be opened.

@@ -1,6 +1,6 @@
 """Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists form a dataset of their own: they may be the output of an unfinished run.
+Unlisted shards form a separate dataset: their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, each as an argument of `find_dataset`; some may not exist.
+    """Return the datasets that `dataset` names, for `find_dataset`; some may not exist.
 
-    In a list, files other than dataset files are the shards of one dataset, unless a listed dataset file contains them.
+    Other files in a list are the shards of one dataset, unless a listed dataset file contains them.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -76,7 +76,7 @@ def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run, in its folder or (`{split}/NAME`) next to its folder."""
+    """Return the other splits of a dataset's run, in its folder or (`{split}/NAME`) next to it."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
@@ -98,7 +98,7 @@ def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, Datas
 
 
 def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a glob or a name with `{split}` matches; otherwise `dataset` itself."""
+    """Return the datasets that a glob or `{split}` matches, else `dataset` itself."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
@@ -106,7 +106,7 @@ def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
-    """Return the pattern that a dataset file records; None if it is not a range."""
+    """Return the range that a dataset file records, or None."""
     if not _RANGE_PATTERN.fullmatch(file.pattern):
         return None
     try:
@@ -174,7 +174,7 @@ def _splits_of(text: str) -> list[DatasetLike]:
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a name with `{split}`, by split; they may be from several runs."""
+    """Return all datasets that match `{split}`, by split, perhaps from several runs."""
     if is_web(text):
         raise InvalidRequest(
             text, "{split} on the web, where folders cannot be listed", expected="the name of one dataset"

@@ -31,7 +31,7 @@ class TfFeature:
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return the argument of `tf.io.parse_single_example`, as Python source."""
+        """Return the parser's argument as Python source."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
@@ -42,7 +42,7 @@ class TfFeature:
         """Return the feature that `encode` wrote.
 
         Raises:
-            ValueError: `encode` does not write this text.
+            ValueError: The text is invalid.
         """
         if text not in _FEATURE_BY_TEXT:
             raise ValueError(f"unknown feature {text!r:.80}")
@@ -58,7 +58,7 @@ _FEATURE_BY_TEXT = {feature.encode(): feature for feature in _ALL_FEATURES}
 def tf_features(
     fields: Mapping[str, int], kinds: Mapping[str, FeatureType], samples: int, lists: Collection[str] = ()
 ) -> dict[str, TfFeature]:
-    """Return the features of samples, and of their key.
+    """Return the features of samples and their key.
 
     `fields` counts the samples with each field, `kinds` has types other than bytes, and `lists` has fields with several
     values.

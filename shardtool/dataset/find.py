@@ -1,9 +1,8 @@
-"""Find the shards of one dataset by dataset file, shard pattern, glob, folder, or list of shards.
+"""Find the shards of one dataset.
 
-The web cannot be listed, so a range there needs an end. No name or dataset file can cause reads outside the folder
-that the user named.
+The web cannot be listed, so a range there needs an end. No dataset file can cause reads outside the user's folder.
 
-A range or glob also matches the names in a dataset file of that folder, so that lost shards are reported as missing.
+Ranges and globs also match names in a dataset file of that folder, to report lost shards.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` is where keys end in member names, if no dataset file records it; None: read it from the sidecars.
+    `dots` is where keys end in member names, if not recorded; None: read it from the sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset without reading them. With `lacking`, return missing shards of a range as `missing`.
+    """Find the shards of a dataset. With `lacking`, return missing shards of a range as `missing`.
 
     Raises:
         InvalidRequest: There are none, some of a range are missing, or a folder contains several datasets.
@@ -172,7 +171,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Refuse a broken link, as git-annex and DVC leave for a file that was not fetched."""
+    """Refuse a broken link, as git-annex and DVC leave for unfetched files."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
         raise InvalidRequest(
             path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
@@ -203,7 +202,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    Files like `train-00000-of-01024` may be TensorFlow checkpoints; the first bytes of each series decide.
+    `train-00000-of-01024` may be a TensorFlow checkpoint; the first bytes of a series decide.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -320,7 +319,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Check that no folder in a dataset file is a link that leads out of the dataset file's folder."""
+    """Check that no folder is a link out of the dataset file's folder."""
     folder = os.path.dirname(path)
     root = os.path.join(os.path.realpath(folder or "."), "")
     for subfolder in sorted(folders - {""}):
@@ -331,12 +330,12 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file of shardtool, perhaps damaged; `listed`: raise if it is unreadable."""
+    """Return whether a file is a dataset file, perhaps damaged; `listed`: raise if it is unreadable."""
     return _read_dataset_file(path, listed=listed) is not None
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shards in a dataset file, perhaps damaged; empty if it is another file."""
+    """Return the shards in a dataset file, perhaps damaged, or none."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 
@@ -360,7 +359,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file of some shards if it is damaged."""
+    """Return the path of some shards' dataset file if it is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -381,8 +380,8 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    If no file lists all, return a file with a default name that lists some of them, or that is damaged. At a URL
-    only the default names are tried, because a folder may be large.
+    If no file lists all, return one with a default name that lists some, or is damaged. At a URL only default names are
+    tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (

@@ -1,11 +1,10 @@
 """Compute how much memory a Parquet file needs, before pyarrow decodes it.
 
-A small file can expand to terabytes when it is decoded: through sizes in its footer or in a page header (which has no
-checksum), through many dictionary indices of one long text, or through levels that declare a million values null. This
-module's own memory and time are proportional to the size of the file.
+A small file can expand to terabytes when it is decoded: through sizes in its footer or in a page header, many
+dictionary indices of one long text, or levels that declare a million values null. This module's own memory and time are
+proportional to the file's size.
 
-A number must have Parquet's type, and a struct field must occur once. Readers that accept other files could read other
-pages than those checked here.
+Numbers must have Parquet's type, and struct fields must not repeat: other readers could otherwise read unchecked pages.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -81,7 +80,7 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, with nulls and empty lists.
-        coded: Whether values are dictionary indices, so that decoded text can be larger than the pages.
+        coded: Whether values are dictionary indices; text can then be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -99,7 +98,7 @@ def parse_footer(data: bytes) -> ParquetFooter:
     """Parse the footer of a Parquet file.
 
     Raises:
-        ValueError: It is not Parquet, or its parts contradict each other.
+        ValueError: The footer is invalid.
     """
     size = int.from_bytes(data[-8:-4], "little")
     if data[-4:] != PARQUET_MAGIC or size > len(data) - 12:

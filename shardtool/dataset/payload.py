@@ -1,4 +1,4 @@
-"""Interpret payloads for display: class numbers, text, JSON, image sizes, durations. Payloads are untrusted."""
+"""Interpret untrusted payloads for display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the type that a field name suggests, such as `image`, `json` or `bytes`."""
+    """Return the type that a field name suggests, such as `image`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -51,7 +51,7 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return a short payload as number, numbers or text; None: it is binary. `kind` is the TFRecord type."""
+    """Return a short payload of a TFRecord `kind` as number, numbers or text; None: binary."""
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -102,7 +102,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return width, height and mode of an image from its header, or what is wrong with it."""
+    """Return width, height and mode from an image header, or its problem."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage
@@ -118,8 +118,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 def duration_s(data: bytes, length: int) -> float | None:
     """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
 
-    `data` can be the first few thousand of `length` bytes (not enough for Ogg and some MP4). Durations below one bit
-    per second are rejected.
+    `data` can be the first few thousand of `length` bytes (not enough for Ogg and some MP4).
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,
     RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).

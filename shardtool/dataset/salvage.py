@@ -1,7 +1,7 @@
 """Read a damaged shard past the damage.
 
-A tar does not record which members form a sample. So a sample next to a lost range counts as complete only if it has
-every field that occurs in the shard.
+A tar does not record which members form a sample. So a sample next to a lost range is complete only if it has every
+field of the shard.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LostRange(NamedTuple):
 
 
 def error_text(error: CorruptShard) -> str:
-    """Return an error's message without location and advice."""
+    """Return an error without location and advice."""
     return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
 
 

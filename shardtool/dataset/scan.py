@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Return the samples whose fields are not adjacent: for each, the indices of its first two parts.
+    """Return samples with interleaved fields: the indices of their first two parts.
 
-    If two parts share a field, they are duplicate samples, and the result is empty.
+    If two parts share a field, they are duplicates: return none.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -50,7 +50,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
-# Memory of a scan: about the size of a plain shard, but perhaps a thousand times the size of a compressed shard.
+# Memory of a scan: about the size of a plain shard, perhaps a thousand times that of a compressed one.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -117,16 +117,16 @@ class ShardScan:
         lengths: int64 per field, of its payload.
         crcs: uint32 per field, or empty.
         nonzero_padding: With checksums, the first offsets of padding that is not zero.
-        digest: The content fingerprint; None: unknown, for example because the text of floats is not stored.
+        digest: The content fingerprint; None: unknown, for example for floats.
         text_rows: With checksums, uint64 rows of fields that are one integer.
         text_lengths: uint8 per text row, bytes of the integer as text.
         text_crcs: uint32 per text row, CRC-32C of the integer as text.
-        unrecognised: Members that are not part of a sample, such as folders.
-        ambiguous_headers: Offset and problem of the first headers that tar readers interpret differently.
+        unrecognised: Members outside samples, such as folders.
+        ambiguous_headers: Offset and problem of headers that tar readers interpret differently.
         conflicts: For TFRecord, by field code: its first value of another type, or else its first list.
         list_rows: For TFRecord, rows that hold a complete list, see `ExampleFeature.whole`.
         lost: With `salvage`, unreadable ranges.
-        incomplete: With `salvage`, offset, key and problem of each incomplete sample, which is excluded.
+        incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
 
     path: str
@@ -257,7 +257,7 @@ def _content_digest(scan: ShardScan) -> int:
 
 
 def index_text(name: bytes) -> str:
-    """Return a key or field in the spelling of indexes: percent-encoded if it is not UTF-8."""
+    """Return a key or field, percent-encoded if it is not UTF-8."""
     return name.decode() if is_utf8(name) else quote_name(name)
 
 

@@ -41,9 +41,9 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a file may claim 4 GiB
 
 
 class ShardFile:
-    """The bytes of one shard, local or remote, read through a window: one request serves many headers.
+    """The bytes of one shard, read through a window: one request serves many headers.
 
-    A read far from the previous offset fetches only a few bytes.
+    Distant reads fetch only a few bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -94,9 +94,9 @@ class ShardFile:
 
 
 class ChecksummedFile(ShardFile):
-    """The bytes of one shard, and the CRC-32C of the file, computed by `read`.
+    """The bytes of one shard, and its CRC-32C.
 
-    Blocks are added to the CRC while they are in the CPU cache. The result of `read` is valid until the next call.
+    Blocks are added to the CRC while in the CPU cache. The result of `read` is valid until the next call.
     """
 
     def __init__(self, path: str) -> None:
@@ -135,7 +135,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block into the window at `position` (0 replaces the window); return the block's length."""
+        """Read the next block into the window at `position` (0 replaces the window); return its length."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -284,14 +284,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error of a shard that cannot be opened; for a broken link, with how to fetch the target."""
+    """Return the error of a shard that cannot be opened, or must be fetched."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what exists instead of a shard's file, and how to get the shard, if known."""
+    """Return what exists instead of a shard, and how to get it."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -323,7 +323,7 @@ def detect_kind(path: str) -> ShardName:
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better one if the shard is of another kind than its name."""
+    """Return `error`, or a better one if the shard's name is wrong."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error

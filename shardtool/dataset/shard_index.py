@@ -1,4 +1,4 @@
-"""The index of one shard as columns: the offset and length of each sample and field.
+"""The index of one shard as columns.
 
 It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
 (`written_index`).
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # After `for_reading`, int32 if the shard is smaller than 2 GiB, which halves the memory.
+    # After `for_reading`, int32 for shards below 2 GiB.
     Offsets = NDArray[np.int64]
 
 
@@ -47,7 +47,7 @@ _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 _NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so never part of our keys
-_MAX_DECODED_PER_KEY = 8  # decode a block of keys if it has at most this many per requested key
+_MAX_DECODED_PER_KEY = 8  # decode a block with at most this many per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -65,8 +65,8 @@ class ShardIndex:
         lengths: [fields]: of payloads.
         crcs: uint32 [fields]: CRC-32C; None: unknown.
         kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
-        metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries; empty if not requested.
-        walk: The scan that the index was built from, if any.
+        metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries.
+        walk: The scan behind the index, if any.
         damage: The error in the sidecar that required a scan.
     """
 
@@ -172,7 +172,7 @@ class ShardIndex:
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def keys_with_nul(self) -> bytes:
-        """Return the keys of all samples, each followed by a NUL; a NUL within a key becomes another byte."""
+        """Return all keys, each followed by a NUL; other NULs become another byte."""
         text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
         return np.insert(text, self.key_ends[1:], 0).tobytes()
 
@@ -189,7 +189,7 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return how many of some samples have each of `names`."""
+        """Return how many of these samples have each of `names`."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
@@ -253,7 +253,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of one block of bytes with their offsets. The last part ends the block."""
+        """Return the parts of one block with their offsets."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -265,7 +265,7 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Move the index to shared block `number`, if there is space, and return it."""
+        """Return the index, moved to shared block `number` if it fits."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)

@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
 Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
-for its own size and the size of its shard is rejected. A `MemoryError` does not mean that the sidecar is damaged.
+for its size and its shard's is rejected.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -75,10 +75,10 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. `size` is the size of its shard, or None if the shard is missing: it bounds the metadata.
+    """Parse a sidecar. The `size` of its shard (None: missing) bounds the metadata.
 
     Raises:
-        CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
+        CorruptShard: The sidecar is invalid, or needs too much memory for its shard.
         MemoryError: Memory ran out; the sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
@@ -92,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether metadata is certainly within the limits of readers, without decoding it."""
+    """Return whether metadata is certainly within the limits of readers."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -101,14 +101,14 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the memory allowed for metadata if shard and sidecar have `size` bytes."""
+    """Return the memory limit for metadata; shard and sidecar have `size` bytes."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse the sidecar of the shard `name`, and compare it with its `entry` in the dataset file, if any.
+    """Parse the sidecar of the shard `name`, and compare it with its `entry`, if any.
 
     `size` and errors are as for `parse_sidecar`.
     """
@@ -343,7 +343,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and facts of a shard from its sidecar's footer; raise OSError or CorruptShard."""
+    """Return sample count and facts from a sidecar's footer; raise OSError or CorruptShard."""
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
     return footer.rows, fact

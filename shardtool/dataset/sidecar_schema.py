@@ -43,13 +43,13 @@ SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """Facts of a shard of transformed samples, which the plan cannot know.
+    """Facts of a shard of transformed samples.
 
     Attributes:
         consumed: Planned samples that were processed.
         dropped: Of these, dropped by the user's function.
         skipped: Of these, skipped.
-        left_out: The skipped samples; empty if another run will retry them.
+        left_out: The skipped samples, unless another run retries them.
     """
 
     content: int
@@ -67,7 +67,7 @@ class ShardFacts(NamedTuple):
         plan: The fingerprint of the shard's plan; empty: unknown.
         made: Facts of transformed samples, if any.
         first: Name of the first shard of its run; empty: unknown.
-        shards: How many shards that run had at least when this sidecar was written; None: unknown.
+        shards: Minimum number of shards of that run; None: unknown.
     """
 
     name: str
@@ -95,12 +95,12 @@ class ShardTally(NamedTuple):
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the shard's name after the key, so that many sidecars read as one table."""
+    """Return the schema with the shard's name after the key, to read many sidecars as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 
 def column_types(schema: pa.Schema) -> dict[str, str]:
-    """Return a sidecar's columns and their types, as the dataset file lists them."""
+    """Return the columns and types for the dataset file."""
     return {column.name: str(column.type) for column in schema}
 
 

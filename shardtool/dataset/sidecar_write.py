@@ -105,7 +105,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Raise InvalidRequest if readers would reject the sidecar, because many samples share a very long text."""
+    """Raise InvalidRequest if readers would reject the sidecar: many samples share a long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -151,7 +151,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return one list of strings per sample; `counts` are the lengths of the lists."""
+    """Return lists of strings with the lengths `counts`."""
     names = [quote_name(name).encode() for name in names]
     values = bytes_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

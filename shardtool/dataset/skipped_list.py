@@ -76,7 +76,7 @@ def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skippe
 
 
 def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
-    """Merge newer rows into the list of a dataset, which an interrupted run may have done already."""
+    """Merge newer rows into the list of a dataset, unless an interrupted run has done so."""
     try:
         check_skipped_file(encode_skipped(rows), dataset, where)
     except CorruptShard:

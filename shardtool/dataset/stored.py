@@ -83,7 +83,7 @@ class StoredShard:
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar or, if the sidecar is missing or invalid, from a scan."""
+        """Return the index from a valid sidecar, or else from a scan."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -110,7 +110,7 @@ class StoredShard:
             return error
 
     def head(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and facts in the footer of its sidecar; None if it is not valid."""
+        """Return the sample count and facts in its sidecar, or None."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
@@ -133,10 +133,10 @@ class StoredDataset:
         dataset_file: Its path, if any; it may list other shards, too.
         argument: How the caller named the dataset.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in its folder.
-        is_whole: Whether the caller named the whole dataset: its file, folder, or complete range. Shards that the
-            dataset file does not list are then ignored.
-        missing: The first names of a range that neither exist nor are listed.
+        has_own_file: Whether shardtool wrote the dataset file, perhaps damaged. Sidecars are then in its folder.
+        is_whole: Whether the caller named the whole dataset: its file, folder, or complete range. Unlisted shards are
+            then ignored.
+        missing: The first missing, unlisted names of a range.
     """
 
     argument: DatasetLike
@@ -179,8 +179,8 @@ class StoredDataset:
     def read(self) -> StoredDataset:
         """Return the dataset with the content of its dataset file.
 
-        If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
-        list all of them is ignored.
+        A whole dataset consists of the shards in the file. For named shards, a file that does not list them all is
+        ignored.
         """
         if self.dataset_file is None or not self.has_own_file:
             return self
@@ -222,7 +222,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return where keys end in member names by the sidecars: at the last dot if a key contains one."""
+    """Return where keys end by the sidecars: at the last dot if a key contains one."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

@@ -27,7 +27,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 
 
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
-    """Yield a description of each `create` or append run that planned more shards than exist.
+    """Yield a description of each run that planned more shards than exist.
 
     Facts are None without a valid sidecar: the shard may be from any run.
     """
@@ -59,7 +59,7 @@ def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
 
 
 def require_finished(dataset: StoredDataset) -> None:
-    """Check that shards without a dataset file are complete, according to their sidecars."""
+    """Check that shards without a dataset file are complete."""
     existing = [
         path for path, size in zip(dataset.paths, lookup.plain_sizes(dataset.paths), strict=True) if size is not None
     ]

@@ -1,7 +1,7 @@
 """Shards for Ray Data and Ray Train: a dataset as a source of blocks.
 
-The catalog is put into Ray's object store once. The task of a shard holds a reference to it and the numbers of the
-samples to read. A process that runs several tasks of a dataset opens it once.
+Ray's object store holds the catalog once. A shard's task holds a reference to it, and sample numbers. A process opens a
+dataset once for several tasks.
 
 Only this package and `execute/`, which runs tasks on a cluster, import Ray.
 """
@@ -57,10 +57,10 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
         fields: Fields to read; None: all.
 
     Returns:
-        A `ray.data.Datasource`. It uses the current connection to Ray, or connects as Ray Data does.
+        A `ray.data.Datasource`; it connects as Ray Data does.
 
     Raises:
-        InvalidRequest: Ray Data is missing, `dataset` is not a dataset or has stages, or a field does not exist.
+        InvalidRequest: Ray Data or a field is missing, or `dataset` is not a dataset or has stages.
     """
     if not isinstance(dataset, Dataset):
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="a dataset from shardtool.open")

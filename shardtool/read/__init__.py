@@ -1,1 +1,1 @@
-"""Read shards in training code: by number or key, in batches, and as streams in an exact order, without torch."""
+"""Read shards in training code: by number or key, in batches, and as streams."""

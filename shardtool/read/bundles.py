@@ -1,4 +1,4 @@
-"""Order and read bundles: each position of an epoch is a bundle of several samples.
+"""Order and read bundles of several samples, one per position of an epoch.
 
 A rule cuts a window of positions into bundles, from the sizes of its samples in the sidecars. It returns four int64
 columns with one row per piece, sorted by bundle: bundle number, sample, start in the sample, and length. Ranks, workers
@@ -41,7 +41,7 @@ PackingRule = Literal["first-fit", "concat"]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:
-    """Cut blocks from concatenated documents."""
+    """Cut concatenated documents into blocks."""
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
     starts = np.union1d(firsts[lengths > 0], np.arange(0, total, tokens))
@@ -111,7 +111,7 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of samples in a bundle: int64 [pieces] each.
 
-    `starts` and `counts` are the position and length of a piece in its sample.
+    `starts` and `counts` are a piece's position and length in its sample.
     """
 
     numbers: Numbers
@@ -128,7 +128,7 @@ _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of bundles in an epoch; `first` is the number of its first one in this process."""
+    """The order of bundles in an epoch; `first` is its first number."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
@@ -241,7 +241,7 @@ class BundleReader:
         self._reader.expect(self._sample_numbers(numbers), seen)
 
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader: a bundle always has the same fields."""
+        """Return this reader."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
@@ -255,7 +255,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return bundles in order, each built on demand; a damaged sample makes its bundle an error."""
+        """Return bundles in order, built on demand; a damaged sample makes its bundle an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -266,7 +266,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Give batches a callback that counts samples skipped by their stages."""
+        """Give batches a callback that counts skipped samples."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -316,7 +316,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns the sizes of a shard's samples, negative if unknown, which is an error; `what` is for messages.
+    `of_shard` returns a shard's sizes; a negative one is an error. `what` is for messages.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

@@ -52,18 +52,18 @@ class Catalog:
 
     Attributes:
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
-        fingerprint: A hash of the samples and their order, as far as metadata can show.
+        fingerprint: A hash of the samples' metadata and order.
         fields: Number of samples that have each field.
         kinds: Type of numeric TFRecord fields.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: With several datasets, the catalog of each; `shared`, `split` and `appends` are then empty.
-        shared: Memory shared between processes: a block per shard index, then one for keys.
+        parts: The catalog of each of several datasets; `shared`, `split` and `appends` are then empty.
+        shared: Shared memory: a block per shard index, then one for keys.
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
         split: Split, or name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether it is known where keys end in member names.
+        can_scan: Whether keys can be split from member names.
         appends: Shard positions from which sidecars may have other columns.
     """
 
@@ -96,7 +96,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield the position of each shard, the ascending rows of its samples, and their indexes in `numbers`."""
+        """Yield each shard, the ascending rows of its samples, and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -110,7 +110,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of a shard's dataset, and the shard's position there."""
+        """Return a shard's dataset, and its position there."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -131,7 +131,7 @@ class Catalog:
         return splits
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return the first number and the end of each dataset of a split."""
+        """Return start and end of each dataset of a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 

@@ -167,7 +167,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the stages. A sample that a stream would skip is an error, but a list omits and counts it.
+        Samples pass through the stages. A skipped sample is an error, but a list omits and counts it.
 
         Raises:
             IndexError: A number is out of range.
@@ -259,12 +259,12 @@ class Dataset(Streamable[SampleT]):
         return self._with_chosen(self._resolve_many(cast("SampleIndexes", indices)))
 
     def take(self, n: int) -> Self:
-        """Return a view of the first `n` samples, or of all if there are fewer."""
+        """Return a view of at most the first `n` samples."""
         check_minimum("n", n, 0)
         return self[: int(n)]
 
     def head(self, n: int = 5) -> list[SampleT]:
-        """Return the first `n` samples, or all if there are fewer."""
+        """Return at most the first `n` samples."""
         return self.take(n)[range(min(n, self.source.length))]
 
     def partition(self, split: str) -> Dataset[SampleT]:
@@ -292,7 +292,8 @@ class Dataset(Streamable[SampleT]):
     def where(self, query: str) -> Self:
         """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
 
-        A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
+        Besides sidecar columns, a query can use `key`, `shard`, `size` (bytes of all fields) and `fields` (their
+        number).
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -312,13 +313,13 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. A view's rows are held in
-        memory; otherwise queries read the sidecars, unchecked.
+        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. A view's rows are in memory;
+        otherwise queries read unchecked sidecars.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the sidecars as a DataFrame with one row per sample: `__key__`, and the metadata columns.
+        """Return the sidecars as a DataFrame: `__key__`, and the metadata columns.
 
         A boolean column, such as `frame["width"] > 256`, is a mask for `select`.
         """
@@ -357,18 +358,18 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
-            datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once for
-            all processes, with a warning. A `Cache` means its shards that are finished now; pass the result of
-            `refresh` to open the same shards in several processes.
+            datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
+            a warning. A `Cache` means its finished shards; pass the result of `refresh` to open the same shards in
+            several processes.
         check: Compare the CRC-32C of each payload with the index.
         cache: Copy shards here before they are read.
         on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it.
-        metadata: Add the sidecar columns to samples; a field of the same name takes precedence.
+        metadata: Add the sidecar columns to samples, unless a field has that name.
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.
-        storage_options: Settings of an `s3://` dataset, instead of the environment's: `endpoint`, `region`, `profile`,
-            `access_key_id`, `secret_access_key`, `session_token`, `anonymous`.
+        storage_options: Settings of an `s3://` dataset: `endpoint`, `region`, `profile`, `access_key_id`,
+            `secret_access_key`, `session_token`, `anonymous`.
 
     Raises:
         InvalidRequest: The dataset does not exist, or an option is invalid.

@@ -1,7 +1,7 @@
 """Decode the fields of a sample. Nothing is unpickled.
 
-The name of a field decides its type. The last extension counts: `seg.png` is a png, `multi.cls` a cls. If the
-name tells nothing, the type in the dataset file is used. Other fields stay bytes.
+The last extension of a field name decides its type: `seg.png` is a png, `multi.cls` a cls. Otherwise the type in the
+dataset file is used. Other fields stay bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's posi
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
-    """Return a generator for samples outside a stream, seeded from Python's `random`."""
+    """Return a generator seeded from Python's `random`, for samples outside streams."""
     return np.random.default_rng(random.getrandbits(64))
 
 
@@ -80,9 +80,9 @@ class Decode:
     - Grey becomes three equal channels, a palette its colours, CMYK is converted by Pillow without a colour profile.
       16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
       bits. Float, signed and more than 16-bit images are rejected.
-    - Only the first frame is decoded. A warning, once per field and process, reports lost frames and bits.
-    - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
-      before memory is allocated. So is a truncated image.
+    - Only the first frame is decoded. A warning per field and process reports lost frames and bits.
+    - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
+      is rejected before memory is allocated.
 
     The decoder `mask` returns the stored values, upright: palette indices, grey as uint8 or uint16 (0 to 15 for 4
     bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
@@ -130,7 +130,7 @@ class Decode:
         return self.on_error == "skip"
 
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
-        """Return a sample with decoded fields, or raise SampleFailed.
+        """Return the decoded sample, or raise SampleFailed.
 
         Each decoder gets an equal random generator, so two fields are cropped alike.
         """
@@ -182,7 +182,7 @@ class Decode:
 
 
 def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return the caller's decoders as `Decode` expects, or raise InvalidRequest."""
+    """Return valid decoders, or raise InvalidRequest."""
     if decoders is None:
         return ()
     if not isinstance(decoders, Mapping):
@@ -250,7 +250,7 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Convert in bands, which avoids four copies of the whole image. The array is writable for torch."""
+    """Convert in bands, which avoids four copies. The array is writable for torch."""
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
         return np.array(convert(image))

@@ -1,8 +1,8 @@
 """The samples of an epoch: all or some samples of a catalog, or several datasets mixed by weights.
 
-Among the first t positions of a mix, the first dataset has its share of t, rounded. The second has its share of the
-remaining positions, rounded, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by
-less than the number of datasets. Positions are shuffled within blocks. Each dataset has its own epochs.
+Among the first t positions of a mix, the first dataset has its rounded share of t, the second its rounded share of the
+remaining positions, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than
+the number of datasets. Positions are shuffled within blocks.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by samples, or repetitions, of each dataset per epoch; above a billion samples, rounded."""
+        """Return a mix by samples or repetitions per epoch; above a billion samples, rounded."""
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -212,7 +212,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and the number of its samples before, over all epochs."""
+        """Return the dataset at each position, and its samples before, over all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -1,7 +1,7 @@
 """The indexes of a catalog's shards.
 
-The first process that needs an index reads it into the catalog's `SharedBlocks`, from which others map it. Without
-shared blocks, each process keeps as many indexes as fit.
+The first process that needs an index reads it into the catalog's `SharedBlocks`. Without them, each process keeps as
+many indexes as fit.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards; picklable without them.
 
-    A key is first searched in the shard whose first and last key enclose it. A key that is not there is looked up in an
-    index of all keys: ascending hashes with sample numbers (12 to 16 bytes per sample). This index is built once for
-    all processes in shared blocks or, if they have no room, in the memory of each process.
+    A key is first searched in the shard whose first and last key enclose it, then in an index of all keys: ascending
+    hashes with sample numbers (12 to 16 bytes per sample). This index is in shared blocks or, if they have no room, in
+    the memory of each process.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -246,7 +246,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan.
 
     Raises:
-        CorruptShard: The shard is damaged, or its samples differ from the dataset file.
+        CorruptShard: The shard is damaged, or differs from the dataset file.
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read of a remote shard checks its size

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def queryable_table(
     shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
 ) -> pa.Table:
-    """Return the columns of a shard that a query can use, as `reshard` does (`select.query`).
+    """Return the columns of a shard that a query can use (`select.query`).
 
     Missing `columns` are null. Missing labels stay missing if the shard has a field of this name.
     """
@@ -51,7 +51,7 @@ def arrow_schema(catalog: Catalog) -> pa.Schema:
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the metadata columns of all sidecars, with types that fit all values."""
+    """Return the metadata columns of all sidecars, with common types."""
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
         positions = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))

@@ -56,7 +56,7 @@ class MixedDataset(Streamable[SampleT]):
     def __getitem__(self, which: Sequence[int] | Numbers) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
-        """Return the sample at a position of an unshuffled epoch, or a list for several positions.
+        """Return the sample at a position of an unshuffled epoch, or a list for several.
 
         Raises:
             IndexError: A position is out of range.
@@ -84,17 +84,15 @@ def mix(
 ) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    Each block of 64 samples has the exact proportions, in random order, even without `shuffle`. When a dataset is
-    exhausted, it starts its own next epoch, in another order. The next epoch of the mix continues where each dataset
-    stopped. Without options, each sample occurs once per epoch.
+    Each block of 64 samples has the exact proportions, in random order, even without `shuffle`. An exhausted dataset
+    starts its own next epoch, in another order. The next epoch of the mix continues where each dataset stopped. Without
+    options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their own stages run before the mix's.
-        weights: Relative weights: `[3, 1]` draws three of four samples from the first dataset. None: the lengths of the
-            datasets.
+        weights: `[3, 1]` draws three of four samples from the first dataset. None: the lengths of the datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
-        repeat: How often to read each dataset per epoch, instead of weights. 0.5: one half, and the other half in the
-            next epoch.
+        repeat: How often to read each dataset per epoch, instead of weights. 0.5: another half in each epoch.
         stop: When an epoch with weights ends: when one dataset is exhausted (`first`), when all were read completely
             (`all`), or after this number of samples.
 

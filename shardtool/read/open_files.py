@@ -1,8 +1,8 @@
 """The open shards of a process, limited by its file descriptors; the least recently used shard is closed first.
 
 Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
-truncated or a disk fails, a mapping kills the process instead of naming the shard, and on a cold disk a sample of 14 KB
-causes 200 KB of reads (measured). A compressed shard is unpacked once into an unnamed temporary file.
+truncated or a disk fails, a mapping kills the process, and on a cold disk a sample of 14 KB causes 200 KB of reads
+(measured). Compressed shards are unpacked into unnamed temporary files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
 
 
 class OpenFile:
-    """The bytes of one shard. It is closed with its last reference, so other threads can finish reading.
+    """The bytes of one shard, closed with the last reference, so other threads can finish reading.
 
     Attributes:
         fd: File descriptor; -1 for a remote shard.

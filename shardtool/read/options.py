@@ -1,4 +1,4 @@
-"""How samples are read: `ReadOptions`, and what a cache of shards must provide."""
+"""How samples are read, and what a cache of shards must provide."""
 
 from __future__ import annotations
 

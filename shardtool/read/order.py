@@ -82,7 +82,7 @@ class Order(NamedTuple):
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch from the number of samples per shard: int64 [shards].
 
-    If the parts would have fewer than four samples each, all samples are shuffled together.
+    If parts would have fewer than four samples, all samples are shuffled together.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -102,8 +102,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
 
     The permuted shards are cut into `parts` contiguous parts. Position g reads sample g // parts of part g % parts. In
-    each part, every window of `window` samples is permuted. A row consists of one position per part. With `ranks`, the
-    parts of a rank are also permuted in each row; a position keeps its rank.
+    each part, every window of `window` samples is permuted. With `ranks`, the parts of a rank are also permuted in each
+    row (one position per part); a position keeps its rank.
 
     For the shards in random order, `starts` has the number of the first sample, and `ends` the cumulative sample count:
     int64 [shards].
@@ -131,8 +131,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows: int64 [n].
 
-    `sizes` are the sizes of the windows, mostly `window`. An index `within` that is not below its window's size is
-    unchanged.
+    `sizes` are the sizes of the windows, mostly `window`. An index `within` past its window's size is unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

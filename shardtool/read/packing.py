@@ -1,4 +1,4 @@
-"""Packing documents of any length into blocks with a fixed number of tokens."""
+"""Packing documents into blocks with a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the values of a sample, or raise SampleFailed if their number or type differs."""
+        """Return a sample's values; raise SampleFailed if number or type differ."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -83,7 +83,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the tokens per sample from a metadata column or the field's size."""
+    """Return a token field, and the tokens per sample."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())
@@ -122,7 +122,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block, or raise SampleFailed if the length of a document differs."""
+        """Return a block; raise SampleFailed if a document's length differs."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

@@ -43,7 +43,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the function's result; pass a generator only to a parameter `rng`."""
+        """Return the function's result; pass a generator to a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -106,7 +106,7 @@ class Fields(_FieldStage):
 
 
 class Tuple(_FieldStage):
-    """Makes a tuple of fields. `jpg;png` means the first of these that the sample has."""
+    """Makes a tuple of fields. `jpg;png` means the first that exists."""
 
     @property
     def required_fields(self) -> frozenset[str]:
@@ -180,7 +180,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. Selecting fields after `decode` limits what is decoded."""
+        """Return these stages and one more; fields selected after `decode` limit it."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -233,7 +233,7 @@ class Pipeline:
         return _run_stages(stages, samples, on_skip, rng_of)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state, or raise InvalidRequest if a function cannot be pickled for a spawned process."""
+        """Return the state; raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
         if get_spawning_popen() is not None:  # cloudpickle, for example, accepts any function

@@ -1,4 +1,4 @@
-"""The methods that add a stage. Methods and options of other libraries raise an error that names the equivalent."""
+"""The methods that add a stage. Other libraries' methods and options raise an error that names the equivalent."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Reject options of PyTorch's DataLoader with an InvalidRequest that names the equivalent."""
+    """Reject options of PyTorch's DataLoader; name the equivalent."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
@@ -128,8 +128,7 @@ class PipelineMethods(Generic[SampleT]):
     ) -> Any:  # fmt: skip
         """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
 
-        Other fields, such as `score`, become the number, boolean, text or JSON value that the dataset file records, or
-        stay bytes. See `read.decode.Decode` for the rules.
+        Other fields get the type that the dataset file records, or stay bytes. See `read.decode.Decode`.
 
         Args:
             own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
@@ -146,8 +145,8 @@ class PipelineMethods(Generic[SampleT]):
     def map(self, function: Callable[..., object]) -> Any:
         """Call `function` with the output of the previous stage. None skips the sample.
 
-        A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the sample's
-        position, so draws do not depend on threads, workers, ranks or a resume.
+        A parameter `rng` gets a NumPy generator, which a stream derives from the seed, the epoch and the position, so
+        draws do not depend on threads, workers, ranks or a resume.
         """
         return self._then(Map(function))
 

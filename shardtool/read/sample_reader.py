@@ -1,4 +1,4 @@
-"""Read samples by number, from one or several datasets. A sample that cannot be read is returned as its error."""
+"""Read samples by number. An unreadable sample is returned as its error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_SAMPLES_READ_SINGLY = 50  # per shard: single reads cost less than column a
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts by path, `reasons` by the first thousand reasons. Samples that are not `damaged` were dropped.
+    `shards` counts by path, `reasons` by the first thousand reasons. Undamaged samples were dropped.
     """
 
     def __init__(self) -> None:
@@ -72,13 +72,13 @@ class SampleReader:
     """Reads samples of a catalog: `read_one`, or `read` for many. Safe in threads; picklable without open files.
 
     Attributes:
-        mean_size: Mean bytes per sample with its overhead, at least 1.
+        mean_size: Mean bytes per sample with overhead, at least 1.
         copies: Whether shards are first copied into a cache.
         concurrent_reads: Recommended concurrent calls of `read`.
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # After a block of 16 MB is freed once, the C library keeps tens of MB of freed memory for reuse. Without this,
+        # After a block of 16 MB is freed once, the C library keeps freed memory for reuse. Otherwise,
         # new memory pages for each list of large samples take longer than reading (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
@@ -128,7 +128,7 @@ class SampleReader:
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of these fields, or this reader if that saves nothing.
 
-        If a sample may lack a field, this reader is returned, because the error must list all fields of the sample.
+        If a sample may lack a field, return this reader, because the error lists all fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -149,7 +149,7 @@ class SampleReader:
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
         """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
 
-        With `on_demand`, a large sample is read when it is requested; the system reads the next ones ahead.
+        With `on_demand`, large samples are read when requested; the system reads ahead.
         """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
@@ -171,7 +171,7 @@ class SampleReader:
         return True
 
     def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
-        """Return whether to read samples on demand; the system then starts to read them ahead."""
+        """Return whether to read samples on demand; then start the system's read-ahead."""
         if len(groups) > self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return False
         size, spans = 0, []
@@ -208,14 +208,14 @@ class SampleReader:
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
-        """Return an open shard, which stays open until the cache drops a shard or index."""
+        """Return an open shard, kept until a cache drops it."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy it again
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Only the dataset file, or the record itself, determines whether bytes are a list or a value.
+            # The dataset file or the record determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists
@@ -254,7 +254,7 @@ def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int)
 
 
 class MixedReader:
-    """Reads samples of several datasets, and adds their dataset's number as `__dataset__`."""
+    """Reads samples of several datasets, and adds `__dataset__`."""
 
     mean_size: int
     copies: bool
@@ -310,7 +310,7 @@ AnySampleReader = SampleReader | MixedReader
 
 
 def read_valid(reader: AnySampleReader, numbers: Numbers) -> list[Sample]:
-    """Return the samples `numbers`, int64 [n], without damaged ones if `reader` skips these."""
+    """Return samples, without damaged ones if `reader` skips these."""
     samples = []
     for index, sample in enumerate(reader.read(numbers)):
         if isinstance(sample, ShardError):

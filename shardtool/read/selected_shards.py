@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SelectedShard(NamedTuple):
-    """A shard and its selected samples. `first` is the number of its first sample, over all datasets."""
+    """A shard and its selected samples; `first` is its first number, over all datasets."""
 
     dataset: StoredDataset
     shard: StoredShard
@@ -30,7 +30,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the damage that stopped the scan of the shard, because samples after it are unknown."""
+        """Raise the damage that stopped the scan: later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -38,7 +38,7 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield all shards of some datasets with their samples that match a query, or all samples.
+    """Yield all shards with their samples that match a query, or all samples.
 
     `where` is a query over the sidecar columns and `key`, `shard`, `size` and `fields`.
     """

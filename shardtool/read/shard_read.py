@@ -1,7 +1,6 @@
 """Read samples of an open shard: one at a time, many in file order, or many on demand.
 
-When many samples are read, small payloads are cut from common blocks. Large payloads are read directly, so none is
-copied twice.
+Of many samples, small payloads are cut from common blocks, and large ones read directly.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _rea
 
 
 def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
-    """Return the features of a TFRecord: single values, or lists of several or no values.
+    """Return the features of a TFRecord: values or lists.
 
-    `record` includes its frame, and is at offset `start` of the shard `where`. Features in `lists` are always lists.
+    `record`, with its frame, is at offset `start` of the shard `where`. Features in `lists` are always lists.
     """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
     features: Sample = {}
@@ -160,7 +159,7 @@ class ReadableShard:
         return sample
 
     def read_many(self, rows: Numbers, options: ReadOptions, metadata: pa.Table | None) -> list[Sample | ShardError]:
-        """Return samples with ascending rows, with errors for damaged ones, and their rows of `metadata`.
+        """Return samples or errors for ascending rows, with their `metadata`.
 
         Raises CorruptShard if the checksum of the shard differs.
         """
@@ -182,7 +181,7 @@ class ReadableShard:
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
         """Return fields, and their starts and ends per sample: int64 [samples, 2 * fields].
 
-        Returns None if samples differ in their fields, or payloads are not in order.
+        None if fields differ, or payloads are not in order.
         """
         counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])
@@ -308,7 +307,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Check the whole shard, because a scanned index has no checksums."""
+        """Check the whole shard: a scanned index has no checksums."""
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -347,10 +346,9 @@ def read_on_demand(
     parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples that need no parsing, in the order of `numbers`, int64 [n]; each is read when it is requested.
+    """Return samples that need no parsing, in the order of `numbers`, int64 [n], each read when requested.
 
-    `parts` are shards with the ascending rows of their samples among `numbers`. `read_one` reads samples with other
-    fields, by number.
+    `parts` are shards with ascending rows. `read_one` reads samples with other fields by number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

@@ -69,7 +69,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop in an epoch of `length` samples; `pad` may pass its end."""
+        """Return the position at which all ranks stop; `pad` may pass the end."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -94,18 +94,18 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether a skipped sample is replaced. A single rank replaces no sample that a stage dropped."""
+        """Return whether a skipped sample is replaced. A single rank replaces no dropped sample."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def after(self, position: int) -> int:
-        """Return the position that all ranks have reached after this one has read a position."""
+        """Return the position of all ranks after this one has read a position."""
         return position - self.rank + self.world_size
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples can replace a skipped sample, starting in the same round, which is being read.
+    """Yield positions whose samples can replace a skipped one, starting in the current round.
 
-    The result depends only on the order and the position, which may be past the end with `pad`.
+    `position` may be past the end with `pad`.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round
@@ -115,7 +115,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from the environment if both are set, or 0 and 1."""
+    """Return rank and world size: the arguments, from the environment, or 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

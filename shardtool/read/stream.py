@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 def read_ahead(
     jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
 ) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job with the future result of `function`, run up to `ahead` jobs ahead in threads.
+    """Yield each job with its future result, run up to `ahead` jobs ahead in threads.
 
     Jobs are iterated in the caller's thread. Closing ends the threads.
     """
@@ -74,7 +74,7 @@ _READ_BYTES = 2**23  # fits into a processor's cache
 _LARGE_READ_BYTES = 2**25  # large samples; each is read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # the next read starts while the last requests of the previous one finish
+_CONCURRENT_ROUNDS = 2  # the next read starts before the previous one finishes
 _ROUNDS_PER_READ = 2  # with fewer, there would be many small requests
 _MAX_ROUND_GROWTH = 4  # limits memory if a state has more ranks
 _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
@@ -93,7 +93,7 @@ class SampleSource(PipelineMethods[SampleT]):
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy that raises or skips samples that are damaged or cannot be decoded. None: unchanged."""
+        """Return a copy with this `on_error`. None: unchanged."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)
@@ -115,7 +115,7 @@ class Stream(SampleSource[SampleT]):
 
     Attributes:
         share: The share of this reader.
-        skipped: Skipped samples: damaged ones (`on_error="skip"`), and those dropped by stages.
+        skipped: Damaged samples (`on_error="skip"`), and those dropped by stages.
     """
 
     if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
@@ -141,7 +141,7 @@ class Stream(SampleSource[SampleT]):
     def __len__(self) -> int:
         """Return the number of samples, or batches, of this rank in an epoch.
 
-        This is an upper bound if skipped samples are not replaced (a single rank, or `ends="uneven"`).
+        This is an upper bound if skipped samples are not replaced.
         """
         return self.stages.count(self._samples_of_rank)
 
@@ -220,7 +220,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, unless the next iteration reads it already."""
+        """Go to an epoch, unless the next iteration reads it already."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -229,7 +229,7 @@ class Stream(SampleSource[SampleT]):
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue a stream of the same samples, with any number of ranks and workers.
+        """Continue from a state, with any number of ranks and workers.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
@@ -243,7 +243,7 @@ class Stream(SampleSource[SampleT]):
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream[SampleT]:
-        """Return the stream of a loader worker: every `workers`-th batch, counted from here, starting at `position`."""
+        """Return a worker's stream: every `workers`-th batch from here, starting at `position`."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         stream = Stream[SampleT](self.reader, self._source, self._options, share)
         stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
@@ -326,7 +326,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of an epoch, and replacements of its sample."""
+    """A position, and replacements of its sample."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -334,7 +334,7 @@ class StreamPosition:
         self._remaining: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage, equal for replacements."""
+        """Return a stage's random generator, equal for replacements."""
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:

@@ -18,9 +18,9 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, with its whole order.
+    """The position of a stream, with its order.
 
-    `position` counts the samples of the epoch that all ranks together have read; it is less than the epoch's length.
+    `position` counts the samples that all ranks have read, less than the epoch's length.
     """
 
     fingerprint: str

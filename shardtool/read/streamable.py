@@ -53,7 +53,7 @@ class Streamable(SampleSource[SampleT]):
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the number of samples, or batches, per epoch, over all ranks."""
+        """Return the samples, or batches, per epoch over all ranks."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[SampleT]:
@@ -79,8 +79,7 @@ class Streamable(SampleSource[SampleT]):
     ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. A saved
-        state resumes with any number of ranks.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it.
 
         Args:
             shuffle: Shuffle shards and samples; `"full"`: all samples in one random order.
@@ -140,7 +139,7 @@ class Streamable(SampleSource[SampleT]):
             by: `first-fit`: keep documents whole, longest first, each in the fullest block that has room; only cut
                 documents longer than a block. `concat`: concatenate documents and cut at block ends.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens. None: the size of the field.
+            length: Metadata column with the number of tokens. None: field sizes.
             pad: Token after the last document.
 
         Raises:

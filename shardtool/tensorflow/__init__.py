@@ -1,6 +1,6 @@
 """Shards for TensorFlow and Keras: TFRecords for `tf.data`, and batches of any dataset for `fit`.
 
-TensorFlow and Keras are imported when a function is called. Bytes of TFRecords do not pass through Python.
+TensorFlow and Keras are imported when needed. Bytes of TFRecords do not pass through Python.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def tf_dataset(
 ) -> Any:
     """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    Its attribute `classes` holds class names by field; datasets derived from it lack this attribute. The order is the
-    same in every run, unless you set `tf.data.Options.deterministic` to False.
+    Its attribute `classes` holds class names by field. The order is the same in every run, unless you set
+    `tf.data.Options.deterministic` to False.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
-            TFRecords, plain or with gzip.
+        dataset: TFRecords, plain or with gzip: a dataset file, a shard pattern, a glob, a folder, shards, or a list of
+            datasets to concatenate.
         fields: Fields of a sample. None: all, and `__key__`.
         shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
-        batch_size: Samples per batch; the last batch can be smaller. None: no batches.
+        batch_size: Samples per batch; the last can be smaller. None: no batches.
 
     Returns:
         A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
@@ -86,7 +86,7 @@ def tf_dataset(
 
 
 def feature_spec(dataset: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the feature specification that `tf.io.parse_example` needs for TFRecord shards.
+    """Return the feature specification of TFRecord shards for `tf.io.parse_example`.
 
     Arguments and errors are those of `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
     `tf.io.FixedLenFeature`.

@@ -52,10 +52,10 @@ def import_library(module: str) -> Any:
 
 
 class BatchSequence:
-    """Batches of a dataset, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
+    """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
-    after reading the first batches to find their shapes. Older releases do not report starts, so each end counts there.
+    after reading batches for their shapes. Older releases do not report starts, so each end counts there.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -71,7 +71,7 @@ class BatchSequence:
         return math.ceil(len(self._samples) / self._batch_size)
 
     def __getitem__(self, number: int) -> Any:
-        """Return a batch of stacked samples.
+        """Return a batch.
 
         Raises:
             IndexError: The number is out of range.
@@ -108,7 +108,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Return a batch of samples: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
+    """Return a batch: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
 
     Arrays have the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and `bytes`.
     """

@@ -29,7 +29,7 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with i
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
-    `size` counts bytes of shards, or of payloads. `packing` is TensorFlow's name of the compression, or an empty text.
+    `size` counts bytes of shards, or of payloads. `packing` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]

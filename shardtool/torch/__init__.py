@@ -1,6 +1,6 @@
 """Shards in PyTorch: datasets for the stock `DataLoader`, a loader that decodes in threads, a prefetcher to the GPU.
 
-PyTorch is optional; no other package imports it.
+PyTorch is optional.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A batch of tensors that threads fill.
 
-Torch's allocator of pinned memory reuses a block only when no copy to a device reads it.
+Torch reuses pinned memory only when no copy reads it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
     """Return samples as one batch, like `loader`: the `collate_fn` of a DataLoader.
 
-    Fields, or tuple positions, in `lists` always become a list of tensors; pass them with `functools.partial`.
+    Fields, or tuple positions, in `lists` become a list of tensors; pass them with `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

@@ -1,8 +1,8 @@
 """Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
-The rows below the crop of a baseline JPEG are not decoded: its header is given a smaller height. A JPEG whose crop is
-at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are
-decoded whole. Damage below the crop is not noticed.
+Rows below the crop of a baseline JPEG are not decoded: its header is given a smaller height. A JPEG whose crop is at
+least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are decoded
+whole. Damage below the crop is not noticed.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -40,17 +40,17 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Name of a field to add with the crop's position: int64 [5] of left, top, width, height (pixels of the
-            whole upright image) and 1 if mirrored. None: add no field.
+        place: Field to add with the crop's position: int64 [5] of left, top, width, height (pixels of the whole upright
+            image) and 1 if mirrored.
     """
 
     size: int
     place: str | None
 
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
-        """Return boxes of the whole image in coordinates of the square, clipped to it; a box outside has no area.
+        """Return boxes of the whole image in the square's coordinates, clipped; a box outside has no area.
 
-        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is the value of the field `place`.
+        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is that field's value.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -67,7 +67,7 @@ class _Crop:
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
     def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a part of an image as uint8 [size, size, 3], and its box; raise ValueError if it is damaged."""
+        """Return a part of an image as uint8 [size, size, 3], and its box, or raise ValueError."""
         head = read_jpeg_header(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
@@ -90,8 +90,7 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length to which the shorter side of the image is scaled first. None: only scale smaller images, to
-            `size`.
+        shorter: Length of the shorter side after scaling. None: only scale smaller images, to `size`.
         place: Field for the position; see `move`.
     """
 
@@ -124,10 +123,9 @@ class CenterCrop(_Crop):
 class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
-    The algorithm is that of torchvision. The area and the aspect ratio are random. If ten attempts do not fit into the
-    image, the largest centred part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop
-    depends only on the seed and the position in the epoch. Two fields of a sample, such as an image and its depth map,
-    get the same crop.
+    Like torchvision, area and aspect ratio are random. If ten attempts do not fit into the image, the largest centred
+    part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop depends only on the seed and
+    the position in the epoch: fields of a sample get the same crop.
 
     Attributes:
         size: Width and height of the result.
@@ -181,7 +179,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop at 1/scale of its size, and the scale."""
+    """Return a JPEG down to the crop at 1/scale, and the scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)

@@ -1,6 +1,6 @@
-"""Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader.
+"""Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader.
 
-Worker w of N reads the batches n with n % N == w, and the DataLoader returns them in order. See `read.share.Share`.
+The DataLoader returns the workers' batches in order. See `read.share.Share`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of errors that leave a worker: PyTorch passes on only the class and the text of an exception."""
+    """Keep the class of errors that leave a worker: PyTorch passes on only class and text."""
     try:
         yield
     except PlainError as error:
@@ -83,15 +83,15 @@ def _worker_number() -> tuple[int, int]:
 
 @dataclass(eq=False)
 class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order, with few system calls.
+    """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order.
 
     Attributes:
         dataset: A dataset, or a mix (positions of an unshuffled epoch). Its stages run first.
         decode: True: decode all fields by name; or decoders by field. None: no decoding here.
         transform: Called with each sample after all other stages.
         labels: Labels by key, stored in the field `label`.
-        on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` it in a batch and count
-            it in `dataset.skipped`. None: as in `open`.
+        on_error: `raise` an error for a damaged or undecodable sample, or `skip` it in a batch and count it in
+            `dataset.skipped`. None: as in `open`.
     """
 
     dataset: Dataset | MixedDataset
@@ -156,7 +156,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch for a DataLoader; raise SampleFailed if all are skipped."""
+        """Return the samples of a batch; raise SampleFailed if all are skipped."""
         samples = [*self._stages.apply_each(self._bare[list(which)], self._bare.count_dropped)]
         if not samples and len(which):
             remedy = "Use a stream or a loader, which replaces skipped samples."
@@ -168,9 +168,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass starts at the beginning of the current epoch: the next one after a complete pass. Workers read ahead, so a
-    `break` among the last batches counts as complete. `set_epoch` also reaches persistent workers. A state resumes with
-    any number of ranks and workers.
+    Each pass starts the current epoch; a complete pass moves to the next one. Workers read ahead, so a `break` among
+    the last batches counts as complete. `set_epoch` also reaches persistent workers. A state resumes with any number of
+    ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
@@ -221,12 +221,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Samples skipped so far in all workers. While they run, counts may be 1/16 too low."""
+        """Skipped samples. While workers run, counts may be 1/16 too low."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Raise InvalidRequest unless the DataLoader requests `batch_size` samples, which only its frame tells."""
+        """Raise InvalidRequest unless the DataLoader, known by its frame, requests `batch_size` samples."""
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -256,16 +256,16 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at the beginning of an epoch; keep a loaded state of the same epoch."""
+        """Start the next pass at an epoch; keep a loaded state of the same epoch."""
         self._check_undivided(inspect.currentframe())
         self._record_end()
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after this number of batches per rank of the current or next pass, as JSON data.
+        """Return the state after this number of batches per rank, as JSON data.
 
         Raises:
-            InvalidRequest: Skipped samples were not replaced, so batches do not determine the position.
+            InvalidRequest: Skipped samples were not replaced.
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
@@ -289,7 +289,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state_at`, of a stream, a loader or a StatefulDataLoader in the next pass.
+        """Continue from a state of `state_at`, a stream, loader or StatefulDataLoader.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.

@@ -1,12 +1,12 @@
-"""Batches on the GPU before they are needed: the next batch is copied while the model computes.
+"""Copy the next batch to the GPU while the model computes.
 
 On a CUDA device, steps 2 and 3 run on their own stream:
 
 1. The loader returns a batch. A tensor outside pinned memory is copied there.
 2. Copies to the device are enqueued, followed by the event `copied`.
 3. Images are normalised on the device, followed by the event `ready`.
-4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` tells the device's allocator
-   that this stream uses the memory.
+4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` keeps its memory from being
+   reused.
 
 The loader's next batch is requested only after `copied`, so a loader can reuse its memory. Other devices use no
 streams.
@@ -37,9 +37,9 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises a batch's images, with the options of `Prefetcher`, on the device that holds them.
+    """Normalises a batch's images on their device, with the options of `Prefetcher`.
 
-    One operation computes in 32 bits and rounds once. `images` counts the image tensors normalised so far.
+    One operation computes in 32 bits and rounds once. `images` counts the normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -136,8 +136,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, in `send`.
 
-    `send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait`
-    returns when the memory of the last batch is no longer read.
+    `send` returns a function that returns the batch, called once on the stream that uses it. `wait` returns when the
+    last batch's memory is no longer read.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -156,7 +156,7 @@ class DirectTransfer:
 
 
 class StreamTransfer:
-    """As `DirectTransfer`, but copies on its own CUDA stream, one batch at a time."""
+    """Copies on its own CUDA stream, one batch at a time."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
@@ -206,7 +206,7 @@ class StreamTransfer:
 
 
 def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """Prevent reuse of the tensor's memory until `stream` has finished its current work."""
+    """Prevent reuse of the tensor's memory until `stream` has finished."""
     tensor.record_stream(stream)
     return tensor
 
@@ -227,7 +227,7 @@ class Prefetcher:
         device: None: the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; None: 0.
         std: Standard deviation, as `mean`; None: 1.
-        channels_last: Store the channels of a pixel next to each other.
+        channels_last: Store a pixel's channels next to each other.
         dtype: Type of the images; None: float32.
         depth: Number of batches on a CUDA device or being copied there.
 
@@ -314,7 +314,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch that is being copied, or the end of the batches; with the loader's state after it, and its error."""
+    """A batch that is being copied, or the end; with the loader's state after it, and its error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None

@@ -49,7 +49,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a dataset or stream without its stages, and the stages; raise InvalidRequest for other kinds."""
+    """Return a dataset or stream without stages, and its stages, or raise InvalidRequest."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -145,7 +145,7 @@ class StreamOptions:
         return int(epoch)
 
     def _check_stream(self, stream: Stream) -> Stream:
-        """Return the caller's stream, or raise InvalidRequest if an option of a new stream is given."""
+        """Return the caller's stream; raise InvalidRequest for options of a new stream."""
         for option in fields(StreamOptions):
             if option.name in _STREAM_OPTIONS and getattr(self, option.name) != option.default:
                 remedy = "Pass it to stream(...), or pass the dataset here."

@@ -1,7 +1,7 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
-In each pass, the stream's thread reads shards ahead, another passes samples to the decoders in small chunks, and the
-decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The last one collates.
+The stream's thread reads shards ahead, another passes samples to the decoders in chunks, and the decoder threads run
+the stages and fill rows of the batch (`BatchRows`). The last one collates.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in a DataLoader.
 
-    Each iteration starts at the beginning of the current epoch. A complete iteration moves the loader to the next
-    epoch. After `load_state_dict`, one iteration continues from the state.
+    Each iteration starts the current epoch; a complete one moves the loader to the next epoch. After `load_state_dict`,
+    one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
     in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64
@@ -144,21 +144,21 @@ class Loader(StreamOptions):
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Samples skipped so far: damaged ones, and those dropped by stages."""
+        """Damaged samples, and those dropped by stages."""
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of an epoch; keep a loaded state of the same epoch."""
+        """Start the next iteration at an epoch; keep a loaded state of the same epoch."""
         epoch = self._check_epoch(epoch)
         if epoch != (self._state["epoch"] if self._next is None else self._next):
             self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state after the last returned batch, as JSON data; equal for all ranks at the same step."""
+        """Return the state after the last batch, as JSON data, equal for all ranks."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of a loader, a stream, a StreamDataset or a StatefulDataLoader in the next iteration.
+        """Continue from a state of a loader, stream, StreamDataset or StatefulDataLoader.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.

@@ -1,7 +1,7 @@
-"""The state of a pass, shared between a DataLoader's workers and their parent process.
+"""The state of a pass, shared by a DataLoader's workers and their parent.
 
-A worker reads ahead of training, and knows only what it has read. With the number of returned batches, the state of any
-worker becomes the stream's. Workers share skip counts, and where a pass starts, in memory.
+A worker reads ahead of training. With the number of returned batches, the state of any worker becomes the stream's.
+Workers share skip counts, and where a pass starts, in memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WorkerState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> WorkerState | None:
-        """Return a state from its JSON data; None if it is not a worker's state."""
+        """Return a worker's state from JSON data, or None."""
         if not isinstance(state, Mapping) or _WORKER_KEY not in state:
             return None
         names = [field.name for field in fields(cls) if field.name in state or field.name != "left_out"]
@@ -80,7 +80,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
 
 
 def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stream's state from the state of a loader, stream or StatefulDataLoader, except a single worker's."""
+    """Return the stream's state from the state of a loader, stream or StatefulDataLoader."""
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
@@ -152,9 +152,9 @@ _STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
-    """Where the current or next pass starts, in shared memory; `blocks` provide the lock.
+    """Where a pass starts, in shared memory; `blocks` provide the lock.
 
-    The first worker of a pass determines this: the next epoch, if all workers of the last pass finished.
+    The first worker of a pass chooses: the next epoch, if all workers finished the last pass.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -169,21 +169,21 @@ class SharedPassStart:
         return epoch, position
 
     def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Start the next pass here. The first worker of a group does this for all of them."""
+        """Start the next pass here, for all workers of a group."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at the beginning of an epoch, unless an unfinished pass reads it."""
+        """Start the next pass at an epoch, unless an unfinished pass reads it."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
                 self.go_to(epoch, 0)
 
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass; the first worker determines where.
+        """Record that a worker starts a pass; the first one determines where.
 
-        `group` is the seed, the number of passes that the worker has started, and the number of workers. The pass
-        continues from `resumed`.
+        `group` is the seed, the worker's number of passes, and the number of workers. The pass continues from
+        `resumed`.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
