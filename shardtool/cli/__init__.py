@@ -248,7 +248,7 @@ def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
             print_json({"error": error})
         except OutputFailed:
             _print_error_text(f"{error['where']}: {error['found']}", error["where"])
-    if LOG.style:
+    if LOG.is_enabled:
         LOG.end(int(error["exit_code"]), error)
     elif "--json" in arguments:
         pass
@@ -268,7 +268,7 @@ def _print_error_text(text: str, location: str = "") -> None:
 def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int:
     from shardtool.cli.help import HelpShown, usage_error
 
-    if not arguments or (isinstance(error, HelpShown) and "--json" not in arguments and not LOG.style):
+    if not arguments or (isinstance(error, HelpShown) and "--json" not in arguments and not LOG.is_enabled):
         with suppress(OSError):
             print_message(error.format_message())
         return error.exit_code

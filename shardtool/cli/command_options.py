@@ -129,7 +129,7 @@ class InspectViewOptions(InspectOptions):
         extract: Write the fields of samples to this folder, as files KEY.FIELD.
         raw: Write the bytes of this field of one sample to stdout.
         table: Write a table with one row per sample: out.parquet or out.csv.
-        html: Write a page for browsers to this file; it works offline.
+        html: Write a self-contained HTML report to this file.
         contact_sheet: Write a PNG with thumbnails of samples to this file.
         overwrite: Replace existing files.
         duplicates: List samples with the same content, across keys and splits.

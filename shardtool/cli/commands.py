@@ -21,7 +21,7 @@ from shardtool.cli.help import VerbCommand, VerbOption, brief_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.piped_input import materialize_inputs
-from shardtool.cli.run_verb import ON_ACCEPTED, open_terminal, print_result, run_and_print
+from shardtool.cli.run_verb import ON_VALID_REQUEST, open_terminal, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -111,10 +111,10 @@ def register_verb(
 
                 for create_options in factories:
                     create_options()
-                context.meta[ON_ACCEPTED] = prepare_config(values["save_config"], context)
+                context.meta[ON_VALID_REQUEST] = prepare_config(values["save_config"], context)
             code = function(*words, *factories[:-1], factories[-1]())
-            if ON_ACCEPTED in context.meta:
-                context.meta[ON_ACCEPTED]()
+            if ON_VALID_REQUEST in context.meta:
+                context.meta[ON_VALID_REQUEST]()
             return code
 
         return VerbCommand(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)

@@ -80,7 +80,7 @@ def print_message(text: str, *, label: str = "", label_color: str = "", location
     on a terminal.
     """
     plain = f"{label} {text}" if label else text
-    if LOG.style:
+    if LOG.is_enabled:
         LOG.write("message", text=plain)
     elif sys.stderr is not None:
         lines = _printable_lines(plain)
@@ -120,23 +120,23 @@ def _retry_totals() -> dict[str, float]:
 class EventLog:
     """The log of `--log`: one line on stderr per event. The last event is `end`.
 
-    `style` is `json`, `text`, or empty without a log. `samples` and `size` count this run's shards. `result` is the
-    document that `--json` prints.
+    `samples` and `size` count this run's shards. `result` is the document that `--json` prints.
     """
 
     def __init__(self) -> None:
         self.begin("")
 
     def begin(self, style: str) -> None:
-        """Start a log of this style."""
-        self.style, self.samples, self.size, self._began = style, 0, 0, time.monotonic()
+        """Start a log as `json` or `text`; empty: no log."""
+        self.is_enabled, self._style = bool(style), style
+        self.samples, self.size, self._started = 0, 0, time.monotonic()
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
         """Write a line, unless stderr is closed."""
         now = time.time()
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
-        if self.style == "json":
+        if self._style == "json":
             line = json.dumps({"time": at, "event": event, **facts})
         else:
             line = " ".join([at, event, *(f"{name}={json.dumps(value)}" for name, value in facts.items())])
@@ -153,15 +153,15 @@ class EventLog:
 
     def end(self, code: int, error: object = None) -> None:
         """Write the last line, once."""
-        if not self.style:
+        if not self.is_enabled:
             return
-        seconds = max(time.monotonic() - self._began, 1e-3)
+        seconds = max(time.monotonic() - self._started, 1e-3)
         facts = {"exit_code": code, "seconds": round(seconds, 3), "bytes": self.size}
         facts |= {"bytes_per_s": 0, "samples_per_s": 0, "retries": 0, "waited_s": 0.0}
         facts |= {**self.rates(seconds), **_retry_totals()}
         short = {name: value for name, value in self.result.items() if not isinstance(value, list)}
         self.write("end", **facts, **({"result": short} if error is None else {"error": error}))
-        self.style = ""
+        self.is_enabled = False
 
 
 LOG = EventLog()

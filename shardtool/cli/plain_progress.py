@@ -71,7 +71,7 @@ class PlainProgress:
     def _tell(self) -> None:
         before = ("", 0)
         while not self._ended.wait(PERIOD_S):
-            if self._label and LOG.style:
+            if self._label and LOG.is_enabled:
                 now = (self._label, self._done)
                 LOG.write("stall" if now == before else "progress", text=self._text())
                 before = now

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from shardtool.cli.command_options import PrintOptions, RunOptions
 
 
-ON_ACCEPTED = "shardtool.accepted"  # context key: a function to call once the request is valid
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key: a function to call
 
 
 def open_terminal(how: RunOptions) -> closing[Terminal]:
     """Return an observer that shows progress, as a context manager."""
-    accepted = click.get_current_context().meta.get(ON_ACCEPTED)
-    return closing(Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, accepted=accepted))
+    callback = click.get_current_context().meta.get(ON_VALID_REQUEST)
+    return closing(Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, on_valid_request=callback))
 
 
 def run_and_print(
@@ -40,7 +40,7 @@ def print_result(
     how: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
     """Print a result as JSON or as text."""
-    if LOG.style and isinstance(result := document(), dict):
+    if LOG.is_enabled and isinstance(result := document(), dict):
         LOG.result = result
     if how.as_json:
         print_json(document())

@@ -25,25 +25,29 @@ _FETCH_BAR_FORMAT = (
 
 
 class Terminal(Observer):
-    """An observer that prints notes and details on stderr, and shows a progress bar if stderr is a terminal.
+    """Prints notes and details on stderr, and shows a progress bar there if stderr is a terminal.
 
-    `progress="plain"` prints lines instead of a bar. `accepted` is called when work starts, because the request is then
-    valid.
+    Args:
+        quiet: Print no notes and no progress.
+        verbose: Print details.
+        progress: `plain` prints lines instead of a bar.
+        on_valid_request: Called when work starts, after all checks of the request.
     """
 
     def __init__(
-        self, *, quiet: bool, verbose: bool, progress: str = "auto", accepted: Callable[[], None] | None = None
+        self, *, quiet: bool, verbose: bool, progress: str = "auto", on_valid_request: Callable[[], None] | None = None
     ) -> None:
-        self._quiet, self._verbose, self._accepted = quiet and not LOG.style, verbose, accepted
-        self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.style else None
+        self._quiet, self._verbose = quiet and not LOG.is_enabled, verbose
+        self._on_valid_request = on_valid_request
+        self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.is_enabled else None
         self._bar: Any = None
         self._shards = (0, 0)
         self._fetched: FetchEstimate | None = None
-        set_listener(self._hear)
+        set_listener(self._receive_event)
 
     def note(self, text: str) -> None:
         """Print a note."""
-        if LOG.style:
+        if LOG.is_enabled:
             LOG.write("note", text=text)
         elif not self._quiet:
             self._line(text, label="note:", label_color="yellow")
@@ -54,16 +58,16 @@ class Terminal(Observer):
             self._line(text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Print a finished shard with `--verbose`."""
+        """Count a finished shard, and print it with `--verbose` or `--log`."""
         if done != "kept":
             LOG.samples, LOG.size = LOG.samples + samples, LOG.size + size
-        if LOG.style:
+        if LOG.is_enabled:
             LOG.write("shard", name=name, done=done, samples=samples, bytes=size)
         else:
             super().shard(name, done, samples, size)
 
-    def _hear(self, event: object) -> None:
-        if isinstance(event, RequestRetry) and LOG.style:
+    def _receive_event(self, event: object) -> None:
+        if isinstance(event, RequestRetry) and LOG.is_enabled:
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
             self.log(f"retry: {event}")
@@ -91,9 +95,9 @@ class Terminal(Observer):
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar of the main step."""
-        if self._accepted is not None:
-            self._accepted()
-        if LOG.style:
+        if self._on_valid_request is not None:
+            self._on_valid_request()
+        if LOG.is_enabled:
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)

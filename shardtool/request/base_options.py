@@ -6,10 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import (
-    Any,
-    get_origin,
-)
+from typing import Any, get_origin
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, option_text
@@ -83,29 +80,29 @@ class BaseOptions:
         return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
 
     def is_given(self, name: str) -> bool:
-        """Tell whether an option differs from its default."""
+        """Return whether an option differs from its default."""
         value, default = getattr(self, name), self.__dataclass_fields__[name].default
         if value is None or value is default or (isinstance(value, (*_CONTAINERS, dict)) and not value):
             return False
         return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, *names: str) -> str:
-        """Return the first of these options that is given; empty if none is."""
+        """Return the name of the first option that is given; empty if none is."""
         return next((name for name in names if name in option_specs(type(self)) and self.is_given(name)), "")
 
-    def _is_true(self, condition: Given[Any]) -> bool:
+    def _is_met(self, condition: Given[Any]) -> bool:
         name = condition.name
         if name not in option_specs(type(self)) or not self.is_given(name):
             return False
         return condition.value is None or getattr(self, name) == condition.value
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create options of another class: `values`, and otherwise the options of the same name."""
-        own = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-        return kind(**{**own, **values})
+        """Create options of another class: `values`, and this object's options of the same names."""
+        shared = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+        return kind(**{**shared, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return options that affect the dataset and differ from their defaults, as a dataset file records them."""
+        """Return options that affect the dataset and are not defaults, as in a dataset file."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
@@ -168,11 +165,14 @@ class BaseOptions:
     def _check_rules(self, name: str) -> None:
         spec, specs = option_specs(type(self))[name], option_specs(type(self))
         for rule in spec.needs():
-            if not any(map(self._is_true, rule.conditions)):
-                known = [condition for condition in rule.conditions if condition.name in specs]
-                needed = [option_text(one.name, one.value or specs[one.name].example or None) for one in known]
+            if not any(map(self._is_met, rule.conditions)):
+                needed = [
+                    option_text(option.name, option.value or specs[option.name].example or None)
+                    for option in rule.conditions
+                    if option.name in specs
+                ]
                 raise InvalidRequest(self._name_in_message(name), rule.missing, expected=f"{' or '.join(needed)}, too")
-        for other in filter(self._is_true, spec.conflicts):
+        for other in filter(self._is_met, spec.conflicts):
             found = f"used with {self._name_in_message(other.name)}{other.reason and f', {other.reason}'}"
             raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
 

@@ -37,7 +37,7 @@ class VerifyOptions(WorkerOptions):
     Attributes:
         quick: Check names, sizes, sidecars and numbering; do not read the shards.
         decode: Decode images and JSON fields, and check that labels are numbers.
-        source: Compare with this source, by key: folders, a manifest, or datasets.
+        source: Compare the samples with this folder, manifest or dataset, matched by key.
         target: Check compatibility with these readers: webdataset,dali.
         sample: Share of the shards to read, for example 10%. Each `seed` selects other shards.
         seed: Seed for `sample`. Ten consecutive seeds with 10% read all shards.
@@ -142,7 +142,7 @@ class CopyOptions(BaseOptions):
     """Options of `copy`.
 
     Attributes:
-        overwrite: Replace a different dataset or files with the same names. Valid files are kept.
+        overwrite: Replace existing files, even those of a different dataset. Files that already match are kept.
         dry_run: Compare, and print the files to copy; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
         trust: Compare existing shards by time or size instead of reading them. Comparing times works between folders;

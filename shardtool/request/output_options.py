@@ -123,8 +123,8 @@ class OutputOptions(WorkerOptions):
         dry_run: Show the exact plan; write nothing.
         export: Write the index of another tool.
         on_error: Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.
-        update: Pack only samples that are new in the source; keep the existing shards. Create the dataset if it does
-            not exist.
+        update: Add only samples that the existing dataset lacks; its shards are kept. Create the dataset if it does not
+            exist.
         append: Add new shards to the existing dataset. Existing shards are not rewritten.
         resume: Continue an interrupted run; reuse shards that are complete and unchanged.
         overwrite: Replace an existing dataset once the new one is complete. With `resume`, replace only the shards that

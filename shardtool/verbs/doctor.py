@@ -1,8 +1,7 @@
 """`doctor`: check, step by step, what a folder, store or server allows, and how to fix what fails.
 
-Each step uses the functions of the other verbs, so the result holds for them. The write check creates one small file or
-object under an unused name, and always deletes it, or reports its name if it cannot be deleted. Temporary failures are
-retried for a shorter time than in other verbs.
+Each step uses the functions of the other verbs. The write check creates one small file or object under an unused name,
+and always deletes it, or reports its name if it cannot be deleted. Temporary failures are retried only briefly.
 """
 
 from __future__ import annotations
@@ -100,49 +99,47 @@ class _StepFailed(Exception):
 class _Steps:
     """The steps of a check, and their results.
 
-    Attributes:
-        place: The path or address, without secrets.
-        writes: Whether writing is checked.
+    `place` is the path or address without secrets. `writes` is whether writing is checked.
     """
 
     def __init__(self, place: str, names: tuple[str, ...], options: DoctorOptions) -> None:
         self.place, self.writes = display_address(place), not options.read_only
         selected = names if self.writes else takewhile(lambda name: name != "write", names)
-        self._found, self._stop = dict.fromkeys(selected, _NOT_CHECKED), ""
-        self._allow = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
+        self._checks, self._failed_step = dict.fromkeys(selected, _NOT_CHECKED), ""
+        self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
-    def need(self, name: str, ask: Callable[[], ResultT], say: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step that later steps need, record its result, and return the value of `ask`.
+    def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
+        """Run a step that later steps need, and record and return its result.
 
         Raises:
             _StepFailed: The step failed, and the failure is recorded.
         """
         try:
-            result = ask()
+            result = step()
         except (ShardError, OSError, TransientError) as error:
-            self._found[name], self._stop = self._failed_check(name, error), name
+            self._checks[name], self._failed_step = self._failed_check(name, error), name
             raise _StepFailed from None
-        self._found[name] = Check(name, "ok", say(result))
+        self._checks[name] = Check(name, "ok", describe(result))
         return result
 
-    def check(self, name: str, ask: Callable[[], object], say: Callable[[Any], str] = str) -> None:
+    def check(self, name: str, step: Callable[[], object], describe: Callable[[Any], str] = str) -> None:
         """Run a step that no other step needs, and record its result."""
         with suppress(_StepFailed):
-            self.need(name, ask, say)
+            self.require(name, step, describe)
 
-    def unknown(self, name: str, why: str) -> None:
+    def skip(self, name: str, why: str) -> None:
         """Record why a step was not possible."""
-        self._found[name] = Check(name, "unknown", why)
+        self._checks[name] = Check(name, "unknown", why)
 
     def is_open(self, name: str) -> bool:
         """Return whether a step has no result yet."""
-        return self._found[name].state == "unknown"
+        return self._checks[name].state == "unknown"
 
     def checks(self) -> tuple[Check, ...]:
-        """Return the results of all steps; steps that did not run are unknown."""
-        why = f"not tried: see {self._stop}"
+        """Return the results of all steps."""
+        why = f"not checked: {self._failed_step} failed"
         return tuple(
-            Check(name, "unknown", why) if check is _NOT_CHECKED else check for name, check in self._found.items()
+            Check(name, "unknown", why) if check is _NOT_CHECKED else check for name, check in self._checks.items()
         )
 
     def _failed_check(self, name: str, error: ShardError | OSError | TransientError) -> Check:
@@ -150,14 +147,14 @@ class _Steps:
             return Check(name, "wrong", os_error_text(error) if isinstance(error, OSError) else error.found)
         where = "" if error.where.startswith(self.place) or self.place.startswith(error.where) else f"{error.where}: "
         expected, fix = f"; expected {error.expected}" if error.expected else "", error.remedy
-        if name in self._allow and isinstance(error, AccessRefused) and fix not in CREDENTIAL_ERRORS.values():
-            fix = f"Allow {self._allow[name]} there."
+        if name in self._permissions and isinstance(error, AccessRefused) and fix not in CREDENTIAL_ERRORS.values():
+            fix = f"Allow {self._permissions[name]} there."
         return Check(name, "wrong", f"{where}{error.found}{expected}", fix)
 
 
 def _check_connection(address: str, steps: _Steps) -> FirstResponse:
     request = partial(with_retries, display_address(address), partial(first_response, address))
-    response = steps.need("server", request, lambda first: first.server)
+    response = steps.require("server", request, lambda first: first.server)
     expiry = response.certificate_expiry
     steps.check("proxy", lambda: response.proxy or "none")
     steps.check("certificate", lambda: f"trusted; expires {expiry}" if expiry else "none: http:// is not encrypted")
@@ -180,15 +177,15 @@ def _check_clock(address: str, headers: Mapping[str, str]) -> str:
 def _check_store(place: str, steps: _Steps) -> None:
     open_folder(place)  # raises an error unless it is a valid prefix
     probe = paths.join(place, _probe_name())
-    steps.need("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
+    steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
     if response.code in CREDENTIAL_ERRORS:
-        steps.need("credentials", partial(_raise_if, response.refused))
-    steps.need("bucket", partial(_check_bucket, place, response))
+        steps.require("credentials", partial(_raise_if, response.refused))
+    steps.require("bucket", partial(_check_bucket, place, response))
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        steps.need("delete", partial(_run_step, remove))  # checked before anything is written that could not be deleted
+        steps.require("delete", partial(_run_step, remove))  # before writing an undeletable object
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 
 
@@ -208,16 +205,16 @@ def _check_bucket(place: str, response: FirstResponse) -> str:
 
 def _list_and_read(place: str, steps: _Steps) -> None:
     try:
-        objects = steps.need(
+        objects = steps.require(
             "list", lambda: [*islice(lookup.iter_objects(place), _MAX_LISTED_OBJECTS)], _describe_objects
         )
     except _StepFailed:
-        steps.unknown("read", "not tried: see list")
+        steps.skip("read", "not checked: list failed")
         return
     if first := next((entry.key for entry in objects if entry.size > 0), ""):
         steps.check("read", partial(_run_step, lambda: open_remote(paths.join(place, first)).read(0, 1)))
     else:
-        steps.unknown("read", "there is no object to read")
+        steps.skip("read", "there is no object to read")
 
 
 def _describe_objects(objects: list[BucketEntry]) -> str:
@@ -234,7 +231,7 @@ def _run_step(action: Callable[[], object]) -> str:
 
 
 def _check_write(probe: str, steps: _Steps) -> None:
-    version = steps.need("write", partial(put_object, probe, b"1", ""), lambda _: "allowed")
+    version = steps.require("write", partial(put_object, probe, b"1", ""), lambda _: "allowed")
     if steps.is_open("read"):
         steps.check("read", partial(_run_step, partial(files.read_small, probe)))
     steps.check("conditions", partial(_check_conditions, probe, version))
@@ -248,7 +245,6 @@ def _check_conditions(probe: str, version: str) -> str:
 
 
 def _write_then_remove(probe: str, write: Callable[[], None], remove: Callable[[], None], steps: _Steps) -> None:
-    """Write the probe and delete it, even after a signal; log its address if it cannot be deleted."""
     try:
         with suppress(_StepFailed):
             write()
@@ -275,8 +271,8 @@ def _remove_probe(probe: str, remove: Callable[[], None]) -> str:
 def _check_web(place: str, steps: _Steps) -> None:
     response = _check_connection(place, steps)
     steps.check("credentials", lambda: ", ".join(web_headers(place)) or "none")
-    steps.need("read", partial(_raise_if, response.refused))
-    blob = steps.need("read", partial(open_remote, place), lambda opened: f"{opened.size:,} bytes")
+    steps.require("read", partial(_raise_if, response.refused))
+    blob = steps.require("read", partial(open_remote, place), lambda opened: f"{opened.size:,} bytes")
     steps.check("ranges", partial(blob.read, max(0, blob.size - 1), 1), lambda _: "supported")
     steps.check("conditions", partial(_has_conditional_get, place, blob.version))
 
@@ -300,14 +296,14 @@ def _check_folder(path: str, steps: _Steps) -> None:
     description = "exists" if existing == path else f"does not exist yet; {folder.path} does"
     if existing not in (path, parent):  # a new folder, or a misspelled path
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
-    steps.need("folder", partial(lookup.list_folder, folder.path), lambda _: description)
+    steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
     if not steps.writes:
         return
 
     def write() -> None:
-        staged = steps.need("write", partial(folder.stage_bytes, name, b"1"), lambda _: "allowed")
-        steps.need("rename", partial(_run_step, partial(folder.publish, staged)))
+        staged = steps.require("write", partial(folder.stage_bytes, name, b"1"), lambda _: "allowed")
+        steps.require("rename", partial(_run_step, partial(folder.publish, staged)))
         steps.check("locks", partial(_check_locks, folder.full_path(name)))
 
     def remove() -> None:

@@ -66,7 +66,7 @@ class ShardWriter(SampleWriter):
         observer: Observer | None = None,
         **named: Unpack[WriterKeywords],
     ) -> None:
-        """Create a writer; see the class."""
+        """Create a writer."""
         self._options = writer_options = merge_options("ShardWriter", options, named, WriterOptions)
         names = parse_pattern(pattern)
         check_writable(names)
@@ -104,6 +104,9 @@ class ShardWriter(SampleWriter):
         except BaseException:
             self.abandon()
             raise
+
+    def __repr__(self) -> str:
+        return f"<ShardWriter {self._dataset_pattern.text!r}: {units.pluralize(len(self.shards), 'shard')} written>"
 
     def __reduce__(self) -> str:
         remedy = f"Create a writer in that process, with {option_text('part')}."

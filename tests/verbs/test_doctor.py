@@ -230,15 +230,15 @@ def test_a_missing_permission_is_named(denied: str, wrong: str, cure: str, bucke
     if denied == "DELETE":
         assert "PUT" not in bucket.requests  # nobody could remove it
         said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
-        assert (said["write"], said["conditions"]) == ("not tried: see delete",) * 2
+        assert (said["write"], said["conditions"]) == ("not checked: delete failed",) * 2
 
 
 def test_an_unknown_step_names_the_failed_step(bucket: _Bucket) -> None:
     """A step that could not run names the step that it needs."""
     bucket.denied = {"LIST", "PUT"}
     said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
-    assert said["read"] == "not tried: see list"
-    assert said["conditions"] == "not tried: see write"
+    assert said["read"] == "not checked: list failed"
+    assert said["conditions"] == "not checked: write failed"
 
 
 def test_a_remaining_object_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,6 +388,16 @@ def test_oversize_alone(tmp_path: Path) -> None:
     assert "each gets a shard of its own" in writer.notes[0]
 
 
+def test_repr_shows_the_pattern_and_the_written_shards(tmp_path: Path) -> None:
+    """The representation counts published shards."""
+    with ShardWriter(tmp_path / "out-{0..}.tar", max_count=1) as writer:
+        assert repr(writer) == "<ShardWriter 'out-{0..}.tar': 0 shards written>"
+        writer.write({"__key__": "a", "bin": b"1"})
+        writer.write({"__key__": "b", "bin": b"2"})
+        assert repr(writer) == "<ShardWriter 'out-{0..}.tar': 1 shard written>"
+    assert repr(writer) == "<ShardWriter 'out-{0..}.tar': 2 shards written>"
+
+
 def test_no_samples(tmp_path: Path) -> None:
     """Without samples, or if all were skipped, there is no dataset."""
     with pytest.raises(InvalidRequest, match="no samples"):
