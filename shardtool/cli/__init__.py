@@ -192,7 +192,6 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
 
 
 def _check_address_space() -> None:
-    """Refuse a memory limit under which libraries abort while they are loaded."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -28,7 +28,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     All shard names at the end belong to the output: a shell may have expanded its pattern. If the first argument is an
-        archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
+    archive, which also looks like a shard, only consecutive numbers at the end do.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -101,7 +101,7 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Group consecutive shards of a folder into one dataset, because a shell may have expanded a pattern."""
+    """Group consecutive shards of a folder into one dataset: a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)

@@ -68,7 +68,7 @@ def register_verb(
         arguments: Names of the arguments in the usage line, or click arguments.
         options: The options class of the verb.
         running: The class of the run options.
-        without: Options that are not available on the command line.
+        without: Options that the command line lacks.
     """
     typed = (
         (
@@ -425,7 +425,6 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
 def _index_dataset(
     dataset: Sequence[str], options: IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
-    """Index one dataset and export indexes of other tools; return the result as JSON and as lines."""
     from shardtool.verbs.index.index import index as run
 
     document: dict[str, object] = {}

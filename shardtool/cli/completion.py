@@ -144,7 +144,6 @@ def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable
 
 
 def _list_columns(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield columns of the typed tables and datasets; for `--on`, of the table of `--join`."""
     joined, paths = ctx.params.get("join"), [] if param.name == "on" else _typed_files(ctx)
     for path in [*([joined] if isinstance(joined, str) and not is_url(joined) else []), *paths]:
         yield from _read_columns(os.path.expanduser(path))

@@ -81,7 +81,7 @@ class VerbOption(click.Option):
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text, for a key of another option."""
+        """Return `key=VALUE` and the help text."""
         key = FAMILY_KEYS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
@@ -152,7 +152,7 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options of a section or of all, common ones first. `rare` includes topic-only options."""
+        """Return the visible options of a section or of all, common ones first; rare ones only with `rare`."""
         options = [
             option
             for option in self.params
@@ -180,7 +180,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_meanings(kind: str) -> list[tuple[list[str], str]]:
-    """Return names of other tools and their meaning here; `kind` is `options` or `verbs`."""
+    """Return names of other tools and their meaning here, for `options` or `verbs`."""
     lines = _read_resource("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -188,7 +188,7 @@ def read_meanings(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` of an error with earlier option names, if the user typed these."""
+    """Return `where` and `found` of an error with the earlier option names that the user typed."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
@@ -252,7 +252,7 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 
 class _HelpPage(click.HelpFormatter):
-    """A help page of at most 100 columns. Option names are never broken."""
+    """A help page of at most 100 columns."""
 
     def __init__(self) -> None:
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
@@ -286,7 +286,7 @@ def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str])
 
 
 def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return examples and common options, on one screen."""
+    """Return examples and common options."""
     page, topics = _start_page(verb, ctx), verb.topics()
     page.list_examples(list_examples(verb)[:_MAX_BRIEF_EXAMPLES])
     records = [option.record(ctx) for option in verb.options() if option.common]
@@ -307,7 +307,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic. `name` is the topic or one of its options."""
+    """Return the background and all options of a topic; `name` may be one of its options."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr.
 
-All output goes through this module: it escapes control characters, because file names, keys and fields must not control
-the terminal. It is imported at start-up, because the error to print may be that no more files can be opened.
+All output goes through this module, which escapes control characters: file names, keys and fields must not control the
+terminal. It is imported at start-up, because the error to print may be that no more files can be opened.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or a line of the log with `--log`.
 
-    `label` (`shardtool:`, `note:`) is printed before the message. `location` is the start of the message, which is bold
-    on a terminal.
+    `label` (`shardtool:`, `note:`) precedes the message. `location` is its start, which is bold on a terminal.
     """
     plain = f"{label} {text}" if label else text
     if LOG.is_enabled:

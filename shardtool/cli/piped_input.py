@@ -1,7 +1,6 @@
 """`pipe:COMMAND`, and a tar or zip on standard input, as arguments.
 
-The data is kept in a temporary file during the run, because several processes read it more than once. Commands in files
-are refused.
+The data is kept in a temporary file, because several processes read it more than once. Commands in files are refused.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _total_lines(report: Report) -> list[str]:
 
 
 def _junit_text(report: Report) -> str:
-    """Return JUnit XML: a failed test case per finding, or one passed test case; each dataset is a suite.
+    """Return a failed test case per finding, or one passed test case; each dataset is a suite.
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """
@@ -139,10 +139,7 @@ def _xml_text(root: Element) -> str:
 
 
 def _github_text(report: Report) -> str:
-    """Return a GitHub annotation per finding.
-
-    Source: GitHub Actions, "Workflow commands".
-    """
+    """Source: GitHub Actions, "Workflow commands"."""
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 

@@ -118,7 +118,7 @@ def _list_sections() -> Iterator[Passage]:
 
 
 def _split_sections(text: str) -> list[tuple[str, str]]:
-    """Return heading and Markdown text of each section; lines that start with # in code are no headings."""
+    """Return heading and Markdown text of each section; lines starting with # in code are no headings."""
     masked = _FENCED_BLOCK.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
     starts = [*_HEADING.finditer(masked)]
     ends = [match.start() for match in starts[1:]] + [len(text)]

@@ -1,8 +1,8 @@
 """Handle Ctrl-C, SIGTERM and SIGHUP.
 
-The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor or during an
-import, so a timer raises it again until it is being handled. Cleanup is not interrupted, with two limits: requests to
-stores end after `_LOCK_RELEASE_S`, and after a second signal the process exits within `_CLEANUP_LIMIT_S`.
+The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor, so a timer raises
+it again until it is being handled. Cleanup is not interrupted, but requests to stores end after `_LOCK_RELEASE_S`, and
+after a second signal the process exits within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Stop raising exceptions: only a message remains to be printed, within `_CLEANUP_LIMIT_S` of a signal."""
+        """Stop raising exceptions: only a message remains to be printed."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 

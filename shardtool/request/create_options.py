@@ -54,7 +54,7 @@ def _fetch_spec(
     recorded: bool = False,
     requires: tuple[Needs, ...] = (),
 ) -> OptionSpec:
-    """Return the spec of a download option; by default these do not affect the dataset and are not recorded."""
+    """Return the spec of a download option; most do not affect the dataset and are not recorded."""
     return OptionSpec(
         family="fetch",
         form=form,

@@ -37,7 +37,7 @@ class VerifyOptions(WorkerOptions):
     Attributes:
         quick: Check names, sizes, sidecars and numbering; do not read the shards.
         decode: Decode images and JSON fields, and check that labels are numbers.
-        source: Compare the samples with this folder, manifest or dataset, matched by key.
+        source: Compare the samples, by key, with this folder, manifest or dataset.
         target: Check compatibility with these readers: webdataset,dali.
         sample: Share of the shards to read, for example 10%. Each `seed` selects other shards.
         seed: Seed for `sample`. Ten consecutive seeds with 10% read all shards.

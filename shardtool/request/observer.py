@@ -26,17 +26,17 @@ class Observer:
         _logger().debug("%s", text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Receive the name of a finished shard, its action, its number of samples and its size in bytes."""
+        """Receive a finished shard: its name, action, number of samples and bytes."""
         self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
         """Receive the number of further samples found."""
 
     def phase(self, text: str, size: int) -> None:
-        """Receive the name of a step before `start` and its number of bytes, which `advance` counts."""
+        """Receive the name of a step before `start`, and its bytes, which `advance` counts."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Receive the total amount of work; the size is in bytes."""
+        """Receive the total amount of work; `size` is in bytes."""
 
     def failed(self, samples: int) -> None:
         """Receive how many samples of the next `advance` failed to download."""
@@ -100,11 +100,7 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """The notes of a run: passed to the observer immediately, and kept in order for the result.
-
-    Args:
-        observer: Receives each note.
-    """
+    """The notes of a run: passed to the observer immediately, and kept in order for the result."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer

@@ -40,7 +40,7 @@ def _check_function(name: str, value: object) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse other values than True and False; the text `no` would count as true."""
+    """Refuse other values than True and False, such as the text `no`, which counts as true."""
     if value is not None and type(value) is not bool:
         raise InvalidRequest(option_text(name), repr(value)[:100], expected="True or False")
 

@@ -155,7 +155,7 @@ class OptionSpec(NamedTuple):
     origin: type | None = None
 
     def needs(self) -> tuple[Needs, ...]:
-        """Return the rules about options that must be given, too."""
+        """Return the rules in `requires`."""
         return self.requires() if callable(self.requires) else self.requires
 
 
@@ -166,7 +166,7 @@ class DeclareOption(Generic[_SpecParams]):
         self._spec = spec
 
     def __call__(self, default: DefaultT, /, *args: _SpecParams.args, **attributes: _SpecParams.kwargs) -> DefaultT:
-        """Declare an option: its default, and attributes of `OptionSpec`."""
+        """Declare an option."""
         return field(default=default, metadata={"spec": self._spec(*args, **attributes)})
 
     def like(self, option: DefaultT, /, *_: _SpecParams.args, **changes: _SpecParams.kwargs) -> DefaultT:

@@ -46,7 +46,6 @@ TRANSFORM_OPTIONS = (
 
 
 def _expand_split_by(kind: type, value: str) -> dict[str, object]:
-    """Return the option for splitting by a column or by `folder`."""
     of_folder = value == "folder" and "split_from_folder" in option_specs(kind)
     return {"split_from_folder": True} if of_folder else {"split_column": value}
 
@@ -87,7 +86,7 @@ def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...
 
     Args:
         targets: The readers in `target`; empty: webdataset.
-        exports: Exported indexes; their names start with a reader: `dali-webdataset`.
+        exports: Exported indexes, whose names start with a reader: `dali-webdataset`.
     """
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
@@ -216,7 +215,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def if_exists(self) -> IfExists:
-        """What to do if the dataset exists, as one value."""
+        """The options for an existing dataset, as one value."""
         if self.update:
             return "update"
         if self.append:

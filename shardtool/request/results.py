@@ -12,13 +12,16 @@ ValueT = TypeVar("ValueT")
 
 
 class Result:
-    """Base class of results."""
+    """Base class of results. `notes` are for the user; `seconds` is the duration of the run.
+
+    With `dry_run`, nothing was written, and the result describes the planned output.
+    """
 
     __slots__ = ()
     _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # omitted from JSON if empty or false
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as `--json` prints it: tuples as lists, times in milliseconds precision."""
+        """Return the result as `--json` prints it."""
         document = asdict(self, dict_factory=_to_data)  # type: ignore[call-overload]
         return {name: value for name, value in document.items() if value or name not in self._optional}
 
@@ -43,13 +46,7 @@ class PlannedShard:
 class ResumeChanges:
     """The changes that a resumed run makes to existing datasets; with splits, to all of them.
 
-    Attributes:
-        shards_kept: Number of unchanged shards; in a dry run, according to sidecars only.
-        shards_written: Number of new or replaced shards.
-        shards_removed: Number of deleted shards.
-        samples_added: Number of new samples.
-        samples_removed: Number of removed samples.
-        samples_before: Number of samples before the run.
+    In a dry run, `shards_kept` is based on the sidecars only.
     """
 
     shards_kept: int = 0
@@ -95,14 +92,10 @@ class CreateResult(Result):
 
     Attributes:
         dataset_file: Path of the dataset file; with splits, it contains `{split}`.
-        shards: Number of shards.
         kept: Number of shards that an earlier run had finished.
-        samples: Number of samples.
         skipped: Number of skipped files and samples, which are listed in `out.skipped`.
         size: Bytes of all shards.
-        seconds: Duration of the run.
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
-        notes: Notes for the user.
         dropped: Number of samples that the function of `map` dropped.
         features: Only for TFRecord: the argument of `tf.io.parse_single_example` for each feature.
         urls: Only for tar: the argument of `webdataset.WebDataset` for all shards; empty if webdataset cannot open
@@ -164,11 +157,9 @@ class CopiedDataset:
     Attributes:
         source: Path of the dataset file.
         dataset_file: Path of the copied dataset file.
-        shards: Number of shards.
         copied: Number of shards that were copied, or whose sidecar was copied.
         kept: Number of shards that already existed with the right bytes.
         removed: Number of deleted shards of a replaced dataset.
-        samples: Number of samples.
         size: Bytes of all shards.
         copied_size: Bytes of the copied shards and sidecars.
         indexes: Number of copied index files of other tools.
@@ -188,14 +179,7 @@ class CopiedDataset:
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """The result of `copy`.
-
-    Attributes:
-        datasets: The copied datasets.
-        notes: Notes for the user.
-        seconds: Duration of the run.
-        dry_run: Nothing was written; the result describes the planned copy.
-    """
+    """The result of `copy`."""
 
     datasets: tuple[CopiedDataset, ...]
     notes: tuple[str, ...]
@@ -219,17 +203,12 @@ class ExtractResult(Result):
     """The result of `extract`.
 
     Attributes:
-        folder: The output folder.
         manifest: Path of the table with key and path of each file; `create` accepts it as a source.
         metadata: Path of the table with the metadata of each sample, for `join`; empty without metadata.
-        samples: Number of samples.
         files: Number of files, one per field.
         kept: Number of files that already existed with the right bytes.
         size: Bytes of all files.
-        seconds: Duration of the run.
-        notes: Notes for the user.
         create: Options with which `create` packs the files into the same samples.
-        dry_run: Nothing was written; the result describes the planned files.
     """
 
     folder: str
@@ -250,7 +229,6 @@ class RemovalSummary:
     """Samples removed from one dataset.
 
     Attributes:
-        dataset_file: Path of the dataset file.
         removed: Number of removed samples.
         samples: Number of remaining samples.
         shards: Number of shards, which does not change.
@@ -274,14 +252,7 @@ class RemovalSummary:
 
 @dataclass(frozen=True, slots=True)
 class RemoveResult(Result):
-    """The result of `remove`.
-
-    Attributes:
-        datasets: The datasets that contained such samples.
-        notes: Notes for the user.
-        seconds: Duration of the run.
-        dry_run: Nothing was written; the result describes the planned removal.
-    """
+    """The result of `remove`; `datasets` are those that contained such samples."""
 
     datasets: tuple[RemovalSummary, ...]
     notes: tuple[str, ...]
@@ -291,15 +262,7 @@ class RemoveResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class IndexResult(Result):
-    """The result of `index`.
-
-    Attributes:
-        dataset_file: Path of the dataset file.
-        shards: Number of shards.
-        kept: Number of sidecars that were already valid.
-        samples: Number of samples.
-        notes: Notes for the user.
-    """
+    """The result of `index`; `kept` is the number of sidecars that were already valid."""
 
     dataset_file: str
     shards: int
@@ -313,12 +276,8 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        dataset_file: Path of the dataset file.
-        folder: Folder of the index files.
-        formats: The requested formats.
         files: File names by shard and format, then the files that a folder has only once.
         kept: Number of files that already existed with the same bytes, or that users may edit.
-        notes: Notes for the user.
     """
 
     dataset_file: str
@@ -330,12 +289,7 @@ class ExportResult(Result):
 
 
 class LazyList(Sequence[ValueT]):
-    """A sequence that creates its items on access, because there can be millions.
-
-    Args:
-        count: Number of items.
-        item: Creates the item with an index.
-    """
+    """A sequence that creates its items on access with `item(index)`, because there can be millions."""
 
     def __init__(self, count: int, item: Callable[[int], ValueT]) -> None:
         self._indexes, self._item = range(count), item
@@ -395,10 +349,6 @@ class DiffResult:
         metadata: Difference of each metadata column.
         metadata_only: Number of changed samples that differ only in metadata.
         uncompared: Fields that were not compared with the source, because their table was not found.
-        a: Name of the first side.
-        b: Name of the second side.
-        notes: Notes for the user.
-        seconds: Duration of the run.
     """
 
     samples: tuple[int, int]
@@ -455,7 +405,6 @@ class Check(NamedTuple):
     Attributes:
         name: The subject: `server`, `list`, `delete` ...
         state: The outcome; `unknown` if the check was not possible, for the reason in `found`.
-        found: What was found.
         cure: How to fix the problem.
     """
 
@@ -467,13 +416,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DoctorResult:
-    """The result of `doctor`.
-
-    Attributes:
-        place: The path or URL that was tested.
-        checks: The checks; later ones depend on earlier ones.
-        seconds: Duration of the run.
-    """
+    """The result of `doctor`: the checks of `place`; later checks depend on earlier ones."""
 
     place: str
     checks: tuple[Check, ...]

@@ -54,7 +54,7 @@ _SHARD_OPTIONS = (
 class RunRecord:
     """A recorded run or append. Records are data: nothing in them is executed or opened.
 
-    `document` is checked by `parse_dataset`. Unknown names are kept when it is written again.
+    `parse_dataset` checks `document`. Unknown names are kept when it is written again.
     """
 
     document: Mapping[str, object]

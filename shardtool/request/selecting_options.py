@@ -36,7 +36,6 @@ def _needs_image_option() -> tuple[Needs, ...]:
 
 
 def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
-    """Return the column and the direction of `-COLUMN`."""
     return {"sort_by": value[1:], "descending": True} if str(value).startswith("-") else {"sort_by": value}
 
 

@@ -128,7 +128,7 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
     """Let a verb accept options as keyword arguments: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
     Keyword arguments override an options object. The decorated function always receives an options object and an
-    observer. Type checkers, `help` and completion see the options.
+    observer.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:

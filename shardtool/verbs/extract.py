@@ -156,7 +156,6 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
 
 
 def _check_not_a_key(path: str, entries: SampleTable) -> None:
-    """Raise `InvalidRequest` if the folder does not exist and its name is a sample's key or file."""
     if os.path.lexists(path):
         return
     from shardtool.entries.strings import PackedStrings
@@ -235,7 +234,7 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
 def _create_options(
     datasets: Sequence[StoredDataset], entries: SampleTable, metadata: str, options: ExtractOptions
 ) -> dict[str, Any]:
-    """Return options of `create` that recreate the same samples; `metadata`: the path of the metadata table, if any."""
+    """Return options of `create` that recreate the same samples."""
     recorded = [dataset.file.made.options if dataset.file is not None else {} for dataset in datasets]
     common = [
         name
@@ -288,7 +287,7 @@ def _write_files(
 
 
 def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, workers: int) -> Iterator[ShardTask]:
-    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, as it is read in sequence."""
+    """Yield tasks of consecutive samples of one shard; a compressed shard is one task."""
     import numpy as np
 
     from shardtool.plan.plan import Plan
@@ -345,7 +344,6 @@ def _string_array(names: PackedStrings) -> pa.StringArray:
 
 
 def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, options: ExtractOptions) -> None:
-    """Raise `OutputExists` if names and sizes show that existing files conflict. Nothing is written before."""
     existing = {*folder.names()} - {f".{_LOCK_NAME}.lock"}
     if options.overwrite or _UNFINISHED_NAME in existing or not existing:
         return
@@ -366,7 +364,6 @@ def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, 
 
 
 def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> None:
-    """Raise `OutputFailed` if the remaining files do not fit on the disk."""
     import os
 
     from shardtool.storage.folders import check_space

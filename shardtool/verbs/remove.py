@@ -6,9 +6,9 @@ numbers, even if they become empty.
 
 Either all files are replaced or none. All new files are staged first. Then a plan, `.out.replacing`, is published: the
 new dataset file under another name. From then on the new dataset counts: the old dataset file is deleted, the staged
-files get their names, the new dataset file is published, and the plan is deleted. A run interrupted before the plan
-exists has changed nothing. After that, the next run finishes the work from the plan and the staged files. Until then,
-no other run gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
+files get their names, the new dataset file is published, and the plan is deleted. If a run is interrupted after the
+plan exists, the next run finishes the work; until then, no other run gets the dataset's lock
+(docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
 
 
 def _key_hint(dataset: Any) -> str:
-    """Return advice if names after the first are probably sample keys and not datasets."""
+    """Return advice if names after the first are probably sample keys."""
     names = [f"{name}" for name in dataset[1:]] if isinstance(dataset, list | tuple) else []
     keys = [key for key in names if not (is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["))]
     if not keys:

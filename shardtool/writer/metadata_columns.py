@@ -1,4 +1,4 @@
-"""Metadata of samples as Arrow columns, whose types widen as samples are added, as in a table of all samples."""
+"""Metadata of samples as Arrow columns, whose types widen as samples are added."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class MetadataColumns:
 
 
 def _get_number_form(value: object) -> str:
-    """Return the kind of number that a column cannot mix with other kinds; empty: the number fits into any column."""
+    """Return the kind of number that a column cannot mix with others; empty: the number fits into any column."""
     if type(value) is float:
         return "floats"
     return "whole numbers over 2^53" if type(value) is int and not -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT else ""

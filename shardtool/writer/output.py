@@ -1,8 +1,7 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
-A sidecar contains the number of shards of its run, and all columns of the dataset, which are known only at the end.
-Until then, each sidecar records one more shard than exists. At the end, sidecars that differ from the final ones are
-rewritten.
+Sidecars contain the number of shards and all columns of the dataset, which are known only at the end. Until then, each
+sidecar records one more shard than exists. At the end, sidecars that differ from the final ones are rewritten.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ class WriterOutput:
         )
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard. Its sidecar records one more shard than exists."""
+        """Publish a shard."""
         self.publication.prepare_shard(shard.name)
         if not self.publication.waits:
             self._remove_old_part_file()

@@ -33,7 +33,7 @@ _SYNC_STEP_BYTES = 2**25  # bytes between syncs
 
 
 class ShardBuilder:
-    """A shard being written: its staged file, and the metadata of its samples."""
+    """A shard being written."""
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format

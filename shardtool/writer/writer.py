@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class ShardWriter(SampleWriter):
     """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
 
-    Use it in a `with` block, in one thread. An exception in the block publishes no dataset file. Full shards and their
-    sidecars stay for another writer with `resume=True`.
+    Use it in a `with` block, in one thread. After an exception in the block there is no dataset file, but full shards
+    stay for another writer with `resume=True`.
 
     Args:
         pattern: A shard pattern such as `out-{000000..}.tar`, whose extension selects tar or TFRecord.

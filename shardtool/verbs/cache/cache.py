@@ -112,7 +112,7 @@ class Cache:
         return self._counter.counts
 
     def total(self) -> CacheCounts:
-        """Return the statistics of all processes so far.
+        """Return the statistics of all processes.
 
         Raises:
             OutputFailed: The folder cannot be locked.
@@ -193,7 +193,7 @@ class Cache:
         itself.
 
         Args:
-            part: Part of the shard names. The names of two writers never clash.
+            part: Part of the shard names, which never clash with those of another writer.
             format: `tar` or `tfrecord`.
             max_size: Maximum bytes per shard; None: a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
@@ -216,8 +216,8 @@ class Cache:
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the finished shards that samplers wrote, oldest first.
 
-        The shards are kept until the next `refresh`, or until the result is closed. Shards returned before are released
-        first, and may be evicted for waiting writers.
+        The shards are kept until the next `refresh`, or until the result is closed. Shards returned before may be
+        evicted for waiting writers.
 
         Args:
             max_bytes: Hold only the newest shards up to this size, to leave space for writers. None: all.

@@ -1,4 +1,4 @@
-"""The space of a cache: reserved before writing, and freed by evicting whole shards that no process reads."""
+"""The space of a cache."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Lock the reservation of a copy or writer, creating it if missing. None if another process holds it."""
+    """Lock the reservation of a copy or writer; None if another process holds it."""
     return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
@@ -97,7 +97,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache already. Its folders cannot be links, which could lead anywhere."""
+        """Return whether the folder is a cache. Its subfolders cannot be links, which could lead anywhere."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -211,7 +211,7 @@ class CacheSpace(NamedTuple):
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
         """Evict shards, in order, until `excess` bytes are free; return how many. The folder's lock must be held.
 
-        If too few shards are unused, evict none and return None.
+        If too many shards are in use, evict none and return None.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:

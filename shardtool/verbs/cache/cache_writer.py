@@ -1,4 +1,4 @@
-"""Write the samples of a sampler as shards of a cache. Each shard becomes visible when complete."""
+"""Write the samples of a sampler as shards of a cache."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum, so shards of other datasets or versions have other
-    copies. Without a sidecar, it is a hash of the path, size and modification time or object version.
+    The name contains a hash of the shard's name, size and checksum, so other datasets and versions have other copies.
+    Without a sidecar, it is a hash of the path, size and modification time or object version.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -70,7 +70,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the writer of a file in `written/`; None if the file is foreign."""
+    """Return the writer of a file in `written/`; None if foreign."""
     match = WRITER_FILE_NAME.fullmatch(
         name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
@@ -78,7 +78,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the copy that a file in `copied/` (shard, reservation or temporary file) belongs to; None if foreign."""
+    """Return the copy to which a file in `copied/` belongs; None if foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -139,12 +139,12 @@ class CacheContents:
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation: reserved bytes, requested bytes, and process id."""
+    """Return the content of a reservation, with the process id."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the names of all files in a folder; empty if it does not exist."""
+    """Return the file names in a folder; empty if it does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 

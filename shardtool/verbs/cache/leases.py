@@ -1,4 +1,4 @@
-"""Leases on shards of a cache: copies, made by the first reader of a shard, and shards that samplers wrote."""
+"""Leases on shards of a cache."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None: all); the oldest comes first.
+    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None: all); return the oldest first.
 
     First, shards are evicted for waiting writers. Shards due for eviction but still in use are not leased again.
     """

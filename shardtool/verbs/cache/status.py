@@ -116,22 +116,14 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
-    """Delete all shards of a cache that no process uses.
-
-    Raises:
-        InvalidRequest: The folder is not a cache, or has another version.
-    """
+    """Delete all shards of a cache that no process uses; for errors, see `cache_status`."""
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         return _remove_shards(space, contents, dict.fromkeys(contents.shards, ("", None)))
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
-    """Read all shards of a cache, and delete those that do not match their checksums.
-
-    Raises:
-        InvalidRequest: The folder is not a cache, or has another version.
-    """
+    """Delete the shards of a cache that do not match their checksums; for errors, see `cache_status`."""
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         pass
@@ -166,7 +158,7 @@ def _remove_shards(
 
 
 def _find_damage(path: str, shard: CachedFile) -> str:
-    """Return what is wrong with a leased shard; empty if nothing is, or its checksum is unknown."""
+    """Return the damage of a leased shard; empty if there is none, or its checksum is unknown."""
     try:
         if (expected := shard.facts) is None:
             facts = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)

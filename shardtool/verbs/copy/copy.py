@@ -1,7 +1,4 @@
-"""`copy`: copy datasets unchanged to another folder or store.
-
-A dataset is checked, compared with the destination, copied shard by shard, and published, the dataset file last.
-"""
+"""`copy`: copy datasets unchanged to another folder or store."""
 
 from __future__ import annotations
 
@@ -56,8 +53,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     """Copy datasets into a folder, and verify each file against the dataset file while copying.
 
     Shards, sidecars, the list of skipped samples, valid indexes of other tools and the dataset file keep their names.
-    Files that already exist with the right bytes are not copied, so the same command continues an interrupted copy, or
-    copies only the new shards after an append.
+    Files that already exist with the right bytes are not copied, so the same command continues an interrupted copy.
 
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.
@@ -99,7 +95,6 @@ def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
 
 
 def _target_folder(given: object) -> str:
-    """Return the destination folder; raise `InvalidRequest` if it is a file or looks like one."""
     expected = "a folder, or a prefix of a store: the files keep their names"
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     name = paths.base_name(where.rstrip("/"))

@@ -99,7 +99,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of the files in `folder`, of the new and old dataset files, and of the shards."""
+        """The file names in `folder`, the names of the new and old dataset files, and of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
@@ -287,7 +287,7 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    """Compare an existing shard and sidecar; `trust` says when a shard of the right size is not read."""
+    """Compare an existing shard and sidecar; `trust` selects shards that are not read."""
     sidecar_right = _is_right(target.folder, target.facts[0], pair.sidecar, meter)
     fact = target.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:
@@ -318,14 +318,14 @@ def _is_right(
 
 
 def _is_trusted(target: CopyTarget, shard: OriginalFile, fact: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
-    """Return whether a shard of the right size is trusted unread; between two stores, their MD5s must match."""
+    """Return whether a shard of the right size need not be read; between two stores, their MD5s must match."""
     if address.is_url(shard.path):
         return trust == "size" and (target.below.has_staging or _is_same_object(target.below, shard, meter))
     return trust == "size" or (target.below.has_staging and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:
-    """Return whether the MD5 that the store reports is the original's; true if either is unknown."""
+    """Return whether the store's MD5 is the original's; true if either is unknown."""
     stored_md5 = folder.md5(original.name)
     if stored_md5 is None or address.is_web(original.path):
         return True

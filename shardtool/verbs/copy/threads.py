@@ -33,7 +33,7 @@ class ByteMeter:
         report: Called with each number of bytes, in the thread that copies them.
 
     Attributes:
-        stopped: Set when the run is over. Threads stop at their next block, requests immediately.
+        stopped: Set when the run is over: threads stop at their next block, requests immediately.
     """
 
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:

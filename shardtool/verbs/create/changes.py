@@ -1,6 +1,6 @@
-"""Compare a planned run with an earlier run: samples, shards, options and splits.
+"""Compare a planned run with an earlier run, whose shards are not read.
 
-The dataset file describes a finished run, the sidecars an interrupted one. No shard is read.
+The dataset file describes a finished run, the sidecars an interrupted one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`create` and `reshard`: write the samples of a source, or of datasets, as a dataset.
 
-`reshard` is the same run with shards as the source. It copies unchanged samples without decoding them.
-
-Workers are forked before NumPy and pyarrow are imported, because these imports take longer than packing a small source.
+`reshard` is the same run with shards as the source. Workers are forked before NumPy and pyarrow are imported: these
+imports take longer than packing a small source.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def write_dataset(
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file. A dry run ends with the plan.
 
-    `expected` is the dataset that the run must recreate; otherwise it fails, and nothing changes.
+    If the result would differ from the dataset `expected`, fail and change nothing.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:

@@ -1,7 +1,4 @@
-"""Estimate the sizes of transformed samples from a few, to choose the number of planned shards.
-
-The estimate depends on the samples alone, so the same request gives the same plan.
-"""
+"""Estimate the sizes of transformed samples from a few; the same request gives the same plan."""
 
 from __future__ import annotations
 

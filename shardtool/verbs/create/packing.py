@@ -1,6 +1,6 @@
 """Execute a plan: send tasks to the workers, publish their results, and sum up the totals.
 
-This runs in the parent process, which holds no payloads.
+The parent process holds no payloads.
 """
 
 from __future__ import annotations

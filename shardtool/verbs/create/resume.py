@@ -2,9 +2,11 @@
 
 Each finished shard has a stamp: a time shortly before its run listed the source. The nanoseconds of the stamp identify
 the root of the source and, for a source in a store, the versions of the objects. A shard is up to date if it has this
-stamp and no file under that root is newer. The journal of an unfinished run records the stamp with the size and
-checksum of the shard. A finished dataset, and a run of earlier versions, has no journal; there, the modification time
-of the shard is the stamp. A copied shard has another time and is not trusted. With `--trust size`, stamps are ignored.
+stamp and no file under that root is newer.
+
+The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
+finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another time
+and is not trusted. With `--trust size`, stamps are ignored.
 """
 
 from __future__ import annotations

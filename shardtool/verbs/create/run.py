@@ -138,7 +138,7 @@ class Output:
         return self.destination.pattern
 
     def numbers(self, entries: SampleTable) -> NDArray[np.int64]:
-        """Return the numbers of its samples."""
+        """Return the sample numbers."""
         from numpy import arange
 
         return arange(len(entries)) if self.sample_numbers is None else self.sample_numbers

@@ -65,7 +65,7 @@ def scatter_payloads(
     """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
     A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
-    stay in their shards, where packing skips them.
+    stay in their shards; packing skips them.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
