@@ -1,8 +1,8 @@
 """All errors that users can see.
 
-Every error has four parts: location, what was found, what was expected, and what to do. They are separate attributes,
-which `--json` prints. Our worker processes send them to the parent by `PlainError.__reduce__`. Workers of a PyTorch
-`DataLoader` send only the message, so `PlainError.embed_in_text` adds the attributes to the message.
+Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Our
+worker processes send them to the parent by `PlainError.__reduce__`. Workers of a PyTorch `DataLoader` send only the
+message, so `PlainError.embed_in_text` adds the attributes.
 
 Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
 `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,
@@ -54,7 +54,7 @@ def printable(text: str | bytes) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Remove user names, passwords and queries, which may be secret, from the URLs in a text."""
+    """Remove user names, passwords and queries from the URLs in a text."""
     return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 
@@ -62,8 +62,8 @@ class PlainError(Exception):
     """The base class of all errors.
 
     Attributes:
-        where: The location: a file, sample or option.
-        expected: What was expected; may be empty.
+        where: A file, sample or option.
+        expected: May be empty.
         remedy: What to do; may be empty.
         detail: Lines below the message, such as the traceback of the user's function.
     """
@@ -98,7 +98,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Add all attributes to the message as JSON. The class restores the error from this message."""
+        """Add all attributes to the message as JSON, from which the class restores the error."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -120,7 +120,7 @@ class ShardError(PlainError):
 
 
 class InvalidRequest(ShardError):
-    """The request is invalid: an option, a pattern, or a source that does not fit the output."""
+    """An option or pattern is invalid, or a source does not fit the output."""
 
     code = "invalid-request"
     exit_code = 2
@@ -137,7 +137,6 @@ class CorruptShard(ShardError):
 
     Attributes:
         offset: Offset in the file, in bytes; None if unknown.
-        problem: What was found, without the offset.
     """
 
     code = "corrupt-shard"
@@ -166,7 +165,7 @@ class SampleFailed(ShardError):
 
 
 class OutputFailed(ShardError):
-    """The output could not be written: a full disk, a missing permission, a device error."""
+    """The output could not be written: disk full, permission denied, device error."""
 
     code = "output-failed"
     exit_code = 7
@@ -205,10 +204,7 @@ class OutOfMemory(ShardError):
 
 
 class Bug(PlainError):
-    """An unexpected exception: a mistake in shardtool.
-
-    It is not a `ShardError`, because handlers of damaged data or invalid requests must not catch it.
-    """
+    """An unexpected exception: a mistake in shardtool. Not a `ShardError`, whose handlers must not catch it."""
 
     code = "bug"
     exit_code = 1
@@ -234,15 +230,15 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the message of the operating system in lower case: `no such file or directory`."""
+    """Return the system's message in lower case: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise `StoreFailed` if the machine, not the file, caused an OSError.
 
-    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check; pass
-    `PROCESS_ERRNOS` to check only for errors that no file can cause, such as too many open files.
+    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check;
+    `PROCESS_ERRNOS` are those that no file can cause, such as too many open files.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -262,7 +258,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Check whether an error means that memory ran out. Some ImportError, RuntimeError and ArrowException do, too."""
+    """Check whether an error means that memory ran out, such as some ImportError, RuntimeError and ArrowException."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -274,7 +270,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` with the location `what` if memory runs out in the block."""
+    """Raise `OutOfMemory` at `what` if memory runs out in the block."""
     try:
         yield
     except Exception as error:
@@ -298,7 +294,7 @@ def explaining_missing_cwd() -> Iterator[None]:
 
 
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
-    """Join the first distinct items, with counts, and count the remaining ones: `a, b (3 times) and 5 more`."""
+    """Join the first distinct items with counts: `a, b (3 times) and 5 more`."""
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]
     rest = (len(items) if total is None else total) - sum(count for _, count in shown)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MODULUS = 2**256
 _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
-PAYLOAD_DIGEST_SIZE = 16  # payloads with equal BLAKE2b digests of this size count as equal
+PAYLOAD_DIGEST_SIZE = 16  # equal BLAKE2b digests of this size mean equal payloads
 
 
 def _load_crc32c() -> Callable[..., int]:
@@ -66,12 +66,12 @@ def content_digest(
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Return the fingerprint of several datasets together; None if one of them is unknown."""
+    """Add fingerprints of datasets; None if one of them is unknown."""
     matches = [_FINGERPRINT.fullmatch(text) for text in texts]
     numbers = [int(match[1], 16) for match in matches if match]
     return sum(numbers) % _MODULUS if len(numbers) == len(matches) else None
 
 
 def format_fingerprint(total: int | None) -> str:
-    """Return a fingerprint as text, as in the dataset file; empty if unknown."""
+    """Return a fingerprint as in the dataset file; empty if unknown."""
     return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

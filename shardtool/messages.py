@@ -1,6 +1,6 @@
 """Names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
-The choice applies to the whole process. Create messages where they are needed, not at import.
+The choice applies to the whole process: do not create messages at import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def uses_cli_names() -> bool:
 
 
 def set_cli_names(*, command_line: bool) -> None:
-    """Use command-line names or Python names of options in messages."""
+    """Choose command-line names or Python names."""
     global _cli_names_in_use  # noqa: PLW0603 - one setting per process
     _cli_names_in_use = command_line
 
@@ -49,30 +49,30 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option for a message; without `value`, only its name."""
+    """Return an option; without `value`, only its name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"
 
 
 def flag_text(*names: str) -> str:
-    """Return flags that are set, for a message."""
+    """Return set flags."""
     return " ".join(map(cli_name, names)) if _cli_names_in_use else ", ".join(f"{name}=True" for name in names)
 
 
 def call_text(verb: str, **options: object) -> str:
-    """Return the call of a verb for a message."""
+    """Return the call of a verb."""
     words = [option_text(name, value) for name, value in options.items()]
     return f"`shardtool {' '.join([verb, *words])}`" if _cli_names_in_use else f"`{verb}({', '.join(words)})`"
 
 
 def export_text(form: str) -> str:
-    """Return the export of another tool's index, for a message."""
+    """Return the export of another tool's index."""
     return choose_text(f"export {form}", f"--export {form}")
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return the call that exports indexes of other tools, for a message; an empty file stands for any dataset."""
+    """Return the call that exports indexes of other tools; an empty file stands for any dataset."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -92,13 +92,13 @@ def shell_word(text: str) -> str:
 
 
 def where_keys(keys: Sequence[str]) -> str:
-    """Return the option that selects samples by key, for a message."""
+    """Return the option that selects samples by key."""
     query = f"key == {keys[0]!r}" if len(keys) == 1 else f"key in {[*keys]!r}"
     return option_text("where", choose_text(query, shell_word(query)))
 
 
 def resume_hint() -> str:
-    """Return the call of `create` that continues a run, for a message."""
+    """Return the call of `create` that continues a run."""
     return choose_text("`create(..., resume=True)`", "`create --resume`")
 
 
@@ -110,7 +110,7 @@ def cli_name(name: str) -> str:
 
 
 def cli_words(name: str, value: object) -> list[str]:
-    """Return the command-line words that set an option, not quoted for a shell."""
+    """Return the words that set an option, not quoted for a shell."""
     if isinstance(value, dict):
         value = [f"{one}={other}" for one, other in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]

@@ -1,4 +1,4 @@
-"""Keys, field names and file names: validity, splitting, and encoding in outputs."""
+"""Keys, field names and file names: validity, splitting, encoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-# Not allowed as field names, because samples, tables and webdataset use them for other values.
+# Not allowed as field names: samples, tables and webdataset use them.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
@@ -37,7 +37,7 @@ _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def to_text(name: bytes) -> str:
-    """Return a name as text, in any locale; invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
+    """Return a name as text; invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -56,9 +56,9 @@ def is_utf8(name: bytes) -> bool:
 
 
 def name_problem(name: bytes) -> str:
-    """Return why a key or field name is invalid in all formats; empty if it is valid.
+    """Return why a key or field name is invalid; empty if it is valid.
 
-    Control characters are invalid because terminals, line-based indexes and extraction would change such names.
+    Control characters are invalid because terminals, line-based indexes and extraction would change them.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -68,7 +68,7 @@ def name_problem(name: bytes) -> str:
 
 
 def field_problem(name: bytes) -> str:
-    """Return why a field name is invalid in all formats; empty if it is valid."""
+    """Return why a field name is invalid; empty if it is valid."""
     return "a reserved name" if name in RESERVED_NAMES else name_problem(name)
 
 
@@ -97,7 +97,7 @@ def to_output_name(name: str) -> str:
 
 
 def to_local_name(name: str) -> str:
-    """Convert a name from an output to a local file name; the inverse of `to_output_name`."""
+    """The inverse of `to_output_name`."""
     return os.fsdecode(to_bytes(name))
 
 
@@ -130,5 +130,5 @@ def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Check whether WebDataset's rule would end a key at one of its dots."""
+    """Check whether WebDataset's rule would split a key."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

@@ -1,8 +1,7 @@
 """Shard patterns: the names of a dataset's shards and of the files next to them.
 
 `parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
-`out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format. This module opens
-no files.
+`out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class ShardPattern:
     def closed(self, count: int) -> str:
         """Return a closed pattern of the first `count` shards, with folder: `out/x-{000000..000041}.tar`.
 
-        Empty for lists, and if numbers get longer than `width`, because shells would pad them.
+        Empty for lists, and for numbers longer than `width`, because shells would pad the others.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -103,12 +102,12 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def rivals(self, name: str) -> bool:
-        """Tell whether a shard of another format has the same sidecar name as a shard of this dataset."""
+        """Tell whether a shard of another format has the sidecar name of a shard of this dataset."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
     def find_overlap(self, other: ShardPattern) -> str | None:
-        """Return a name of this pattern that belongs to `other` in the same folder; None if there is none."""
+        """Return a name of this pattern that also belongs to `other`."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
             return None
         numbers = (0, 1, (self.count or 1) - 1) if self.names is None else range(len(self.names))
@@ -138,7 +137,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the plan of a run that replaces shards."""
+    """Return the file name of a plan to replace shards."""
     return f".{base}.replacing"
 
 
@@ -175,7 +174,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 def _check_pattern_text(text: str) -> None:
-    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts."""
+    """Refuse unprintable names, and URLs without a bucket or with empty parts."""
     if not is_utf8(raw := _name_bytes(text)):
         raise InvalidRequest(text, "not UTF-8", expected="a UTF-8 name, for the dataset file")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
@@ -191,7 +190,7 @@ def _check_pattern_text(text: str) -> None:
 def check_writable(pattern: ShardPattern) -> None:
     """Refuse names that can only be read: compressed shards, TensorFlow's numbered names, `.TAR`.
 
-    A range in brackets is refused, too, because braces were meant.
+    A range in brackets is refused, because braces were meant.
     """
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
@@ -284,7 +283,7 @@ def _parse_names(names: list[str]) -> ShardPattern:
 
 
 def abbreviate_names(names: Sequence[str]) -> str:
-    """Return a list of names as text; a long list is shortened to its first and last name."""
+    """Shorten a long list of names to its first and last name."""
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
@@ -296,7 +295,7 @@ def _is_range(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    """Return the end of a shard name: `.tar`, `-of-01024`."""
+    """Return `.tar` or `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending

@@ -1,4 +1,4 @@
-"""Format and compression of a shard, from its file name. This module opens no files.
+"""Format and compression of a shard, from its file name.
 
 Upper-case extensions, compressed shards, and TensorFlow's numbered names (`x.tfrecord-00000-of-00010`,
 `train-00000-of-01024`) can be read but not written.
@@ -33,7 +33,7 @@ class ShardName(NamedTuple):
 
 
 def parse_shard_name(name: str) -> ShardName | None:
-    """Return format and compression of a shard; None if the name has no known extension."""
+    """Parse a shard's name; None if it has no known extension."""
     match = _SHARD_NAME.fullmatch(name)
     if match is None:
         return None
@@ -44,7 +44,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Tell whether a file may be a shard: it has a known extension or is one of TensorFlow's numbered files."""
+    """Tell whether a name has a known extension or is one of TensorFlow's."""
     return parse_shard_name(name) is not None or bool(count_suffix(name))
 
 
@@ -67,12 +67,12 @@ def file_ending(name: str) -> str:
 
 
 def count_suffix(name: str) -> str:
-    """Return the count at the end of TensorFlow's numbered names, `-of-01024`; empty for other names."""
+    """Return the end of TensorFlow's numbered names, `-of-01024`; else empty."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Parse one of TensorFlow's numbered names: prefix, number, digits, number of files. None: another name."""
+    """Parse TensorFlow's numbered names: prefix, number, digits, number of files."""
     match = _NUMBERED_NAME.search(name)
     return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None

@@ -1,4 +1,4 @@
-"""The samples of one shard as plain bytes, for the worker that writes it, without NumPy."""
+"""The samples of one shard as plain bytes, without NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# Source of a field: a file, a link to a file, text in the plan, bytes in a shard or temporary file, or a URL.
+# Source of a field: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 
@@ -73,16 +73,15 @@ class ShardContent:
 
 
 class ShardSpans(NamedTuple):
-    """Locations of the payloads of SPAN fields in a shard; all attributes are empty if there are no SPAN fields.
+    """Locations of SPAN payloads; all empty if there are none.
 
     Attributes:
         file: uint32 per field: index into `files`.
         offsets: int64 per field: offset in its file.
         expected: int64 per field: CRC-32C of the payload, -1 if unknown; empty: all unknown.
-        runs: uint32: end row of each run of rows with the same distances in their file and in the shard; empty if runs
-            were not determined.
-        regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece; empty: read each
-            payload separately.
+        runs: uint32: end row of each run of rows with the same distances in their file and in the shard; empty:
+            unknown.
+        regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -101,9 +100,9 @@ class ShardSamples:
         needs: int64 per sample: bytes of its records, with headers and padding.
         root: Base folder of paths, with a slash at the end.
         kinds: uint8 per field: FILE, LINK, INLINE, SPAN or URL.
-        mtimes: int64 per field: modification time at planning time, in nanoseconds.
+        mtimes: int64 per field: modification time in nanoseconds, at planning time.
         paths: Path relative to `root`, or URL, of each field, each followed by NUL; empty: key + "." + field.
-        folders: With several source folders: the folder for the first part of each path; see `SampleTable`.
+        folders: See `SampleTable`.
         changed_ns: Latest ctime of files and folders when the source was listed.
     """
 
@@ -118,7 +117,7 @@ class ShardSamples:
     changed_ns: int = 0
 
     def output_paths(self, shown: Callable[[bytes], bytes]) -> bytes:
-        """Return the paths for outputs, with URLs converted by `shown`."""
+        """Return the paths, with URLs converted by `shown`."""
         if URL not in self.kinds:
             return self.paths
         pairs = zip(self.paths[:-1].split(b"\0"), self.kinds, strict=True)

@@ -1,4 +1,4 @@
-"""Skipped files and samples: the rows of `out.skipped`, and the meaning of each reason code."""
+"""Skipped files and samples: the rows of `out.skipped`, and the reason codes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def hash_key(key: bytes) -> str:
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
-    """Return the message of a sample with the content of the sample `key`.
+    """Return the message for a duplicate of the sample `key`.
 
     `differ` are fields or columns in which the two still differ.
     """
@@ -107,7 +107,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Return the rows without removed samples, and without messages that contain a removed key, as printed."""
+    """Drop removed samples, and messages that contain a removed key."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -150,7 +150,7 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return the number of rows for each reason, most frequent first, and the number that `map` dropped."""
+    """Return counts of reasons, most frequent first, and of samples that `map` dropped."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])
@@ -182,5 +182,5 @@ class Skipped(NamedTuple):
 
 
 def sort_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return rows in the order of `out.skipped`: by the bytes of path, then key."""
+    """Sort rows by the bytes of path, then key."""
     return sorted(rows, key=lambda row: (to_bytes(row.path), to_bytes(row.key)))

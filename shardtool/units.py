@@ -1,4 +1,4 @@
-"""Sizes, times and counts: parse them, and format them for people."""
+"""Parse and format sizes, times and counts."""
 
 from __future__ import annotations
 

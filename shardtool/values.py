@@ -33,12 +33,12 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # type of a value that is stored as text
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # of a value stored as text
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the number type of each field that TFRecords store as a number."""
+    """Return the types of fields that TFRecords store as numbers."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 

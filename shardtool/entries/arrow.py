@@ -1,6 +1,6 @@
 """Convert between Arrow arrays and buffers without importing pandas.
 
-`pyarrow.array` and `to_numpy` import pandas to check their argument's type: 0.3 s, more than packing 10,000 files.
+`pyarrow.array` and `to_numpy` import pandas: 0.3 s, more than packing 10,000 files.
 
 Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's to NumPy's names
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def number_array(values: NDArray[np.generic]) -> pa.Array:
-    """Return an Arrow array of the same numbers."""
+    """Return numbers as an Arrow array."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -40,7 +40,7 @@ def bytes_array(texts: list[bytes]) -> pa.StringArray:
 
 
 def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
-    """Return an Arrow array of the text of each code; `take` would import pyarrow.compute."""
+    """Return the text of each code; `take` would import pyarrow.compute."""
     lengths = np.array([len(text) for text in texts], np.int64)
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
@@ -54,7 +54,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table as dicts; times beyond Python's range (year 9999) become text."""
+    """Return rows as dicts; times beyond Python's range (year 9999) become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -80,7 +80,7 @@ def _to_python_value(value: pa.Scalar) -> object:
 
 
 def number_values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of a numeric array without a copy; values at nulls are undefined."""
+    """Return the numbers without a copy; values at nulls are undefined."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.zeros(0, dtype)
@@ -125,7 +125,7 @@ def boolean_array(mask: NDArray[np.bool_]) -> pa.Array:
 
 
 def true_positions(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the positions at which a boolean array is true; null counts as false."""
+    """Return the positions of true values; null counts as false."""
     import pyarrow.compute as pc
 
     return number_values(pc.indices_nonzero(mask)).astype(np.int64)
@@ -166,7 +166,7 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type of a type, including types nested in lists and structs."""
+    """Return the plain type of a type, also inside lists and structs."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         value = kind.value_field.with_type(plain_type(kind.value_type))
         return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
@@ -197,7 +197,7 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
 
 
 def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a chunked array as one array; text beyond 2 GiB becomes large_string."""
+    """Return one array; text beyond 2 GiB becomes large_string."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _MAX_STRING_BYTES:
@@ -207,7 +207,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column; frees the columns of `table` one by one if nothing else holds them."""
+    """Return a table with one chunk per column; frees the columns of `table` one by one."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

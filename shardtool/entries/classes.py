@@ -1,4 +1,4 @@
-"""Class numbers: in the byte order of class names, or from an existing list."""
+"""Class numbers: in byte order of the names, or from an existing list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import StringColumn
 
 CLASS_LIST_FORMATS = "a dataset file, a JSON list of names, or a text file with one name per line"
-_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be encoded as UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_SHOWN_CHARS = 60  # of a name in a message
 
 
@@ -57,7 +57,7 @@ class Classes(NamedTuple):
 def number_classes(
     labels: Collection[bytes], field: str, class_lists: Classes | None
 ) -> tuple[dict[bytes, int], list[str]]:
-    """Return the number of each label, and all class names as recorded in the dataset file.
+    """Return the number of each label, and the recorded class names.
 
     Without `class_lists`, labels are numbered in byte order.
 
@@ -85,7 +85,7 @@ def are_class_names(names: object) -> TypeGuard[list[str]]:
 
 
 def is_unicode_text(name: object) -> bool:
-    """Check whether a value is text that can be encoded as UTF-8."""
+    """Check whether a value is text that UTF-8 can encode."""
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 
@@ -95,7 +95,7 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 
 
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Merge class names by field. One list may extend another, because that changes no number."""
+    """Merge class names by field. One list may extend another: that changes no number."""
     classes = dict(old)
     for name, names in new.items():
         existing = classes.setdefault(name, names)
@@ -111,7 +111,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if samples in the given order are sorted by class, otherwise an empty text."""
+    """Return a note if samples are sorted by class, otherwise an empty text."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)
@@ -122,7 +122,6 @@ def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) ->
 
 
 def _count_runs(texts: StringColumn, order: NDArray[np.int64] | None, total: int) -> int:
-    """Return the number of different texts if equal ones are all adjacent, otherwise 0."""
     seen: set[bytes] = set()
     last: bytes | None = None
     for chunk in chunk_slices(total):

@@ -1,4 +1,4 @@
-"""Match the samples and fields of two sides, such as a dataset and its source, by numbers instead of names."""
+"""Match the samples and fields of two sides, such as a dataset and its source, by number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row that is equal on both sides for the same field of the same sample; -1: not compared.
+    """Return an id per row, equal on both sides for the same field of the same sample; -1: not compared.
 
     Args:
         samples: The id of each sample, shared by both sides; -1: only on this side.
@@ -34,7 +34,7 @@ def field_ids(
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return indexes of ids on both sides, ordered by id, and of ids only in `ours` or only in `theirs`; skip -1."""
+    """Return indexes of ids on both sides, by id, and of ids only in `ours` or `theirs`; skip -1."""
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)
     ids, other_ids = ours[mine], theirs[other]

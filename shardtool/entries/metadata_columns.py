@@ -1,4 +1,4 @@
-"""Metadata columns that a command adds to the sidecars of its samples."""
+"""Metadata columns that commands add to sidecars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Table:
-    """Return a table with a column added or replaced; `columns` may be None."""
+    """Add or replace a column."""
     field = pa.field(name, values.type)
     if columns is None:
         return pa.Table.from_arrays([values], schema=pa.schema([field]))
@@ -26,9 +26,9 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Return a table with columns for number fields; None values and reserved names are ignored.
+    """Add columns for number fields; None values and reserved names are ignored.
 
-    An existing column of that name that is not numeric, such as class names, is kept.
+    Existing columns that are not numeric, such as class names, are kept.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
@@ -39,7 +39,7 @@ def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, p
 
 
 def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
-    """Return a table without the named columns if these are numeric; None if no column remains."""
+    """Drop the named columns that are numeric; None if no column remains."""
     remaining = [field.name for field in columns.schema if field.name not in names or not is_number_type(field.type)]
     return columns.select(remaining) if remaining else None
 
@@ -51,9 +51,9 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Return a column with class numbers replaced by names, or unchanged if it contains anything else.
+    """Replace class numbers by names, unless the column contains anything else.
 
-    Splits by label then do not depend on the numbering, and messages show names.
+    Splits by label must not depend on the numbering.
     """
     if not names or not pa.types.is_integer(column.type):
         return column
@@ -64,7 +64,7 @@ def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedA
 
 
 def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: NDArray[np.int16]) -> pa.Table:
-    """Return metadata columns with each sample's split."""
+    """Add each sample's split."""
     values = bytes_array([name.encode() for name in names]).take(number_array(split_numbers))
     return with_column(columns, "split", values)
 
@@ -72,12 +72,9 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: 
 def with_measured_columns(
     columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Return metadata columns, with values found while reading samples added or replaced.
+    """Add or replace columns of values found while reading samples.
 
-    Args:
-        columns: Existing columns.
-        kinds: Name and type of each new column.
-        sample_values: For each sample, one value per new column.
+    `kinds` are names and types; `sample_values` has a value of each kind for each sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

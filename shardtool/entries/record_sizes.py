@@ -1,7 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-In every format, each payload has a head before it and a tail after it. A sample's records are its heads, payloads and
-tails in sequence.
+Each payload has a head before it and a tail after it. A sample's records are these in sequence.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
-_CHUNK_ROWS = 2**18  # samples at a time, to limit temporary columns
+_CHUNK_ROWS = 2**18
 
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # otherwise, numbers are stored as text
 
 
 class RecordColumns(NamedTuple):
-    """The content of a shard as columns; each sample's fields are sorted by the bytes of their names.
+    """The content of a shard; each sample's fields are sorted by the bytes of their names.
 
     Attributes:
         keys: One per sample.
@@ -34,8 +33,7 @@ class RecordColumns(NamedTuple):
         fields: Field names, indexed by `code`.
         code: uint16[rows].
         stored: int64[rows], payload bytes in the shard.
-        is_list: bool[rows], whether a payload is a complete TFRecord list, including its tag and length; None: no
-            payload is.
+        is_list: See `FieldSpans`.
     """
 
     keys: PackedStrings
@@ -91,7 +89,7 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
     data = np.add.reduceat(heads + p.stored, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
-    # Features are sorted by name, so the key's feature precedes the first field that sorts after it.
+    # Features are sorted by name: the key's feature precedes the first field that sorts after it.
     sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[p.code]
     key_rows = starts + np.add.reduceat(sorts_before_key, starts, dtype=np.int64)
     inside = key_rows <= lasts

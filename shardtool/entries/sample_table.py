@@ -1,4 +1,4 @@
-"""`SampleTable`: the samples of a source as columns, without a Python object per sample.
+"""`SampleTable`: the samples of a source as columns.
 
 Ten million samples must fit into a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 per sample,
 and the key. Larger data, such as manifest columns, is in Arrow.
@@ -37,7 +37,7 @@ class FieldRows:
     """The fields of all samples, one row each.
 
     Attributes:
-        code: uint16[rows], index of the field name in `SampleTable.fields`.
+        code: uint16[rows], index in `SampleTable.fields`.
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
         mtime_ns: int64[rows], modification time of the listed file; for a remote object, its version as a number.
@@ -54,7 +54,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Return the concatenated rows of all parts, without paths; `codes` are the new codes of each part."""
+        """Concatenate rows, without paths; `codes` are the new codes of each part."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -92,11 +92,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `samples` and their `rows`, in that order."""
+        """Return the spans of `samples` and their `rows`."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `rows`, in that order, for the same samples."""
+        """Return the spans of `rows`, for the same samples."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -110,8 +110,7 @@ class FieldValues(NamedTuple):
 
     Attributes:
         inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
-            field.
-        types: Original type of values stored as text; none for bytes, or if unknown.
+            field. types: Original type of values stored as text; none for bytes, or if unknown.
         lists: Types of TFRecord lists: all their rows are SPAN.
         classes: Class names of class numbers.
     """
@@ -127,7 +126,7 @@ class FieldValues(NamedTuple):
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return the fields in `names` (old to new name), in that order, under their new names."""
+        """Return only the fields in `names` (old to new name), renamed."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -142,7 +141,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*merged)
 
     def take(self, samples: NDArray[np.int64]) -> FieldValues:
-        """Return the values of `samples`, in that order."""
+        """Return the values of `samples`."""
         return self._replace(inline={name: texts.take(samples) for name, texts in self.inline.items()})
 
 
@@ -154,17 +153,14 @@ class SampleTable:
 
     Attributes:
         root: Base of relative paths, with a trailing slash.
-        keys: One per sample.
         first: int64[samples + 1].
         fields: Field names.
-        rows: Fields of all samples.
-        values: Properties of field values.
-        spans: Locations of SPAN payloads; None if there are none.
+        spans: Locations of SPAN payloads.
         metadata: Sidecar columns, one row per sample.
-        source_paths: Whether `rows.paths` goes into the sidecar, because keys no longer match the file names.
+        source_paths: Whether `rows.paths` go into the sidecar, because keys do not match them.
         identity: Identifies the source, if `root` does not.
-        folders: For a source of several folders: first component of each path, and its folder with a trailing slash.
-            Then `root` is empty.
+        folders: For several folders: first component of each path, and its folder with a trailing slash; `root` is
+            empty.
     """
 
     root: bytes
@@ -199,11 +195,11 @@ class SampleTable:
         return self.spans
 
     def key(self, sample: int) -> str:
-        """Return a sample's key as text: undecodable bytes become surrogates."""
+        """Return a key as text, see `to_text`."""
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row for messages and outputs: relative to `root`, or a redacted URL."""
+        """Return a row's path for messages and outputs: relative to `root`, or a redacted URL."""
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path
@@ -222,7 +218,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the first, middle and last of the files that contain payloads."""
+        """Return the first, middle and last file with payloads."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -235,11 +231,11 @@ class SampleTable:
         return np.diff(self.first)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of fields of each of `samples`."""
+        """Return the number of fields of `samples`."""
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return how many samples have each of `fields`; after a selection, a count may be 0."""
+        """Return how many samples have each field; this may be 0."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
@@ -279,13 +275,13 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only `rows`, in that order, but the same `first`: the caller must replace it."""
+        """Return a table with only `rows`, but the same `first`: the caller must replace it."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns; if all values are equal, without allocating memory for them."""
+    """Concatenate columns. If all values are equal, the result takes no memory."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -293,7 +289,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return selected values; if all values are equal, without allocating memory for them."""
+    """Return selected values. If all values are equal, the result takes no memory."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]

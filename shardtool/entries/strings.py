@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # from this many strings, gathering is worth importing pyarrow.compute
+_MIN_ARROW_STRINGS = 2**18  # from here on, importing pyarrow.compute pays off
 _MAX_SLICED_STRINGS = 2**8  # gathered faster one by one
 
 
 class StringColumn(Protocol):
-    """Byte strings without NULs that may be computed on demand, such as `PackedStrings`."""
+    """Byte strings without NULs, packed or computed on demand."""
 
     def __len__(self) -> int:
         """Return the number of strings."""
@@ -39,7 +39,7 @@ class StringColumn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedStrings:
-    """Byte strings without NULs in one buffer, without a Python object per string.
+    """Byte strings without NULs in one buffer.
 
     Attributes:
         data: The strings, each followed by a NUL.
@@ -51,7 +51,7 @@ class PackedStrings:
 
     @classmethod
     def parse(cls, data: bytes) -> PackedStrings:
-        """Return the strings of a buffer, each terminated by a NUL."""
+        """Return the NUL-terminated strings of a buffer."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.empty(len(ends) + 1, np.int64)
         starts[0] = 0
@@ -74,7 +74,7 @@ class PackedStrings:
         return np.diff(self.starts) - 1
 
     def span(self, first: int, last: int) -> bytes:
-        """Return strings `first` to `last` (exclusive), each followed by a NUL."""
+        """See `StringColumn`."""
         return self.data[self.starts[first] : self.starts[last]]
 
     def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
@@ -83,10 +83,8 @@ class PackedStrings:
             yield chunk.start, self.span(chunk.start, chunk.stop)[:-1].split(b"\0")
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Return the strings at these positions, in that order, each followed by a NUL."""
-        if (
-            len(positions) and positions[-1] - positions[0] == len(positions) - 1 and (np.diff(positions) == 1).all()
-        ):  # contiguous
+        """See `StringColumn`."""
+        if len(positions) and positions[-1] - positions[0] == len(positions) - 1 and (np.diff(positions) == 1).all():
             return self.span(int(positions[0]), int(positions[-1]) + 1)
         if len(self) >= _MIN_ARROW_STRINGS and len(positions) > _MAX_SLICED_STRINGS:
             return self._gather_many(positions)
@@ -110,7 +108,7 @@ class PackedStrings:
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
 
     def take(self, positions: NDArray[np.int64]) -> PackedStrings:
-        """Return the strings at these positions, in that order."""
+        """See `StringColumn`."""
         return PackedStrings.parse(b"".join([self.gather(positions[chunk]) for chunk in chunk_slices(len(positions))]))
 
     def sorted_order(self) -> NDArray[np.int64]:
@@ -120,7 +118,7 @@ class PackedStrings:
         return np.asarray(pc.sort_indices(self.array()).to_numpy(), np.int64)  # the trailing NUL sorts lowest
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-        """Return the hash of each string; see `hash_strings`."""
+        """See `hash_strings`."""
         hashes = [hash_strings(names, person, seed) for _, names in self.chunks()]
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 

@@ -1,7 +1,7 @@
-"""Read tar shards: parse bytes into members, for any tar that common tools write. Opens no file.
+"""Read tar shards, as common tools write them. Opens no file.
 
-Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. In contrast to
-`tarfile`, damage or an early end raises `CorruptShard`.
+Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. Unlike `tarfile`,
+damage or an early end raises `CorruptShard`.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -74,8 +74,7 @@ class TarMember(NamedTuple):
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
     """Yield the members of a tar, in order, from the header at `offset` on.
 
-    `read` returns the bytes at (offset, length). `note` is called with the offset of a header that readers interpret
-    differently, and the reason.
+    `note` is called with the offset of a header that readers interpret differently, and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -133,10 +132,10 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header: a regular file whose name fits one field; -1: another header, or damage.
+    """Return the size in a common header (regular file, short name); -1: another header, or damage.
 
-    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero,
-    so it does not overflow.
+    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero, so it does not
+    overflow.
     """
     size_text = block[124:135]
     if (
@@ -312,7 +311,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
 
 
 def _signed_sum(block: bytes) -> int:
-    """Return the checksum of some old programs, which summed signed bytes."""
+    """Some old programs summed signed bytes."""
     return sum(memoryview(block[:148] + block[156:]).cast("b")) + _BLANK_CHECKSUM
 
 

@@ -1,6 +1,6 @@
 """Find the next header of a tar after damage, by its checksum.
 
-A header inside a payload, as in a nested tar, is accepted only if the damaged header has no valid size.
+A header inside a payload (nested tar) is accepted only if the damaged header has no valid size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next header after a damaged one at `offset`; None: there is none.
 
-    `first` is the first offset to try. `size` -1: unknown, and `read` is sequential.
+    `first` is the first offset to try; `size` -1: unknown, `read` is sequential.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -47,7 +47,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on end exactly at `end`. The members of a nested tar end earlier."""
+    """Return whether members end exactly at `end`; those of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

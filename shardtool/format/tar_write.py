@@ -5,8 +5,8 @@
     pax     = a header block of type x and its body, only if a name or a size needs it
     trailer = 1024 zero bytes
 
-A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. The size of a shard is
-therefore known in advance, and the same samples produce the same bytes.
+A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. So shard sizes are known in
+advance, and the same samples produce the same bytes.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; docs/format.md, "Tar shards".
 """
@@ -71,7 +71,7 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
     """Return the size of a member's header blocks.
 
-    `splits`: whether `split_prefix` can split the name; used only for names over 100 bytes.
+    `splits`: whether `split_prefix` can split a name over 100 bytes.
     """
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:

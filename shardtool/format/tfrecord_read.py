@@ -1,4 +1,4 @@
-"""Read TFRecord shards: parse bytes into records, and an Example into its features. Opens no file."""
+"""Read TFRecord shards: records, and the features of an Example. Opens no file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ class ExampleFeature(NamedTuple):
 
     Attributes:
         offset: Offset of the feature's single value or, if it is a list, of the list.
-        size: Bytes of the value.
         whole: Whether the value is the whole list, with tags and lengths, instead of one value or packed numbers.
     """
 
@@ -66,10 +65,9 @@ class ExampleFeature(NamedTuple):
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
-    """Yield the records of a TFRecord file without checking their data; see `check_record_crc`.
+    """Yield records without checking their data; see `check_record_crc`.
 
-    `read` returns the bytes at (offset, length). `hold` keeps them until the next call, for large records if `read` is
-    sequential.
+    If `read` is sequential, `hold` keeps the bytes of large records until the next call.
 
     Raises:
         CorruptShard: The checksum of a length differs, or the file ends too early.
@@ -122,7 +120,7 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
 
 
 class LazyBytes:
-    """Data of a record that is too large for memory."""
+    """The data of a record too large for memory."""
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
@@ -223,7 +221,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed part of an int64_list; None if it is not one valid varint."""
+    """Return the number in a packed int64_list; None if it is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -294,9 +292,9 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record that 
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next record after damage, by the checksum of its length; None: there is none.
+    """Return the offset of the next record after damage, by the checksum of its length.
 
-    `first` is the first offset to try, before `offset` if the previous record may be damaged. `size` -1: unknown, and
+    `first` is the first offset to try, before `offset` if the previous record may be damaged; `size` -1: unknown,
     `read` is sequential.
     """
     if size >= 0:

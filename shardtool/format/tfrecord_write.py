@@ -1,15 +1,15 @@
-"""Write TFRecord shards, one `tf.train.Example` per sample: the bytes around a payload, and their exact size.
+"""Write TFRecord shards, one `tf.train.Example` per sample.
 
     shard   = { record }
     record  = length masked-crc-of-length data masked-crc-of-data
     data    = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a bytes_list, and a number an int64_list or float_list, with one value. Lists from other TFRecords
-are copied unchanged. TensorFlow and protobuf are not needed.
+A payload is a bytes_list, and a number an int64_list or float_list, with one value. Lists from other TFRecords are
+copied unchanged.
 
-Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf
-encoding guide; docs/format.md, "TFRecord shards".
+Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf encoding
+guide; docs/format.md, "TFRecord shards".
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 KEY_FEATURE = b"__key__"
-FRAME_HEAD_BYTES = 12  # the length and its checksum
-FRAME_TAIL_BYTES = 4  # the data's checksum
+FRAME_HEAD_BYTES = 12  # length and its checksum
+FRAME_TAIL_BYTES = 4  # checksum of the data
 MAX_DATA_BYTES = 2**31 - 1  # protobuf's limit
 MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
 INT64_LIMIT = 2**63
@@ -78,7 +78,7 @@ def key_feature(key: bytes) -> bytes:
 
 
 def example_head(record_size: int) -> bytes:
-    """Return the first bytes of a record's data: the tag and length of its features."""
+    """Return the tag and length of a record's features."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     width = len(encode_varint(size))
     length = encode_varint(size - 1 - width)
@@ -86,7 +86,7 @@ def example_head(record_size: int) -> bytes:
 
 
 def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
-    """Write the length of a record's data and its checksum; return the index after them."""
+    """Write a record's length and its checksum; return the index after them."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     _put_head(into, at, size, mask_crc(crc32c(_pack_length(size))))
     return at + FRAME_HEAD_BYTES

@@ -1,7 +1,7 @@
-"""Read zip archives: parse bytes into members and payloads. Claimed sizes are checked against the file. Opens no file.
+"""Read zip archives. Claimed sizes are checked against the file. Opens no file.
 
-Supports stored and deflated members, zip64 and data descriptors. The central directory is authoritative, and the
-CRC-32 of payloads is verified. Encrypted members, other methods and split archives are listed or rejected.
+Supports stored and deflated members, zip64 and data descriptors. The central directory is authoritative, and CRC-32s
+are verified. Encrypted members, other methods and split archives are listed or rejected.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -105,7 +105,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the blocks of a stored or deflated member of `size` bytes, which are verified only at the end.
+    """Yield the blocks of a member of `size` bytes, which are verified only at the end.
 
     Raises:
         CorruptShard: The member is damaged.
@@ -149,7 +149,7 @@ class _PackedBytes:
         return self._offset - self._start - len(self.data)
 
     def more(self) -> bool:
-        """Fill an empty buffer; return whether it has bytes that may belong to the member."""
+        """Fill an empty buffer; return whether bytes remain."""
         if not self.data:
             self.data = bytes(self._read(self._offset, _BLOCK_BYTES))
             self._offset += len(self.data)

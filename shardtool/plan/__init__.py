@@ -1,1 +1,1 @@
-"""Decide which sample goes into which shard, before a byte is written. Opens no files."""
+"""Assign samples to shards before a byte is written. Opens no files."""

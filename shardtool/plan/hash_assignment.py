@@ -22,19 +22,15 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # share of the limits to fill if no shard count is requested, so that a growing dataset keeps its count
-_STEP_DIVISOR = 16  # larger shard counts are tried in steps of count / 16
+_HEADROOM = 0.8  # share of the limits to fill, so that a growing dataset keeps its shard count
+_STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
 
 
 class HashAssignment:
-    """Assigns each sample of a plan to the shard given by the hash of its key.
+    """Assigns samples of `sizes` record bytes (int64) to shards by the hash of their keys.
 
-    Args:
-        keys: Sample keys.
-        sizes: int64[samples]: record bytes.
-        limits: Limits of a shard.
-        bounds: Requested limits.
+    `bounds` are the requested limits, `limits` those of a shard.
     """
 
     def __init__(self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardLimits, bounds: ShardBounds) -> None:
@@ -89,7 +85,7 @@ class HashAssignment:
         return count, ()
 
     def _choose_count(self) -> tuple[int, tuple[str, ...]]:
-        """Return a number of shards that can hold the samples, and a note if it cannot stay as before."""
+        """Return the number of shards, and a note if it cannot stay as before."""
         before = self._bounds.current_shards
         if before is not None and self._can_hold(before, 1):
             return before, ()
@@ -118,11 +114,11 @@ class HashAssignment:
         return bool(counts.min() > 0 and counts.max() <= max_samples and sizes.max() <= max_bytes)
 
     def _first_valid(self, numbers: Iterator[int], share: float) -> int:
-        """Return the first number of shards that can hold the samples; 0 if there is none."""
+        """Return the first number that can hold the samples; 0 if there is none."""
         return next((count for count in numbers if self._can_hold(count, share)), 0)
 
     def _counts_upward(self, start: int, share: float) -> Iterator[int]:
-        """Yield numbers of shards, from the lowest that can hold the samples until most shards would be empty."""
+        """Yield numbers of shards, until most shards would be empty."""
         samples, multiple = len(self._keys), self._bounds.multiple_of
         needed_by_size = int(self._sizes.sum() / (self._limits.planned * share))
         start = max(start, needed_by_size, int(samples / (self._max_count * share)), 1)

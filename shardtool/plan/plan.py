@@ -1,10 +1,9 @@
-"""Decide which sample goes into which shard before a byte is written.
+"""Assign samples to shards before a byte is written.
 
-Planning opens no files: samples and limits in, columns out. Record sizes are known beforehand, so each shard is an
-independent task with a known name and size.
+Record sizes are known beforehand, so each shard is an independent task with a known name and size.
 
-Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard is a contiguous
-run of the resulting order.
+Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard is a run of the
+resulting order.
 """
 
 from __future__ import annotations
@@ -63,15 +62,11 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
-        format: `tar` or `tfrecord`.
-        entries: The samples.
         stored: int64[rows], payload bytes in the shard; None: `entries.rows.size`.
         order: int64[samples], the sample at each position; None: the order of `entries`.
         total: int64[samples + 1], record bytes before each position.
         ends: int64[shards], the position after each shard's last sample.
-        limits: Limits used to cut the shards.
         skipped: Samples skipped by `oversize`.
-        notes: Notes for the user.
         regions: int64[regions, 2], ascending: start and end of each range of the first span file to read at once. None:
             read spans one by one.
     """
@@ -103,7 +98,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard, and the position after its last."""
+        """Return the positions of a shard (end exclusive)."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -112,7 +107,7 @@ class Plan:
         return last - first
 
     def key_at(self, position: int) -> str:
-        """Return the key of the sample at a position in the plan's order."""
+        """Return the key at a position in the plan's order."""
         return self.entries.key(position if self.order is None else int(self.order[position]))
 
     def metadata(self, shard: int) -> pa.Table | None:
@@ -126,11 +121,11 @@ class Plan:
         return metadata.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
-        """Return the latest time at which any input of a shard may have changed, in nanoseconds since 1970."""
+        """Return the latest ctime of a shard's inputs, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
     def subset(self, positions: NDArray[np.int64]) -> Plan:
-        """Return a plan for the samples at some positions of this plan, in that order, with the same limits."""
+        """Return a plan for the samples at some positions, with the same limits."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)
         return replace(self, order=order, total=total, ends=ShardRuns(total, self.limits).fill(), skipped=(), notes=())
@@ -158,9 +153,9 @@ def make_plan(
 
     Args:
         entries: At least one sample.
-        pattern: Shard names. Without other limits, and with enough samples, their number is the number of shards;
-            otherwise it is the maximum.
-        bounds: Limits of a shard.
+        pattern: Shard names. Their number is the number of shards if there are no other limits and enough samples, else
+            the maximum.
+        bounds: Limits.
         shuffle_seed: Shuffle the samples with this seed.
         which: Samples to plan, in order; None: all.
         estimate: int64[samples], estimated record bytes if these are unknown before writing.
@@ -249,7 +244,7 @@ def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, s
 
 
 def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return int64[rows], payload bytes in a format that stores numbers (None: unchanged), and notes."""
+    """Return int64[rows], stored payload bytes (None: unchanged), and notes."""
     key = to_text(KEY_FEATURE)
     if key in entries.fields and entries.code_counts()[entries.fields.index(key)]:
         raise InvalidRequest(source_label(entries.root), f"a field named {key!r}, which TFRecords reserve for the key")
@@ -272,12 +267,12 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return the note on values of a field that TFRecord rounds."""
+    """Return the note on rounded values of a field."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers change when stored as 32-bit floats and read back as their shortest text."""
+    """Return how many numbers change when stored as 32-bit floats and read back as text."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))

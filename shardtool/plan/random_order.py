@@ -25,7 +25,7 @@ _ROUNDS = 8
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """Return the first `count` 64-bit numbers of the generator with state `start`."""
+    """Return the first `count` numbers of the generator with state `start`."""
     numbers = np.empty(count, np.uint64)
     for chunk in chunk_slices(count):  # fits the CPU cache, and avoids three full copies
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
@@ -58,7 +58,7 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return where a pseudorandom permutation moves positions; each is computed independently.
+    """Return where a pseudorandom permutation moves positions.
 
     Uses a Feistel network over the bits of `size`, repeated for results beyond `size` (cycle walking); for small sizes,
     the rank of each position's random number.

@@ -1,4 +1,4 @@
-"""Cut an order of samples into contiguous shards within limits of bytes and count."""
+"""Cut ordered samples into shards within limits of bytes and count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShardBounds(NamedTuple):
         equal_count: Whether sample counts of shards differ by at most one.
         multiple_of: The number of shards must be a multiple of this.
         oversize: What to do with a sample larger than `max_size`.
-        by_hash: Assign samples to shards by the hash of their keys.
+        by_hash: Assign samples by the hash of their keys.
         current_shards: Number of existing shards by hash, which is kept if possible.
     """
 
@@ -77,7 +77,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardLimits, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards or, if none is requested, of as few as the limits allow.
+    """Return the ends of the requested number of shards, or of as few as possible.
 
     Raises:
         InvalidRequest: There are fewer samples than shards, or the shards cannot hold the samples.
@@ -124,7 +124,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Runs of samples that fit into one shard: within the limits, or a single sample. `total` as in `Plan`."""
+    """Runs of samples that fit into one shard, or a single sample. `total` as in `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardLimits) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -148,7 +148,7 @@ class ShardRuns:
         return bool(np.all(fits | (counts == 1)))
 
     def fill(self) -> NDArray[np.int64]:
-        """Return the ends of the fewest shards, each filled as far as possible."""
+        """Return the ends of the fewest shards."""
         ends, position = [], 0
         while position < self.samples:
             position = self.last_end(position)
@@ -158,7 +158,7 @@ class ShardRuns:
     def divide(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards, as close to equal bytes as the limits allow.
 
-        `count` must be at least the count that `fill` needs, and at most the number of samples.
+        `count` is at least the count that `fill` needs.
         """
         earliest = [0] * (count + 1)  # earliest[k]: the first position where shard k may start, for the rest to fit
         earliest[count] = self.samples

@@ -1,4 +1,4 @@
-"""The task data of one planned shard, and the hash that identifies its content."""
+"""The task data of one planned shard, and the hash of its content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MIN_REGION_SHARE = 0.25  # share of a region; below it, reading the shard's spa
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
-    """Return the data that a worker needs to write a shard: plain bytes, no arrays."""
+    """Return the data to write a shard, as plain bytes."""
     first, last = plan.span(shard)
     e = replace(plan.entries, metadata=None).take(plan.which(shard))
     stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
@@ -108,7 +108,7 @@ def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]
 
 
 def _inline_payloads(e: SampleTable) -> bytes:
-    """Return the payload of each row, followed by a NUL; rows of other kinds than INLINE are empty."""
+    """Return the payload of each row, followed by a NUL; empty unless INLINE."""
     inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
     for name, column in e.values.inline.items():
         rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))
@@ -124,7 +124,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
     The source's root and times are excluded, so that a copy of the source gives the same sidecars. `work` is a digest
     of the transform.
     """
-    # Only fields in this shard: fields of other shards must not change its hash.
+    # Fields of other shards must not change the hash.
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
@@ -141,7 +141,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
 
 def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
-    """Return a hash of a prefix and of columns, each preceded by its length."""
+    """Return a hash of a prefix and columns with their lengths."""
     digest = blake2b(prefix, digest_size=16)
     for column in columns:
         digest.update(b"%d:" % memoryview(column).nbytes)

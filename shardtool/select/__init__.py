@@ -1,1 +1,1 @@
-"""Select samples and fields, and compute keys, splits and order. Pure, except that `--join` reads its table here."""
+"""Select samples and fields, and compute keys, splits and order. Only `--join` reads a file."""

@@ -1,4 +1,4 @@
-"""Add fields to samples: fields with known values (`--field`), or those of another dataset (`--add`).
+"""Add fields to samples: with known values (`--field`), or from another dataset (`--add`).
 
 Rows stay in the byte order of field names.
 """
@@ -38,7 +38,7 @@ class NewField(NamedTuple):
 
     Attributes:
         texts: The values, one per sample.
-        has_value: bool[samples]: the samples that get the field; the others are unchanged.
+        has_value: bool[samples]: the samples that get the field.
         kind: The type of the values; None: bytes.
         labels: The class names, if the values are class numbers; else None.
         column: The numbers, which replace a metadata column of the field's name; None: not a column.
@@ -53,7 +53,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Return the samples with these fields, without fields that no sample has any more."""
+    """Return the samples with these fields, without unused fields."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -70,7 +70,6 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     new_rows = sum(map(len, sizes))
 
     def extend(values: NDArray[_Number], value: int) -> NDArray[_Number]:
-        """Return a value for each row; all new rows have `value`."""
         return take_values(concat_columns((np.broadcast_to(values.dtype.type(value), new_rows), values)), order)
 
     if spans is not None:
@@ -128,7 +127,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return the samples, each with the fields and new metadata columns of the sample of `other` in the same place."""
+    """Return the samples with the fields and new metadata columns of the samples of `other` at the same positions."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

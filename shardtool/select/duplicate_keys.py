@@ -1,6 +1,6 @@
-"""Resolve keys that several samples share: refuse them, rename samples, or keep one sample per key.
+"""Resolve duplicate keys: refuse them, rename samples, or keep one sample per key.
 
-`existing_keys` are those of the dataset that is appended to. They never change.
+The keys of an existing dataset that grows (`existing_keys`) never change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.values import OnDuplicate
 
 
-_MAX_LISTED = 3  # keys, shards or new names in a message
+_MAX_LISTED = 3
 _APPENDED_TO = "the dataset appended to"
 _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
 
@@ -48,8 +48,8 @@ def resolve_duplicate_keys(
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
     """Return the samples with unique keys, the skipped samples, and a note about new names.
 
-    The rule `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys. The
-    rule `last` excludes appending to a dataset. `shards` are shard names in the numbering of `known_spans.file`.
+    `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, skipping existing keys. `last` excludes
+    `existing_keys`. `shards` are shard names in the numbering of `known_spans.file`.
     """
     if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"

@@ -58,7 +58,7 @@ def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the field of each row as an index into `fields`."""
+    """Return each row's index in `fields`."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
@@ -66,10 +66,9 @@ def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint1
 def order_rows(
     firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of several parts in the order of samples and fields, and where each sample starts.
+    """Merge the rows of parts by sample and field, and return where each sample starts.
 
-    Rows are numbered across the parts. If several parts have a field of a sample, the first part's row is used. Samples
-    are processed in chunks to save memory.
+    Rows are numbered across the parts. The first part with a field of a sample counts. Chunks of samples limit memory.
 
     Args:
         firsts: For each part, int64[samples + 1]: where the rows of each sample start.
@@ -103,7 +102,7 @@ class SampleGroups(NamedTuple):
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts that share a key; samples are in the order of keys, or of their first parts."""
+    """Group the parts that share a key, in the order of keys or of first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
     rank = np.arange(len(first))
@@ -116,7 +115,7 @@ def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge parts with different fields into samples. Metadata are taken from the first part."""
+    """Merge parts with different fields. Metadata are those of the first part."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

@@ -1,4 +1,4 @@
-"""Join the columns of a table to samples, as metadata, in Arrow columns without a Python object per sample."""
+"""Join the columns of a table to samples, as metadata."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ class JoinedSamples(NamedTuple):
     """Samples with the columns of a table.
 
     Attributes:
-        name: The file name of the table.
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
         classes: Class names by column of class numbers, or of lists of these.
@@ -72,15 +71,14 @@ class JoinedSamples(NamedTuple):
 def join_table(entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
-    A row belongs to the samples with the same key or, if the samples have a metadata column `on`, with the same value
-    in this column. If no key matches, rows are matched by file paths, and then by names without extensions. The values
-    of a row replace values in existing columns.
+    Rows match samples by key or, if the samples have a metadata column `on`, by this column. If no key matches, rows
+    are matched by file paths, and then by names without extensions. Values replace those in existing columns.
 
     Args:
         entries: The samples.
         table: See `open_table`.
         on: The key column; empty: the column that the table's format defines, or `key`.
-        form: How the table is written, if its name does not tell.
+        form: See `open_table`.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -224,7 +222,6 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
 
 
 def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
-    """Return the values to compare with the rows' keys, empty if invalid."""
     if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
     column = metadata_column(entries.metadata, on)
@@ -251,7 +248,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """List the first few of the keys at `positions`, for a message."""
+    """List the first few keys at `positions`."""
     return (
         format_list(
             [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]
@@ -291,7 +288,7 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row, or else the previous value or null.
 
-    This works in chunks, because many samples may share one long text.
+    Works in chunks: many samples may share one long text.
     """
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):

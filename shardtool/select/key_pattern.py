@@ -1,8 +1,8 @@
 """Keys from a regular expression: `a.png` and `a_mask.png` become one sample.
 
-The pattern must match the whole path of a file, relative to its source and without the extension. The first group that
-matches is the key. The rest of the file name, without separators at its ends, comes before the extension in the field
-name: `mask.png`. A path that does not match is its own key.
+The pattern must match the whole relative path, without the extension. The first group that matches is the key. The rest
+of the file name, without separators at its ends, precedes the extension in the field name: `mask.png`. A path that does
+not match is its own key.
 
 RE2 takes linear time: the pattern may come from an untrusted dataset file.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\((?!\?)", re.DOTALL)
 _SEPARATORS = b"_-. "
 _INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # an empty part of a key, `.` or `..`
-_MAX_LISTED_PAIRS = 3  # of files in a message
+_MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
@@ -63,7 +63,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths, the distinct remainders of file names, and the remainder of each path."""
+        """Return the keys of paths, the distinct remainders of names, and each path's index into these."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}

@@ -31,9 +31,8 @@ _HASH_LENGTH = 16
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Return the samples under portable names; `by_key`: in the order of their new keys.
 
-    Unsafe bytes of a key become `%` and two hex digits, which `urllib.parse.unquote_to_bytes` reverses. Fields are
-    lower-cased. A hash replaces the end of a key that is too long for the header. The sidecar records the source's
-    names.
+    Unsafe bytes of a key are percent-encoded, see `urllib.parse.unquote_to_bytes`. Fields are lower-cased. A hash
+    replaces the end of a key that is too long for the header. The sidecar records the source's names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
@@ -95,7 +94,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Refuse samples with two fields that differ only in case: webdataset lower-cases fields."""
+    """Refuse fields of a sample that differ only in case: webdataset lower-cases fields."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

@@ -1,10 +1,9 @@
 """Match the rows of a table against a query such as `label == 'dog' and width > 256`.
 
-The language is that of pandas. Python parses a query but never runs it: an untrusted query can only select other rows.
-Anything outside the small language below is refused before a value is read.
+The language is a part of pandas'. Python parses a query but never runs it: an untrusted query can only select other
+rows. Anything else is refused before a value is read.
 
-Each row is evaluated alone (there is no `mean()`), so rows are read in blocks. Comparisons with null are false, and
-`!=` and `not` invert that.
+Each row is evaluated alone, in blocks. Comparisons with null are false, and `!=` and `not` invert that.
 
 Unlike in pandas, class names may replace class numbers, `cls == 'cat'`, and lists have `.len()` and `.contains()`.
 """
@@ -147,8 +146,8 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Return the rows that match the conditions on columns of `table`, and the remaining condition, or None.
 
-    A condition joined by `and` remains if it names one of `later_columns` (types by name), which are known once samples
-    are read. Columns of `table` take precedence.
+    A condition joined by `and` remains if it names one of `later_columns` (types by name). Columns of `table` take
+    precedence.
     """
     where = option_text("where")
     try:
@@ -199,7 +198,7 @@ class _Query(NamedTuple):
     Attributes:
         tree: The expression, with stand-ins for names in backticks.
         names: Column by stand-in.
-        where: What a message calls the query.
+        where: Its name in messages.
     """
 
     tree: ast.expr
@@ -221,7 +220,7 @@ class _Query(NamedTuple):
 
 
 def _parse(text: str, where: str, classes: ClassNames) -> _Query:
-    """Parse a query as Python, with `&` and `|` as `and` and `or`."""
+    """Parse a query as Python, after replacing `&` and `|`."""
     stand_in = "_column"
     while stand_in in text:
         stand_in += "_"
@@ -268,12 +267,11 @@ def _shorten(text: str) -> str:
 
 
 class _Value(NamedTuple):
-    """The value of a part of a query, for some rows.
+    """The value of a part of a query.
 
     Attributes:
         kind: The kinds of value with which it can be compared.
         data: `Numbers` or an Arrow array; for a constant, a Python value, a `Time`, or a list of values.
-        constant: Whether the value is the same in every row.
         verb: The verb for a column in messages: a column of lists "contains" text.
     """
 
@@ -293,7 +291,7 @@ def _condition_value(rows: Bools, node: ast.expr) -> _Value:
 
 
 class _Evaluator:
-    """Evaluates parts of a query for some rows."""
+    """Evaluates parts of a query."""
 
     def __init__(self, query: _Query, table: pa.Table) -> None:
         self._query = query

@@ -1,4 +1,4 @@
-"""Values of query columns in a block of rows, and operations on them.
+"""Values of query columns, and operations on them.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
 arrays. Nothing here imports pandas, as `pyarrow.scalar` and `to_numpy` would.
@@ -100,7 +100,7 @@ def _to_numpy(array: pa.Array) -> Bools:
 
 
 def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
-    """Return the kind of a column, which depends on its type only, and its values."""
+    """Return the kind and the values of a column."""
     array = arrow.to_plain(column)
     array = arrow.to_one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
     if types.is_fixed_size_list(array.type):
@@ -113,7 +113,7 @@ def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
 
 
 def null_values(kind: QueryKind, count: int) -> Any:
-    """Return nulls of a kind."""
+    """Return nulls."""
     if kind in ("a number", "true or false"):
         return Numbers(np.zeros(count, np.int64 if kind == "a number" else np.bool_), np.zeros(count, np.bool_))
     return pa.nulls(count, pa.large_string() if kind == "text" else pa.timestamp("us"))
@@ -159,7 +159,7 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
 
 
 def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
-    """Compare times exactly, even if one has a finer unit, or is beyond the range of the other."""
+    """Compare times exactly, whatever their units and ranges."""
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
@@ -176,7 +176,6 @@ def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -
 
 
 def _tick(times: pa.Array) -> int:
-    """Return the nanoseconds of a column's unit."""
     return _NANOSECONDS[times.type.unit]
 
 
@@ -186,7 +185,7 @@ def is_zoned(time: Time | pa.Array) -> bool:
 
 
 def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
-    """Return which numbers, booleans or texts equal one of some constants."""
+    """Return which values equal one of some constants."""
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
@@ -197,7 +196,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Return the time of a text, by default in the time zone `zone`; None if the text is not a time."""
+    """Parse a time, by default in the time zone `zone`; None if the text is not a time."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()

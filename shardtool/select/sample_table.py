@@ -1,4 +1,4 @@
-"""The table of sample properties and metadata that queries read, and sorting by its columns."""
+"""The table that queries read, and sorting by its columns."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ def _is_sortable(kind: pa.DataType) -> bool:
 
 
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
-    """Return the columns that queries can use: metadata, and properties of samples that metadata does not name.
+    """Return the columns that queries can use: metadata, and other properties.
 
     For samples in `shards`: `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (their number). For
-    files: `key`, `path` (of the first file), `folder` (the key up to its last slash) and `size`. Takes about 30 bytes
-    and the key per sample.
+    files: `key`, `path` (of the first file), `folder` (of the key) and `size`.
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}

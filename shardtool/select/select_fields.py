@@ -41,14 +41,13 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples with some of their fields renamed or removed, and samples without fields as skipped.
+    """Rename and remove fields; return samples without fields as skipped.
 
     Args:
         entries: The samples.
         select: Fields to keep; empty: all.
         drop: Fields to drop.
-        rename: (old, new) names of kept fields, renamed simultaneously: two can swap names, or become one if no sample
-            has both.
+        rename: (old, new) names, renamed simultaneously. Two fields can become one if no sample has both.
         to_format: The format of the output. In a tar, a number field and a text field can merge.
     """
     if not (select or drop or rename):
@@ -111,7 +110,7 @@ def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValues:
-    """Rename fields; a merged field keeps what all its parts agree on."""
+    """A merged field keeps what all its parts agree on."""
     renamed = values.rename(new_names)
     inline, types = {**renamed.inline}, {**renamed.types}
     for new, names in _merged_names(new_names).items():

@@ -1,7 +1,6 @@
-"""Assign each sample to a split, or select a share of the samples: by hash, with exact shares per label, or by column.
+"""Assign samples to splits, or select a share: by hash, with exact shares per label, or by column.
 
-A hash depends only on the key (or the group's value), the seed and the shares, so the result for a sample does not
-change when other samples are added or removed.
+A hash depends only on the key (or the group's value), the seed and the shares, not on other samples.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_MAX_SPLITS = 1000  # each is a dataset with its own shards
+_MAX_SPLITS = 1000
 _MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample if labels have several samples
-_HASH_PERSON = b"shardtool split"  # personalization of the hash
+_HASH_PERSON = b"shardtool split"
 _NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 
@@ -54,9 +53,9 @@ class SplitAssignment(NamedTuple):
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Return the split of each sample, from the values of the column that `options.reads` names, if any.
+    """Return the split of each sample; `values` is the column `options.reads`.
 
-    Without a column: about 1 µs and 2 bytes per sample. Sorting labels takes about 40 bytes per sample.
+    Takes 1 µs and 2 bytes per sample; 40 bytes to sort labels.
     """
     option_and_column = options.reads
     if option_and_column is None:
@@ -74,7 +73,7 @@ def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.Chunked
 
 
 def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
-    """Convert the values to a simple type, without time zones; NaN becomes null."""
+    """Convert to a simple type, without time zones; NaN becomes null."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
@@ -140,7 +139,7 @@ def sample_per_class(
 ) -> NDArray[np.int64]:
     """Return at most `max_count` samples of each label (int64, in order): those with the smallest key hashes.
 
-    The hash is BLAKE2b with the seed, and differs from the hash for splits.
+    The hash differs from the hash for splits.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
@@ -159,8 +158,8 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
     """Return int64[labels, splits]: how many samples of each label go to each split.
 
     Each count is the exact share, rounded down or up. Rounding up favours the largest remainders (Hamilton's method),
-    accumulated over the labels. So tiny labels do not all go to the largest split, and no split's total is off by two
-    samples (at most 1.2 in an adversarial search).
+    accumulated over the labels: tiny labels do not all go to the largest split, and no split's total is off by two
+    samples.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -199,7 +198,7 @@ def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArr
 
 
 def _value_texts(values: pa.Array) -> list[bytes]:
-    """Return values as text without width or unit: 7, 7.0 and "7" are the same."""
+    """Return texts without width or unit: 7, 7.0 and "7" are the same."""
     from pyarrow import types
 
     kind = values.type
@@ -248,9 +247,8 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     """Return a random share of the samples (int64, in order), chosen by the hash of each key alone.
 
-    A sample stays in or out when others are added or removed, and a larger share includes a smaller one. The hash is
-    BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is selected if it is below share * 2^64. `share` is more than
-    0, at most 1: a number, `0.01` or `1%`.
+    A larger share includes a smaller one. A sample is selected if its hash (see `hash_strings`) is below share * 2^64.
+    `share` is more than 0, at most 1: a number, `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)

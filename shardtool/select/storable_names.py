@@ -1,4 +1,4 @@
-"""Check that a shard, a sidecar and readers can represent all keys and fields."""
+"""Check that shards, sidecars and readers can represent all names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
 _C1_LEAD_BYTE = b"\xc2"  # starts control characters beyond ASCII, and some letters
-_DOTTED_PART = re.compile(rb"\.[^/\0]*\0")  # starts with a literal, which is fast to search
+_DOTTED_PART = re.compile(rb"\.[^/\0]*\0")
 _PART_STARTS = b"/\0."  # bytes before the dot at the start of a part; `.` itself for the first key
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Check whether keys have a dot in, but not at the start of, their last part."""
+    """Check whether a dot is in, but not at the start of, a key's last part."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -80,9 +80,9 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 
 
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
-    """Return the dot that ends the key in a tar member's name so that all names can be read back, and a note.
+    """Return the dot that ends keys in the names of tar members, and a note.
 
-    `requested` is the user's or the source's dot; None: the first, or the last if only the last works.
+    `requested` is the user's or the source's; None: the first, or the last if only that can be read back.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):

@@ -49,9 +49,9 @@ def set_value_fields(
     *,
     may_lack: bool = False,
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Return the samples with metadata values as fields, which replace fields of the same names, and notes.
+    """Add metadata values as fields, which replace fields of the same names; return notes.
 
-    If a value is null, the sample keeps its payload, except in number and label fields, where null is an error.
+    A null keeps the payload, except in number and label fields, where it is an error.
 
     Args:
         entries: The samples.
@@ -59,7 +59,7 @@ def set_value_fields(
         classes: The fields whose values are numbered, in byte order.
         known: Existing class numbers.
         names: Class names by column of class numbers, or of lists of these.
-        may_lack: Whether a sample without a value lacks the field; otherwise that is an error.
+        may_lack: Whether a sample may lack a value, and then lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)

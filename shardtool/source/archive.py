@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _LISTING_BYTES_PER_MEMBER = 128  # without its name
 _MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar
-_MAX_NAME_BYTES = 2**13  # the longest key and field
+_MAX_NAME_BYTES = 2**13
 _TAR_FOLDER = b"5"
 _TAR_LINKS = (b"1", b"2")
 

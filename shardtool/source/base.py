@@ -43,14 +43,13 @@ class Listing:
 
     Attributes:
         entries: The samples, without those that `where` excludes.
-        skipped: Files and samples that cannot be packed.
         name: The source's name for the dataset file, without traces of this machine.
         recorded: Facts about the choice of samples that the dataset file records, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
         stored: The dataset and the shard, for each of these shards.
         compressed: Whether a shard can only be read in sequence.
-        later: The part of `where` that workers evaluate, or None.
+        later: The part of `where` that workers evaluate.
         dropped: Fields whose number columns are needed only to choose the splits, and then removed.
         classes: Class names by label field of the source, including dropped fields.
     """
@@ -125,7 +124,7 @@ class Source(ABC):
 
     @abstractmethod
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column, with a value for each sample."""
+        """Return a column."""
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of a table's SPAN rows, each at its offset."""

@@ -69,7 +69,7 @@ def source_checksums(
 ) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if unreadable.
 
-    Checksums from an index are used. Only tables and archives that are read in sequence need `source`.
+    Only tables and archives that are read in sequence need `source`.
     """
     import numpy as np
 
@@ -171,7 +171,7 @@ class _SpanChecksums:
 
 
 def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum] = _Crc32c) -> list[int]:
-    """Return the CRC-32C, or another checksum, of each payload; -1 for an unreadable file."""
+    """Return a checksum of each payload; -1 for an unreadable file."""
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)

@@ -38,7 +38,6 @@ class DuplicateGroups(NamedTuple):
     Attributes:
         groups: The samples of each group, in key order after existing samples; groups in the order of their first ones.
         sizes: Content bytes per sample of each group.
-        fields: The fields with content.
         differ: Sample to the labels and other fields that differ from its group's first sample.
     """
 

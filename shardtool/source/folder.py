@@ -1,4 +1,4 @@
-"""A folder of files as a source: the files that share a key are one sample. Other files are skipped rows."""
+"""A folder of files as a source: files that share a key are one sample, other files are skipped rows."""
 
 from __future__ import annotations
 

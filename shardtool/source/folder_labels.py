@@ -29,7 +29,7 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Give each sample the field `cls`: the number of its top folder among the class names in byte order (ImageFolder).
+    """Give each sample the field `cls`: the number of its top folder in byte order, as ImageFolder.
 
     The samples are sorted by key; `depth` is the number of folder levels above the class folders. Skipped files count
     as samples of their classes.

@@ -81,7 +81,7 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    """Return the top-level scalars of a JSON object, as a line of JSON and as values.
+    """Return the top-level scalars, as a line of JSON and as values.
 
     Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the name ends in json, a payload
     may also be a number or text, which gets the field's name.

@@ -32,8 +32,8 @@ _MAX_LISTED_KEYS = 5
 def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[str] = ()) -> Rows:
     """Return the numbers of the samples with the requested keys, ascending.
 
-    `given` is a file with one key per line, `-` for standard input, or the keys. `removed` has hashes of removed keys,
-    which may be missing.
+    `given`: a file with one key per line, `-` for standard input, or the keys. `removed`: hashes of keys that may be
+    missing.
     """
     requested = PackedStrings.of(dict.fromkeys(_read_keys(given)))
     if not len(requested):

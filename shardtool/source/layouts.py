@@ -1,7 +1,7 @@
 """Recognise layouts of folders whose files belong together under different names, and suggest the command for them.
 
-Examples: masks with a suffix, `images/` next to `labels/`, a table next to images, folders of tables or archives. A few
-hundred names, and at most the head of one table, are read. The advice never changes what is packed.
+Examples: masks with a suffix, `images/` next to `labels/`, a table next to images. At most a few hundred names and the
+head of one table are read. The advice never changes what is packed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Advice(NamedTuple):
     Attributes:
         found: The fields that samples lack, and how their files are named.
         command: A command, or a call in Python; empty if no single command can pack the files.
-        effect: What the command does; without a command, the documentation page about the layout.
+        effect: What the command does; without a command, the page about the layout.
     """
 
     found: str
@@ -75,7 +75,7 @@ class Advice(NamedTuple):
 class _Tree(NamedTuple):
     entries: SampleTable
     source: str
-    sampled: list[int]  # sample numbers
+    sampled: list[int]
 
     @property
     def keys(self) -> Sequence[bytes]:
@@ -112,7 +112,7 @@ class _Tree(NamedTuple):
 
 
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
-    """Return advice for a folder whose files probably belong together, or None.
+    """Return advice if files with different keys probably belong together.
 
     `source` is the user's name for the folder. Folders in an archive cannot be sources.
     """
@@ -285,7 +285,6 @@ def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
 
 
 def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
-    """Return the folders with parts of the same samples; classes and splits share no samples."""
     parts = [folder for folder in folders if to_text(folder.name).lower() not in SPLIT_NAMES]
     largest = max(parts, key=lambda folder: folder.high - folder.low, default=None)
     if largest is None:
@@ -421,7 +420,6 @@ def _is_split(path: bytes) -> bool:
 
 
 def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match] | None:
-    """Return the folder to which the values of a table are relative, and the matching column."""
     from shardtool.source.table_head import matching_column, read_table_head
 
     if (head := read_table_head(tree.inside(table))) is None:

@@ -1,4 +1,4 @@
-"""Find the fields of datasets that are numbers or lists, and read the texts of the numbers.
+"""Find the fields of datasets that are numbers or lists, and read the numbers.
 
 TFRecord shards must agree on the type of a field. A tar shard stores only texts.
 """
@@ -78,12 +78,7 @@ def find_number_fields(
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
-    Args:
-        parts: All shards, in order.
-        is_wanted: Whether a field is needed.
-        to_format: The format of the output.
-        run: `Pool.map`.
-        salvage: Whether to record damaged numbers, instead of raising an error.
+    `run` is `Pool.map`. With `salvage`, record damaged numbers, instead of raising an error.
 
     Raises:
         InvalidRequest: A feature is not a single value and the output is a tar, or shards disagree on a field's type.

@@ -1,6 +1,6 @@
 """Convert between the numbers of TFRecord shards and the texts of tar shards. Workers import neither NumPy nor pyarrow.
 
-A number and a text are equivalent only if each converts to the other without changing a byte.
+A number and a text are equivalent only if each converts exactly to the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class NumberTexts:
     Attributes:
         data: The texts in order, each followed by NUL. Not valid if `bad` is not zero.
         bad: Number of texts that a TFRecord number would not reproduce.
-        rounded: Number of bad texts that are numbers.
         first_bad: Index of the first bad text.
         damaged: Indices of damaged values, whose texts are empty.
     """

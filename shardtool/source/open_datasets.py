@@ -1,4 +1,4 @@
-"""Find the shards of datasets, and merge the classes, metadata and content fingerprints of these datasets."""
+"""Find the shards of datasets, and merge their classes, metadata and fingerprints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the requested datasets and their shards; only the dataset files are read.
+    """Return the datasets and their shards; only dataset files are read.
 
     Each of `givens` is a dataset file, a pattern, a glob, a folder, or a list of shards. `seen` records the files.
     """
@@ -109,7 +109,7 @@ def merge_classes(
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return the class names by field, and notes; datasets that disagree are an error."""
     merged: dict[str, list[str]] = {}
-    datasets_of_field: dict[str, dict[int, None]] = {}  # datasets that have a field
+    datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
         for name in filter(is_wanted, part.index.names):
             datasets_of_field.setdefault(name, {})[part.dataset] = None

@@ -1,8 +1,7 @@
-"""Plan files: the listing of a source, saved so that other runs create the same plan without listing again.
+"""Plan files: the saved listing of a source, from which other runs create the same plan.
 
-A plan file is a Parquet file with one row per sample; each run divides these by its own options. Plan files are
-untrusted: the source and the options must match, memory is limited by the file size, and paths must stay inside the
-source. Invalid content raises `ValueError` internally.
+A plan file is a Parquet file with one row per sample. It is untrusted: the source and the options must match, memory is
+limited by the file size, and paths must stay inside the source. Invalid content raises `ValueError` internally.
 
 Source: docs/format.md, "Plan files".
 """
@@ -82,7 +81,7 @@ _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
 # The columns may take this much memory, and this many times the size of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
-_METADATA_TYPES: dict[str, type] = {  # of the entries in the file's metadata
+_METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
     "types": dict, "classes": dict, "paths": bool, "divides": bool,
 }  # fmt: skip
@@ -254,7 +253,7 @@ _MAX_PROBED_FILES = 16  # one of these must exist and be unchanged
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
-    """Refuse paths that leave the source without permission, and plans of files that do not exist.
+    """Refuse paths that leave the source without permission or do not exist.
 
     Each folder and link is examined once.
     """

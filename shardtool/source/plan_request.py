@@ -40,11 +40,9 @@ class PlanRequest(NamedTuple):
     """The facts that a plan file must match.
 
     Attributes:
-        names: The names of the source's files or folders, without parents.
         stamps: Size and modification time of each file that is read whole: a manifest, an archive.
         root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
         folders: For several folders, the folder for each first part of a path.
-        archive: The archive with the payloads.
         identity: Distinguishes the source from others on this machine; empty: `root` does.
         outside: Whether paths may leave the source, by links or `..`.
     """

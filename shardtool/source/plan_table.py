@@ -1,4 +1,4 @@
-"""Convert samples to the rows of a plan file, and back. Texts are bytes, because file names need not be UTF-8."""
+"""Convert samples to the rows of a plan file, and back. Texts are bytes: file names need not be UTF-8."""
 
 from __future__ import annotations
 
@@ -32,13 +32,9 @@ _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
 
 def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
-    """Return the columns of a plan file, without the metadata columns, which follow them.
+    """Return the columns before the metadata columns.
 
-    Args:
-        inline: Number of fields with inline payloads.
-        divides: The type of the column for splitting, or None.
-        paths: Whether each field has a path; otherwise it is key + "." + field.
-        spans: Whether payloads are in an archive.
+    `inline` is the number of fields with inline payloads. Without `paths`, the path of a field is key + "." + field.
     """
     type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
     field_types = {name: pa.type_for_alias(kind) for name, kind in type_names.items()}
@@ -59,7 +55,7 @@ def entries_schema(entries: SampleTable, divides: pa.ChunkedArray | None) -> pa.
 
 
 def entries_tables(entries: SampleTable, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
-    """Yield samples as tables, each of which becomes a row group."""
+    """Yield a table for each row group."""
     schema, group_rows = entries_schema(entries, divides), max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
     for first in range(0, len(entries), group_rows):
         last = min(first + group_rows, len(entries))

@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files: their paths, whether each is a link, and how many are read at the same time."""
+    """Paths, whether each is a link, and how many files are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks of at most `max_files` files, `reads` at the same time, and each task's indices into `rows`."""
+    """Return tasks of at most `max_files` files, `reads` in parallel, with their indices into `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]
@@ -78,7 +78,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
-_MAX_PROBED_ROWS = 256  # rows examined to find these files
+_MAX_PROBED_ROWS = 256
 _PROBE_STRIDE = 2_654_435_761  # prime, so that all fields and folders are probed
 _PROBE_BYTES = 4096  # the start of a file comes with opening it
 _SLOW_OPEN_SECONDS = 0.5e-3  # a thread costs a tenth of this per file, and a local disk responds faster
@@ -88,7 +88,7 @@ _REMOTE_READS = 32  # stores and web servers: nearly all time is waiting
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return how many files each worker reads at the same time, and why, if measured."""
+    """Return the parallel reads per worker, and the reason, if measured."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)
@@ -115,5 +115,5 @@ def measure_open_seconds(entries: SampleTable) -> float:
 
 
 def parallel_read_count(open_seconds: float, workers: int) -> int:
-    """Return how many files each worker reads at the same time."""
+    """Return the parallel reads per worker."""
     return 1 if open_seconds < _SLOW_OPEN_SECONDS else max(1, min(_MAX_READS_PER_WORKER, _MAX_TOTAL_READS // workers))

@@ -1,8 +1,8 @@
 """The run that a dataset file records: which of its options can be repeated.
 
-A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used: they select samples, fields,
-order and shard sizes, or convert payloads. Recorded code, paths and URLs are never used: the user must pass them to
-`verify` again. The user names the table of `--join`, or `find_table` finds it.
+A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs
+are never used: the user must pass them to `verify` again. The user names the table of `--join`, or `find_table` finds
+it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # option
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Rewrite errors of a source so that they name only options of `verify` and `diff`.
+    """Make errors of a source name only options of `verify` and `diff`.
 
-    Args:
-        source: The user's source.
-        join: The user's table for `--join`, if any.
-        remedy: The advice, unless the error already names an option about a source.
+    `remedy` is the advice, unless the error already names an option about a source.
     """
     try:
         yield
@@ -94,7 +91,7 @@ _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
 
 class RecordedRun(NamedTuple):
-    """The recorded run that created a dataset, without the options that cannot be repeated.
+    """The recorded run, without the options that cannot be repeated.
 
     Attributes:
         verb: `create`, `reshard` or `index`; empty: not recorded.
@@ -102,8 +99,7 @@ class RecordedRun(NamedTuple):
         table: The path of the table that was found, or the recorded name of an unavailable table. Empty: the run used
             no table, or the user names it.
         made_fields: Fields that may come from an unavailable table.
-        selecting_options: Options whose selection of samples cannot be repeated, because it depended on an unavailable
-            table, or on an earlier state of the source before `--append`.
+        selecting_options: Options whose selection depended on an unavailable table, or on the source before `--append`.
         map: The name of the function that created the samples, never imported; empty: none.
         has_added_fields: Whether `--add` added fields of other datasets.
         without_table: The same run without the table; None: no table was found, or the user names it.
@@ -142,7 +138,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Yield what cannot be compared with the source because the table is not available."""
+        """Yield what cannot be compared without the table."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table}"
@@ -155,10 +151,7 @@ def recorded_run(
 ) -> RecordedRun:
     """Return the run that created a dataset; if samples were appended, the first run.
 
-    Args:
-        file: The dataset file, if any.
-        given: The user's options about the source.
-        folders: The folders to search for the table of `--join`, if the user does not name it.
+    `folders` are searched for the table of `--join`, if the user does not name it.
 
     Raises:
         InvalidRequest: The dataset file records invalid options, or options that the user must pass.
@@ -177,9 +170,7 @@ def recorded_run(
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
     """Return the local folders to search for a joined table: the working directory, then the user's folders.
 
-    Args:
-        source: The source: a folder adds itself and its parent; a file adds its folder.
-        datasets: The folders of the datasets.
+    A source folder adds itself and its parent; a source file adds its folder.
     """
     folders = [os.curdir]
     for item in source if isinstance(source, list | tuple) else [source]:
@@ -193,10 +184,9 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file with this name in the folders, or an empty text.
+    """Return the path of the first regular file with this name; empty if there is none.
 
-    The name comes from an untrusted dataset file. It must be a plain file name, and links are not followed, so only
-    files in these folders are read.
+    The untrusted name must be a plain file name, and links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
@@ -299,5 +289,5 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
 
 
 def has_appended_sources(file: DatasetFile) -> bool:
-    """Return whether samples of other sources were appended to the samples of the first run."""
+    """Return whether samples of other sources were appended."""
     return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)

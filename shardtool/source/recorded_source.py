@@ -40,13 +40,10 @@ class RecordedSource:
     """The source of a recorded run, in its current state.
 
     Args:
-        run: The run.
         datasets: The dataset that the run created, or some of its splits.
-        given: The source; a list if there were several datasets or folders.
-        outputs: The shard patterns of the datasets.
+        given: The source, or several.
 
     Attributes:
-        source: The source.
         run: The run; without the table, if the table that was found cannot be joined.
 
     Raises:
@@ -74,7 +71,7 @@ class RecordedSource:
         return source
 
     def _find_fixed_splits(self) -> list[StoredDataset]:
-        """Return all splits if existing samples keep their split, whatever the source would assign now.
+        """Return all splits if existing samples keep their split.
 
         This holds with `--stratify`, and for datasets that have grown.
         """
@@ -91,7 +88,7 @@ class RecordedSource:
         )
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the samples of the source that belong to the datasets, and the index of each sample's dataset.
+        """Return the samples that belong to the datasets, and the index of each sample's dataset.
 
         Raises:
             InvalidRequest: The source cannot be listed.
@@ -137,7 +134,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Return what is not compared because splits are missing that may contain samples; empty: none is missing."""
+        """Return what is not compared because of missing splits; empty: none is missing."""
         split_options, existing = (
             self.run.options.make_split_options(),
             {dataset.split for dataset in self._fixed_splits},

@@ -46,7 +46,7 @@ class ScanItem(NamedTuple):
         prefix: The folder, relative to the root; empty or ending in a slash.
         names: Its files as `stem NUL field`, sorted; None: list the folder and all below it.
         changed_ns: The latest change of the folder and its parents.
-        links: The names of symbolic links.
+        links: Names of symbolic links.
     """
 
     prefix: bytes
@@ -64,7 +64,7 @@ class ScanTask(NamedTuple):
 
 
 def scan_items(task: ScanTask) -> ScanPart:
-    """List the items of a task, and everything below them."""
+    """List the items of a task recursively."""
     part = ScanPart()
     stack = task.items[::-1]
     while stack:
@@ -119,7 +119,7 @@ def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart)
 def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for speed
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
-    """Return a folder's files as sorted `stem NUL field`, the links among them, its subfolders, and linked ones."""
+    """Return files as sorted `stem NUL field`, the links among them, subfolders, and linked subfolders."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []

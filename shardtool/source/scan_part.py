@@ -1,4 +1,4 @@
-"""The rules for listing files, the listed files as columns in key order, and the rows of skipped files."""
+"""The rules for listing files, the listed files as columns in key order, and skipped rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ScanRules:
     """Which files are parts of samples.
 
     Attributes:
-        include: Globs; if there are any, a file must match one.
+        include: Globs, of which a file must match one.
         exclude: Globs of files and folders.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
         symlinks: `inside` follows links whose target is in the tree and reports others.
@@ -59,7 +59,7 @@ class ScanRules:
 
     @cached_property
     def filters(self) -> bool:
-        """Whether names must be checked at all."""
+        """Whether any rule can exclude a name."""
         return bool(self.include or self.exclude or self.own)
 
     def hides(self, name: bytes) -> bool:
@@ -118,7 +118,7 @@ class ScanPart:
     left_behind: Counter[bytes] = field(default_factory=Counter)
 
     def packed(self) -> ScanPart:
-        """Return the part with its keys as one buffer, for fast pickling."""
+        """Pack keys into one buffer, for fast pickling."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
@@ -142,7 +142,7 @@ def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skippe
 
 
 def no_field_row(prefix: bytes, name: bytes) -> Skipped:
-    """Return the skipped row of a file without a field."""
+    """Return the row of a file without a field."""
     return skipped_row(b"", prefix + name, "no-field", "the name has no extension to name a field")
 
 
@@ -204,7 +204,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file: its name, its size, and two numbers that the source needs later."""
+        """Add a file with two numbers that the source needs later."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))

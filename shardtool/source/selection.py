@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Return the samples with the requested fields and columns from JSON fields."""
+    """Return samples with the requested fields and columns from JSON."""
     if options.columns_from:
         for field in options.columns_from:
             listed = add_json_columns(listed, field, pool)
@@ -114,7 +114,7 @@ def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str,
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table with columns that become fields also under the field names."""
+    """Return a table with columns also under the names of their fields."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -122,7 +122,7 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
 
 
 def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the samples in the order of `sort_by`, and only the first `head`."""
+    """Return the first `head` samples in the order of `sort_by`."""
     entries = listed.entries
     if (name := options.sort_by) is not None:
         column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))

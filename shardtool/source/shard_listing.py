@@ -1,7 +1,7 @@
 """List the samples of datasets, in the order of the datasets.
 
-A payload is a SPAN of its shard with its expected checksum, and a number of a TFRecord is an INLINE text. Offsets come
-from sidecars; workers scan shards without one.
+A payload is a SPAN of its shard, a number of a TFRecord an INLINE text. Offsets come from sidecars; workers scan shards
+without one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     salvage: bool = False,
     as_stored: bool = False,
 ) -> Listing:
-    """Return the samples of datasets, one after the other.
+    """Return the samples of datasets.
 
     `recorded` has dots: `last` if a dataset ends its keys at the last dot, or a key has a dot in its last part. The
     digest is of all samples, as recorded in the dataset files.
@@ -82,11 +82,11 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     Args:
         givens: Dataset files, patterns, globs, folders, or lists of shards.
         pool: Scans shards without a sidecar, and reads numbers.
-        observer: Receives the number of samples found.
+        observer: Counts the samples found.
         to_format: `tar` or `tfrecord`.
         only: The fields to pack; empty: all. Other fields are not checked.
         without: Fields that will not be packed, and are not checked.
-        salvage: Whether to skip damaged numbers, and damage in shards without an index, instead of failing.
+        salvage: Whether to skip damaged numbers, and damage in shards without an index.
         as_stored: Whether to list numbers as bytes, without checks of fields and without class names.
 
     Raises:

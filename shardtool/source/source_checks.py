@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 EXPECTED_FOLDER = "a folder of samples"
-_MAX_PROBED_SHARDS = 8  # of each extension, to see whether they belong to a dataset
+_MAX_PROBED_SHARDS = 8
 
 
 def shards_note(entries: SampleTable, *, named: bool) -> str:
-    """Return a note about files in a folder that are shards, or an empty text.
+    """Return a note about shards in a folder, or an empty text.
 
     Shards that the user did not choose are refused if they belong to a dataset or are the only files.
     """
@@ -79,7 +79,7 @@ FOLDER_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or F
 
 
 def check_folder(source: str) -> None:
-    """Check that a source is a folder; otherwise suggest what to do instead."""
+    """Check that a source is a folder."""
     if is_url(source):
         _check_address(source)
         return
@@ -119,7 +119,7 @@ def check_archive(path: str) -> None:
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
-    """Check that several sources, such as the matches of a glob, are not all shards."""
+    """Refuse several sources that are all shards, such as the matches of a glob."""
     names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"
@@ -161,7 +161,7 @@ def _glob_advice(source: str) -> str:
     return f"Pack the folder, {folder or '.'}, with {include_advice(name)}."
 
 
-_MAX_FILES = 100_000  # the message need not count millions of files
+_MAX_FILES = 100_000  # for the count in the message
 _SHOWN = 3
 
 

@@ -50,7 +50,7 @@ class FilesSeen:
         self._hash = blake2b(digest_size=16)
 
     def add(self, path: str, info: FileInfo) -> None:
-        """Add a file or object, before it is read. URL and version identify an object."""
+        """Add a file before it is read. URL and version identify an object."""
         if isinstance(info, os.stat_result):
             self.changed_ns = max(self.changed_ns, info.st_mtime_ns, info.st_ctime_ns)
             self._hash.update(b"%d %d " % (info.st_dev, info.st_ino))
@@ -68,11 +68,9 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        dataset: The index of its dataset in the source.
         kinds: Type by field, except bytes; in a tar, the types that texts represent. None: unknown without a scan.
-        index: Locations and metadata of samples; empty before the shard is listed.
+        index: Empty before the shard is listed.
         conflicts: By field, the first scanned feature that is not a single value or has another type.
-        skipped: Contents that are not part of a sample.
         is_list: bool per row: whether the payload is the whole content of a list. None: no list was scanned.
         regrouped: Number of samples whose fields were not adjacent.
     """
@@ -124,7 +122,7 @@ class SourceShard:
 
 
 def stat_shard(path: str) -> FileInfo:
-    """Return the size and times of a shard, or the version of an object.
+    """Return the size and times of a shard.
 
     Raises:
         CorruptShard: The shard does not exist, is not a regular file, or cannot be opened.
@@ -137,7 +135,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return a shard's sidecar and its stat result; an error; or None without a sidecar."""
+    """Return the sidecar and its stat result; an error; or None without a sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None
@@ -158,7 +156,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
 
 
 def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
-    """Return a shard with the index and metadata of its sidecar.
+    """Add the index and metadata of the sidecar.
 
     Raises:
         CorruptShard: The sidecar is damaged, of another shard, or not the one in the dataset file.
@@ -170,12 +168,12 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Check whether checksums or types of a listed shard are unknown."""
+    """Check whether checksums or types are unknown."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return a shard with the results of a scan, and the metadata of its sidecar.
+    """Add the results of a scan, and the metadata of the sidecar.
 
     Raises:
         CorruptShard: The shard is damaged, or does not match its sidecar.
@@ -240,7 +238,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Return a scanned tar with the fields of each sample adjacent: `tar` may store all images, and then all labels.
+    """Make the fields of each sample adjacent: `tar` may store all images, and then all labels.
 
     Samples that share both key and field are duplicates, and stay as they are.
     """

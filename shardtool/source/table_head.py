@@ -47,7 +47,7 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` that match a table with files, and whether the table is the source or is joined."""
+    """The options of `create` for a table and files, and whether the table is the source or is joined."""
 
     options: dict[str, object]
     as_source: bool
@@ -56,7 +56,7 @@ class Match(NamedTuple):
 def read_table_head(path: str) -> TableHead | None:
     """Return the first rows of a table; None if unreadable."""
     ending = table_ending(path)
-    with suppress(Exception):  # the table is not part of the request, so a damaged table is not an error
+    with suppress(Exception):  # the user did not pass this table: ignore damage
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         if any(path.lower().endswith(compression) for compression in COMPRESSIONS):
@@ -110,7 +110,7 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Return how a table names the files of a folder; None if no column does.
+    """Return the match of a table with the files of a folder.
 
     The table's values are relative to `root`, which is empty or ends in a slash.
     """

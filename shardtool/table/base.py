@@ -1,4 +1,4 @@
-"""Base classes of readable tables, and reading with clear errors."""
+"""Base classes of tables, and errors of reading them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 
-HEADER_BYTES = 2**20  # read to find the header
+HEADER_BYTES = 2**20
 READ_BLOCK_BYTES = 2**20  # per thread; a row must fit
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
@@ -43,13 +43,11 @@ class Table:
     """A readable table.
 
     Attributes:
-        location: Its path, or another name for messages.
+        location: Path, or another name for messages.
         folder: Base directory of relative paths in the table.
         name: File name, or kind of table.
-        schema: The columns.
         classes: Class names of columns that hold class numbers, or lists of them.
         on: Column that identifies samples, if the format defines one; otherwise empty.
-        notes: Notes to print.
     """
 
     schema: pa.Schema
@@ -70,15 +68,15 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return path and number of rows of each file, if messages name rows by file."""
+        """Return paths and row counts of files, if messages name rows by file."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of the columns, with all rows in order."""
+        """Yield record batches of all rows."""
         yield from self.read(columns, ()).to_batches()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one child of a struct column, with all rows in order."""
+        """Yield one child of a struct column."""
         index = self.schema.field(column).type.get_field_index(part)
         for batch in self.batches([column]):
             yield batch.column(0).flatten()[index]
@@ -101,7 +99,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a text column as numbers if every value is a number; a column with 007 stays text.
+    """Return a text column as numbers if all values are numbers; 007 is text.
 
     Empty cells, NA, null and NaN become null in a numeric column.
     """
@@ -127,7 +125,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text without its byte-order mark, or raise if it is not UTF-8 text."""
+    """Return the start of a text without its byte-order mark; refuse encodings other than UTF-8."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -152,7 +150,7 @@ def reading_table(name: str) -> Iterator[None]:
 
 
 def dataset_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names that Hugging Face datasets stores in a table's metadata, by column.
+    """Return the class names that Hugging Face datasets stores in table metadata.
 
     Source: huggingface/datasets, `arrow_writer.py` (the key `huggingface`) and `features/features.py` (`ClassLabel`).
     """

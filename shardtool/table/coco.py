@@ -1,7 +1,7 @@
 """COCO annotations as a table with a row per image.
 
-The file has `images`, `annotations` and `categories`. Each annotation property becomes a list column with one value per
-annotation, in file order. Classes are numbered from 0 in the order of category ids.
+Each annotation property becomes a list column with one value per annotation, in file order. Classes are numbered from 0
+in the order of category ids.
 
 Source: https://cocodataset.org/#format-data
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-IMAGE_COLUMN = "file_name"  # identifies the image of a row
+IMAGE_COLUMN = "file_name"
 _COLUMN_NAMES = {"bbox": "boxes", "category_id": "labels", "area": "areas", "iscrowd": "iscrowd", "caption": "captions"}
 _REQUIRED_NAMES = {"images": ("id", IMAGE_COLUMN), "annotations": ("image_id",), "categories": ("id", "name")}
 _SIDE_NAMES = "width", "height"
 _IMAGE_PROPERTIES = ("id", IMAGE_COLUMN, *_SIDE_NAMES)
-_CHUNK_ANNOTATIONS = 2**14  # annotations held as Python objects at a time
+_CHUNK_ANNOTATIONS = 2**14
 
 _ARROW_TYPES = {
     "bbox": pa.list_(pa.float64(), 4), "category_id": pa.int64(), "area": pa.float64(), "iscrowd": pa.int64(),
@@ -138,7 +138,6 @@ def _read_annotations(objects: Iterator[dict[str, Any]], location: str) -> dict[
 
 
 def _to_array(values: list[Any], property_name: str, first: int, location: str) -> pa.Array:
-    """Return one property of annotations as an array; `first` is the number of the first annotation."""
     expected = _EXPECTED_VALUES[property_name]
     try:
         has_fractions = any(value % 1 for value in values if isinstance(value, float))

@@ -1,7 +1,6 @@
 """Parquet, Feather and Arrow files.
 
-Columns without bytes are read whole. Byte columns are read again later, a batch at a time; the files must not change in
-between.
+Byte columns are read again later, a batch at a time; the files must not change in between.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BATCH_ROWS = 64  # rows of bytes at a time, in addition to one page, whose size
 
 
 def arrow_input(path: str) -> pa.NativeFile | str:
-    """Return the input for pyarrow: a local path unchanged, a URL as an open file."""
+    """Return a local path unchanged, a URL as an open file."""
     return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
 
 
@@ -44,7 +43,7 @@ def _file_stat(path: str) -> tuple[int, int, int]:
 
 
 class _FileTable(Table):
-    """A table whose files are read again for their bytes and must not change in between."""
+    """A table whose files must not change while it is read."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path)
@@ -66,7 +65,7 @@ class _FileTable(Table):
 
 
 class ParquetTable(_FileTable):
-    """A Parquet file, or the Parquet files of a folder; path parts such as `year=2024/` are columns."""
+    """One or more Parquet files; path parts such as `year=2024/` are columns."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path, files)
@@ -132,10 +131,7 @@ class ParquetTable(_FileTable):
 
 
 def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
-    """Return columns of a Parquet file.
-
-    One column is read and compacted at a time: five million rows take 550 MB, against 750 MB for all columns together.
-    """
+    """Read one column at a time: five million rows take 550 MB, against 750 MB for all columns together."""
     schema, columns = file.schema_arrow, []
     for name in names:
         groups = [
@@ -160,7 +156,7 @@ def _hive_partition(path: str) -> dict[str, str | None]:
 
 
 class ArrowTable(_FileTable):
-    """An Arrow file (Feather), or an Arrow stream as written by Hugging Face datasets."""
+    """An Arrow file (Feather), or an Arrow stream (Hugging Face datasets)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, [path])

@@ -1,7 +1,4 @@
-"""Column names and types of a table: text, bytes, and what is not allowed.
-
-Columns, nesting and row sizes are limited to what readers and output files can handle.
-"""
+"""Column names and types of tables, and limits of columns, nesting and row sizes."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ PATH_NAMES = (
 BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
 _UNTYPABLE = re.compile(r"[=,]|^-|^\s|\s$")
 RENAME_HINT = "Use a different name for each."
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # pandas' name for an unnamed index
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def find_byte_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that contain bytes at any nesting level; these are streamed or never read."""
+    """Return the columns that contain bytes at any nesting level."""
     return [field.name for field in schema if any(is_bytes_type(kind) for kind, _ in nested_types(field.type))]
 
 
@@ -48,7 +45,7 @@ def is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Check whether a type contains a struct without fields, as JSON's `{}` in every row becomes."""
+    """Check whether a type contains a struct without fields, from `{}` in every row."""
     return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in nested_types(kind))
 
 
@@ -71,11 +68,7 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 
 def check_column_names(name: str, columns: list[str]) -> None:
-    """Refuse unnamed columns and repeated names.
-
-    Raises:
-        InvalidRequest: A column has no name, or two have the same.
-    """
+    """Refuse unnamed columns and repeated names."""
     unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
     if unnamed:
         found = f"column {format_list(unnamed)} without a name"
@@ -88,7 +81,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown column or field, with the most similar names."""
+    """Return the error for an unknown name, with the most similar names."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -99,11 +92,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
-    """Refuse metadata columns whose names are reserved for the sidecar.
-
-    Raises:
-        InvalidRequest: A name starts with two underscores.
-    """
+    """Refuse metadata columns whose names are reserved for the sidecar: with two underscores at the start."""
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
@@ -111,22 +100,14 @@ def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> No
 
 
 def check_field_name(location: str, found: str, name: str) -> None:
-    """Refuse a field name that is invalid, or that `--fields` could not express.
-
-    Raises:
-        InvalidRequest: The name is not allowed.
-    """
+    """Refuse a field name that is invalid, or that `--fields` could not express."""
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
         expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
         raise InvalidRequest(location, found, expected=expected)
 
 
 def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENAME_HINT) -> None:
-    """Refuse invalid and repeated field names.
-
-    Raises:
-        InvalidRequest: A name is not allowed, or occurs twice.
-    """
+    """Refuse invalid and repeated field names."""
     for name in names:
         check_field_name(f"field {name!r}", "not a valid field name", name)
     repeated = sorted({repr(name) for name in names if names.count(name) > 1})
@@ -135,11 +116,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse class labels for a field that does not exist; `fields` are (field, column).
-
-    Raises:
-        InvalidRequest: A label has no field.
-    """
+    """Refuse class labels for a field that does not exist; `fields` are (field, column)."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
@@ -149,15 +126,11 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
 
 MAX_COLUMNS = 10_000  # each takes space in the sidecar of every shard
 MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list or struct takes up to three
-MAX_ROW_BYTES = 2**28  # text is copied several times, and a small compressed file may expand to this
+MAX_ROW_BYTES = 2**28  # a small compressed file may expand to this, and is copied
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
-    """Refuse a table with too many columns, or with too deep nesting.
-
-    Raises:
-        InvalidRequest: The table exceeds a limit.
-    """
+    """Refuse a table with too many columns, or with too deep nesting."""
     if len(schema) > MAX_COLUMNS:
         raise column_count_error(location, len(schema))
     for field in schema:
@@ -172,7 +145,7 @@ def check_shape(location: str, schema: pa.Schema) -> None:
 
 
 def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
-    """Yield a type and all types nested in it, with their levels; the type itself has level 0."""
+    """Yield a type (level 0) and all types nested in it, with their levels."""
     stack = [(kind, 0)]
     while stack:
         current, level = stack.pop()

@@ -1,4 +1,4 @@
-"""Several tables as one: the rows of the first, then those of the second, and so on."""
+"""Several tables as one, one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
 
-FILE_COLUMN = "file"  # the name of each row's table, without extensions; for `--split-by file`
+FILE_COLUMN = "file"  # the table of each row, without extensions; for `--split-by file`
 _MAX_NAMED_FILES = 3
 
 
@@ -27,7 +27,7 @@ class ConcatenatedTable(Table):
     """Tables with the same columns; `folder` is empty if they are in several folders.
 
     Args:
-        files: At least one path.
+        files: Paths.
         open_file: Opens one of them.
 
     Raises:
@@ -56,7 +56,7 @@ class ConcatenatedTable(Table):
         self.notes = tuple(note for table in self._tables for note in table.notes)
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns; those that are text in one file and numbers in another are text."""
+        """Return columns. A column that is text in any file is text."""
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
@@ -72,11 +72,11 @@ class ConcatenatedTable(Table):
         return sum(count for _, count in self.row_counts())
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return path and number of rows of each file."""
+        """Return paths and row counts."""
         return [(file, table.count()) for file, table in zip(self._files, self._tables, strict=True)]
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of the columns."""
+        """Yield record batches."""
         for table in self._tables:
             yield from table.batches(columns)
 
@@ -86,7 +86,7 @@ class ConcatenatedTable(Table):
             yield from table.parts(column, part)
 
     def file_names(self) -> pa.Array:
-        """Return the value of `FILE_COLUMN` of each row."""
+        """Return the values of `FILE_COLUMN`."""
         counts = [count for _, count in self.row_counts()]
         names = arrow.text_array([_name_without_extensions(file) for file in self._files])
         return names.take(arrow.number_array(np.repeat(np.arange(len(counts)), counts)))

@@ -1,11 +1,11 @@
 """CSV, TSV and other delimited text.
 
-pyarrow parses the text. This module adds what pyarrow does not report: a header with another delimiter, and the numbers
-of rows with a wrong number of values. Row 1 is the first after the header; empty lines are not rows.
+pyarrow parses the text. This module also reports a header with another delimiter, and the numbers of rows with a wrong
+number of values. Row 1 is the first after the header; empty lines are not rows.
 
-Column types are inferred from all values (integers, booleans, dates, times, floats, text). Columns that the caller
-names stay text, because the key 1e5 is not 100000. Columns with a value such as 007, or with more digits than a float
-holds, stay text too. `NA` and an empty cell are text in text columns and null in others.
+Column types are inferred from all values. Columns that the caller names stay text, because the key 1e5 is not 100000.
+Columns with a value such as 007, or with more digits than a float holds, stay text too. `NA` and an empty cell are text
+in text columns and null in others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Opened = Callable[[], BinaryIO]
 
 
-_MAX_LISTED_ROWS = 5  # rows in a message
+_MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
 _TAIL_BYTES = 64  # enough for the last character and line ends
 _MAX_EXACT_FLOAT = 2.0**53  # not every larger whole number is a float
@@ -51,9 +51,9 @@ class DelimitedTable(Table):
     """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text.
 
     Args:
-        location: Path, or another name for messages.
+        location: See `Table`.
         opened: Opens the text.
-        form: Format options.
+        form: Its options.
         separator: Delimiter, if `form` has none.
         name: Kind of table, if it is not a file.
 
@@ -151,7 +151,7 @@ class DelimitedTable(Table):
         return read_in_blocks(read)
 
     def _check_last_quote(self, table: pa.Table) -> None:
-        """Refuse an unclosed quotation mark in the last value: pyarrow would return the remaining rows as its text."""
+        """Refuse an unclosed quotation mark: pyarrow would return the remaining rows as one value."""
         last_column = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last_column.type):
             return

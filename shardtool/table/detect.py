@@ -1,6 +1,6 @@
 """Detect tables and archives by file name and object type.
 
-Imports nothing heavy, and reads only a few names of a folder.
+Reads only a few names of a folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 
 def table_ending(path: str) -> str:
-    """Return the suffix of a table format, without a compression suffix; empty if the path is not a table."""
+    """Return the suffix of a table format without compression; empty if not a table."""
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()  # a URL may have a query
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]
@@ -46,13 +46,13 @@ def table_ending(path: str) -> str:
 
 
 def is_parquet_glob(path: str) -> bool:
-    """Check whether a path is a glob for Parquet files; only the last path component may be a glob."""
+    """Check whether the last path component is a glob for Parquet files."""
     is_pattern = any(mark in paths.base_name(path) for mark in "*?[") and not address.is_web(path)
     return is_pattern and table_ending(path) == PARQUET_ENDING and not lookup.is_file(path)
 
 
 def list_parquet_files(folder: str) -> list[str]:
-    """Return the Parquet files that match a glob, or all files below a folder if all are Parquet; sorted.
+    """Return, sorted, the Parquet files of a glob, or all files below a folder if all are Parquet.
 
     Names that start with a dot or an underscore, such as `_SUCCESS`, are ignored.
     """
@@ -109,7 +109,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Return the path of an archive, and the folder inside it (empty, or with a trailing slash), or None."""
+    """Return the path of an archive, and the folder inside it (empty, or with a trailing slash)."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""
@@ -121,10 +121,7 @@ def find_archive(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
-    """Check whether a source is a table: by file name, folder content, or object type.
-
-    Any file is a table if `form` sets a format.
-    """
+    """Check whether a source is a table. Any file is one if `form` sets a format."""
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)

@@ -24,7 +24,7 @@ _NESTED_TYPES = ("list", "dict", "tuple", "ndarray")
 
 
 def open_in_memory(source: object) -> MemoryTable:
-    """Return the table of a DataFrame, an Arrow object, or a dict of columns."""
+    """Open a DataFrame, an Arrow object, or a dict of columns."""
     name = type(source).__name__
     with reading_table(name):
         if isinstance(source, pa.Table):
@@ -44,7 +44,7 @@ def open_in_memory(source: object) -> MemoryTable:
 
 
 def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
-    """Return a DataFrame as Arrow. A named index becomes columns; an unnamed one is dropped."""
+    """A named index becomes columns; an unnamed one is dropped."""
     columns = [str(column) for column in frame.columns]
     check_column_names(name, columns)
     keep = all(level is not None for level in frame.index.names)

@@ -1,9 +1,8 @@
 """JSON lines, checked before pyarrow reads them.
 
 pyarrow's reader kills the process on a `null` line and on deep nesting, accepts objects that span lines, and allocates
-a value in every row for each name that any line uses. Therefore each line must be one object with at most `MAX_NESTING`
-levels, and names times rows must be in proportion to the file size. Brackets and names are counted a block at a time;
-only suspicious lines are parsed here.
+a value in every row for each name. Therefore each line must be one object with at most `MAX_NESTING` levels, and names
+times rows must be in proportion to the file size. Only suspicious lines are parsed here.
 
 Text stays text, even if it looks like a time. Integers beyond 64 bits become floats.
 """
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
-    """Return a table of JSON objects, one per line.
+    """Return the objects as a table.
 
     Raises:
         InvalidRequest: A line is not an object, or a column mixes types.
@@ -111,7 +110,7 @@ _CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight i
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
-    """Return the number of non-blank lines, or raise for lines that pyarrow's reader cannot handle.
+    """Return the number of non-blank lines, or refuse the text.
 
     Raises:
         InvalidRequest: A line is not an object or is nested too deeply, or there are far too many names.
@@ -165,7 +164,7 @@ def _is_deep(line: bytes) -> bool:
 
 
 def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines, about 1 MiB at a time, without a byte-order mark.
+    """Yield whole lines, about 1 MiB, without a byte-order mark.
 
     Raises:
         InvalidRequest: A line is too long.
@@ -188,7 +187,7 @@ def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _iter_rows(location: str, open_stream: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
-    """Yield each non-blank line's number and object, and the number of bytes read so far."""
+    """Yield each non-blank line's number, object, and end in bytes."""
     number = size = 0
     with open_stream() as stream:
         for data in read_line_blocks(location, stream):

@@ -1,4 +1,4 @@
-"""Read a large JSON document as a stream, with one array element in memory at a time."""
+"""Read a large JSON document, with one array element in memory at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document, read piece by piece. Every method may raise.
+    """One JSON document. Every method may raise.
 
     Raises:
         InvalidRequest: Invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
@@ -75,7 +75,7 @@ class JsonStream:
         return self._iter_items("[", "]", self.value)
 
     def members(self) -> Iterator[str]:
-        """Yield the names of the next object; the caller reads each value before it asks for the next name."""
+        """Yield the names of the next object; the caller must read each value."""
         return self._iter_items("{", "}", self._read_name)
 
     def _iter_items(self, start: str, end: str, read_item: Callable[[], Any]) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class JsonStream:
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
-    """Return an array of objects as LZ4-compressed JSON lines: the caller reads them several times.
+    """Return an array of objects as LZ4-compressed JSON lines, to be read several times.
 
     Raises:
         InvalidRequest: The document is not an array of objects, or is empty.

@@ -59,7 +59,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path or an object; see `is_table`.
-        named: Columns named in the request. With any, standard input is read as a table.
+        named: Requested columns. If there are any, standard input is a table, not a list of paths.
         form: Text format, if the file name does not imply it.
 
     Raises:
@@ -99,7 +99,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    """Return the sorted files of a glob of tables; empty for other paths, and for Parquet files (one table)."""
+    """Return the sorted files of a glob, but not of Parquet files, which are one table."""
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
     folder = paths.folder_of(path)
@@ -151,7 +151,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns without bytes, each as one array of a plain type, in table order; columns in `text` stay text.
+    """Return columns as arrays of plain types, in table order; columns in `text` stay text.
 
     Raises:
         InvalidRequest: The table cannot be read, or contains invalid UTF-8.
@@ -170,7 +170,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
 
 
 def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFormat) -> Table:
-    """Return a table from standard input: paths one per line, or a CSV or TSV recognised by its header."""
+    """Read paths one per line, or a CSV or TSV recognised by its header."""
     name = "standard input"
     line, _, rest = data.partition(b"\n")
     header = line.decode("utf-8-sig", "replace").strip("\r")
@@ -186,11 +186,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column whose values do not fit its type, and invalid UTF-8; no reader checks these.
-
-    Raises:
-        InvalidRequest: The column is invalid.
-    """
+    """Refuse a column whose values do not fit its type, and invalid UTF-8; no reader checks these."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,7 +1,7 @@
 """Column values as field payloads: text, class numbers, or an array for a field that ends in npy.
 
-Every path from a column to a field uses these functions, so all refuse the same values. Nulls are refused only where a
-function says so; `missing_positions` finds them.
+Every path from a column to a field uses these functions, so all refuse the same values. Nulls are not refused;
+`missing_positions` finds them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,20 @@ _DTYPES = {
     "bool": "|b1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2",
     "uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8",
 }  # fmt: skip
-_STEP_BYTES = 2**24  # text rendered at a time
+_STEP_BYTES = 2**24
 _MAX_INT64 = 2**63 - 1
 _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # two digits for each byte
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the value type of a column's values in a field; None: bytes."""
+    """Return the type of values in a field; None: bytes."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column whose values the field cannot store; nulls are ignored. See `check_payload`.
-
-    Raises:
-        InvalidRequest: A value is refused, or the field is binary and the column has no suitable arrays.
-    """
+    """Refuse a column that the field cannot store; nulls are ignored. See `check_payload`."""
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
@@ -70,10 +66,7 @@ def check_field_values(
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return each value's payload as text; `.npy` files are encoded, see `shardtool.shard_samples`.
-
-    `values` must have passed `check_field_values`.
-    """
+    """Return payloads as text, see `inline_payload`. `values` must have passed `check_field_values`."""
     if _ending(field) == "npy":
         return _npy_texts(values)
     return render_column(pa.table({field: values}), render_values)
@@ -88,7 +81,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of arrays built from lists of this type; None: not possible."""
+    """Return the dtype of arrays from lists of this type."""
     if not _is_list(kind):
         return None
     while _is_list(kind):
@@ -201,10 +194,7 @@ def check_payload(
 ) -> None:
     """Refuse column values that no field can store.
 
-    `refuse` is `TableRows.refuse` or the like. `class_names` are set if the values are class numbers or lists of them.
-
-    Raises:
-        InvalidRequest: A value is refused.
+    `refuse` is `TableRows.refuse` or the like. `class_names` are set for class numbers and lists of them.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -227,11 +217,7 @@ def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> 
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Refuse lists of class numbers in a field that readers interpret as one number.
-
-    Raises:
-        InvalidRequest: The field name does not end in json.
-    """
+    """Refuse lists of class numbers in a field that readers interpret as one number."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."

@@ -1,6 +1,6 @@
-"""Render rows as JSON and values as text, in Arrow, without a Python object per row.
+"""Render rows as JSON and values as text, in Arrow.
 
-Only the sizes of all texts are kept; a text is rendered again when its shard is packed.
+Only the sizes of texts are kept; a text is rendered again when its shard is packed.
 
 A row's JSON equals `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with keys in column order. Values
 without a JSON form:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Render = Callable[[pa.Table], pa.Array]
 
 
-_CONTROL_CODES = 32  # characters below are control characters
+_CONTROL_CODES = 32
 _CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**24  # rows and bytes of columns rendered at a time
 _EMPTY = arrow.text_scalar("")
 _NULL = arrow.text_scalar("null")
@@ -49,7 +49,6 @@ class ArrowStrings:
     Attributes:
         count: Number of texts.
         render: Renders the texts of a slice or of positions, each followed by a NUL.
-        step: Number of texts rendered at a time.
         positions: Selected positions among `count`; None: all.
         size: Payload bytes of each text, if all are encoded (see `inline_payload`) and equally long.
     """
@@ -68,7 +67,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the size of each decoded payload, without the NUL."""
+        """Return the size of each decoded payload."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0
@@ -82,7 +81,7 @@ class ArrowStrings:
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Return the texts at these positions, in that order, each followed by a NUL."""
+        """Return the texts at these positions, each followed by a NUL."""
         return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:
@@ -92,7 +91,7 @@ class ArrowStrings:
 
 
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:
-    """Return a text for each row of a table with one-chunk columns; `render` renders the rows of a table."""
+    """Return a text for each row of a table with one-chunk columns."""
 
     def texts(rows: NDArray[np.int64] | slice) -> pa.Array:
         if isinstance(rows, slice):

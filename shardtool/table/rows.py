@@ -1,4 +1,4 @@
-"""The selected rows of a table, and their numbers in messages. Row 1 is the first after the header."""
+"""The selected rows of a table, and row numbers in messages. Row 1 follows the header."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 _MAX_LISTED_ROWS = 5
-_MAX_EXAMPLES = 3  # values or keys in a message
-_MAX_SHOWN_CHARS = 120  # of a value or key
+_MAX_EXAMPLES = 3
+_MAX_SHOWN_CHARS = 120
 
 
 def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
@@ -35,7 +35,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return `row 3`, or `rows 3, 17 and 12 more`, from the first row numbers and their total."""
+    """Return `row 3`, or `rows 3, 17 and 12 more` of `total`."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
@@ -44,10 +44,10 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        location: The path of the table, or another name for messages.
+        location: See `Table`.
         columns: Columns without bytes.
         numbers: int64, row numbers counted from 0; None: all rows.
-        files: Path and number of rows of each file, if the table has several.
+        files: See `Table.row_counts`.
     """
 
     location: str
@@ -64,7 +64,7 @@ class TableRows(NamedTuple):
         return f"row {number + 1:,}"
 
     def format_positions(self, positions: NDArray[np.int64]) -> str:
-        """Return `rows 3, 17 and 12 more` for positions among these rows."""
+        """Return `format_rows` for positions among these rows."""
         first = positions[:_MAX_LISTED_ROWS]
         shown = first if self.numbers is None else self.numbers[first]
         if self.files:
@@ -72,11 +72,7 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise for the rows at `positions`, if there are any.
-
-        Raises:
-            InvalidRequest: There are positions.
-        """
+        """Raise `InvalidRequest` for the rows at `positions`, if there are any."""
         if len(positions):
             found = f"{found} in {self.format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -84,11 +80,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise if keys repeat, among all keys or those at `positions`.
-
-        Raises:
-            InvalidRequest: A key repeats.
-        """
+        """Raise `InvalidRequest` if keys repeat, among all keys or those at `positions`."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self.format_positions(at if positions is None else positions[at]) for at in position_lists]
@@ -106,5 +98,5 @@ class TableRows(NamedTuple):
 
 
 def shorten(text: str) -> str:
-    """Return a text, truncated to the length allowed in messages."""
+    """Truncate a text for messages."""
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

@@ -1,1 +1,1 @@
-"""Transform samples before they are packed: download URLs, convert images, call a user function."""
+"""Transform samples before packing: download URLs, convert images, call a user function."""

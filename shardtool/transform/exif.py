@@ -25,9 +25,9 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # per tag; excludes maker notes and pr
 
 
 def read_exif(data: bytes | memoryview) -> str | None:
-    """Return an image's EXIF as a JSON object by tag name; None if it has no readable EXIF.
+    """Return EXIF as a JSON object by tag name; None if there is no readable EXIF.
 
-    `latitude` and `longitude` are in degrees. Long values, and values that are neither text nor numbers, are skipped.
+    `latitude` and `longitude` are in degrees. Long values, and all except text and numbers, are skipped.
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """

@@ -10,7 +10,7 @@
   format and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to a photograph: palettes become colours, white becomes 255 for any bit depth, and
   jpg replaces transparency by white. Other conversions are refused (`image-depth`).
-- An image with several frames or pages is an error (`animated-image`) if it would have to be changed.
+- Changing an image with several frames or pages is an error (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
 For worker processes only: `change_image` disables Python's warnings, and libtiff may print to stderr.
@@ -59,7 +59,7 @@ for _name in PILLOW_READERS:
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
 _MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels per side; limits of libjpeg, libwebp and GIF
-_LOSSY_FORMATS = ("JPEG", "WEBP")  # formats for photographs: eight bits, no palette
+_LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
 _ALPHA_MODES = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 
@@ -91,15 +91,14 @@ class ImageOptions:
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
-        resize_mode: `shorter` scales until the image covers `resize` (256 x 256: the shorter side is 256), `longer`
-            until it fits inside. Both keep the aspect ratio; `exact` does not. `crop` covers, then cuts out the centre.
-            `pad` fits, then adds transparency if the written mode has alpha, else black; a palette without either adds
-            colour 0.
+        resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. Both keep the
+            aspect ratio; `exact` does not. `crop` covers, then cuts out the centre. `pad` fits, then adds transparency
+            if the written mode has alpha, else black; a palette without either adds colour 0.
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        quality: 1 to 100, for JPEGs and lossy WebPs that are written anyway.
-        fields: Fields that are images; empty: all with an image suffix.
+        quality: 1 to 100, for JPEGs and lossy WebPs.
+        fields: Image fields; empty: all with an image suffix.
         masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
         probe: Record width, height and mode.
         max_pixels: Maximum pixels, read or written; Pillow's own limit also applies.
@@ -158,8 +157,8 @@ def _ending(field: str) -> str:
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     """Return the changed image and its size and mode.
 
-    If only probing is requested, or nothing has to change, the result is `data` itself. Unless only probing, the pixels
-    are always decoded, to detect damage.
+    If nothing has to change, the result is `data` itself. Unless only probing, the pixels are always decoded, to detect
+    damage.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
@@ -207,7 +206,7 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
 
 
 class _Placement(NamedTuple):
-    """Position of the pixels: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
+    """The centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
 
     All sizes are in display orientation.
     """
@@ -245,7 +244,6 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
 
 
 def _scaled_size(size: tuple[int, int], target: tuple[int, int], *, cover: bool) -> tuple[int, int]:
-    """Return the rounded size, at least 1 per side, that covers `target` or fits inside, at the same aspect ratio."""
     (width, height), (target_width, target_height) = size, target
     if (target_width * height >= target_height * width) == cover:
         return target_width, max(1, (2 * height * target_width + width) // (2 * width))
@@ -323,7 +321,7 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the transparent colour or, if there is none, black, in the image's mode; 0 if its palette lacks both."""
+    """Return the transparent colour, else black; 0 if the palette lacks both."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":
@@ -360,7 +358,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Give each used index a colour: Pillow's PNG writer truncates indices to the palette's bits."""
+    """Pillow's PNG writer truncates indices to the palette's bits: give each index a colour."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

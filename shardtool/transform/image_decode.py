@@ -1,7 +1,7 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
 - The content determines the format, not the name: `ImageNet/n02105855_2933.JPEG` is a PNG.
-- Only seven formats are decoded. Others are never tried; EPS would start a program.
+- Only seven formats are tried; EPS would start a program.
 - Of a multi-picture JPEG (MPO), only the first picture is used; the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
   GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
@@ -67,7 +67,7 @@ TRANSPOSES = {  # by EXIF orientation, to turn the image upright
 FIRST_SIDEWAYS = 5  # this and later orientations swap width and height
 _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-_PIECE_BYTES = 2**16  # decompressed at a time
+_PIECE_BYTES = 2**16
 
 _PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # text chunks that may contain the orientation
 
@@ -88,15 +88,15 @@ def decode_image(
     data: bytes, *, min_size: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_DECODE_BYTES,
     on_loss: Callable[[DecodingLoss], None] | None = None,
 ) -> Image.Image:  # fmt: skip
-    """Return an image's pixels (first frame) in the mode of its content and in display orientation.
+    """Return an image's pixels (first frame) in their own mode and in display orientation.
 
     16-bit grey is reduced to its upper 8 bits, unless `exact`. Thread-safe: Python's warning filters are unchanged.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
-        min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if it is then at least this large.
+        min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Return stored values, and refuse an image whose values Pillow does not preserve.
-        max_bytes: Memory limit, which includes turning the image and converting it to RGB.
+        max_bytes: Memory limit, including turning and conversion to RGB.
         on_loss: Called if the image has more bits or pages than the result.
 
     Raises:
@@ -117,7 +117,7 @@ def decode_image(
 
 
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
-    """Return what is lost in eight bits of the first frame or page, without reading further frames."""
+    """Return what is lost in eight bits of the first frame or page."""
     losses: list[DecodingLoss] = []
     if picture.deep or picture.image.mode in WIDE_MODES:
         losses.append("colour bits" if picture.deep else "grey bits")
@@ -135,18 +135,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 class OpenedImage:
-    """An image whose header was read, but whose pixels are not decoded yet.
+    """An image whose pixels are not decoded yet.
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        stream: The bytes.
-        kind: Format of the content.
-        size: Width and height in display orientation.
+        kind: Format.
         turn: EXIF orientation still to apply after decoding; for TIFF, Pillow applies it.
         upright: Whether the orientation is 1.
         deep: Whether Pillow discards all but the upper eight bits of each value.
         white: The largest possible value, which is white; 0 if there is none.
-        profile: ICC profile.
         colours: Colour kind of the profile.
 
     Raises:
@@ -176,11 +173,11 @@ class OpenedImage:
         self.colours = colour_kind(image.mode)
 
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
-        """Check that decoding and conversion stay within the memory limit.
+        """Check the memory of decoding and conversion.
 
         Args:
             full: Width and height in the file, if a reduced size is decoded.
-            turned: Whether the image will be turned afterwards.
+            turned: Whether the image will be turned.
 
         Raises:
             BadImage: The limit is exceeded.
@@ -214,7 +211,7 @@ class OpenedImage:
 
 
 def _read_orientation(image: Any, stream: BytesIO) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 if missing or unreadable, as in image viewers."""
+    """Return the EXIF orientation, 1 to 8; 1 if unreadable, as in image viewers."""
     if not may_have_exif(image, stream):
         return 1
     try:
@@ -281,8 +278,7 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image and the extent of its content, in pixels.
 
-    A JPEG may be decoded at a fraction of its size, but not smaller than `goal`. Its content may then end inside the
-    last pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`, whose content may end inside the last pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -300,7 +296,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
 
 
 def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, int]]) -> str:
-    """Describe what a truncated file lacks although Pillow decodes it; empty if the file is complete."""
+    """Describe what a truncated file lacks; empty if it is complete."""
     data, image = picture.stream.getvalue(), picture.image
     if picture.kind == "PNG":
         if all(name != b"IEND" for name, _ in _png_chunks(data)):
@@ -338,7 +334,7 @@ def _png_has_rows(data: bytes) -> bool:
 
 
 def _gif_has_end(data: bytes) -> bool:
-    """Check whether a GIF's blocks end with its end mark, which may be missing after a single frame.
+    """Check for a GIF's end mark, which may be missing after a single frame.
 
     Source: GIF89a, sections 18 to 27.
     """
@@ -374,7 +370,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert grey to eight bits, with white as 255.
+    """Convert grey to eight bits.
 
     Raises:
         BadImage: White is undefined: values are floats, signed, or wider than 16 bits.

@@ -3,9 +3,9 @@
 Used for upright 8-bit JPEGs in grey or three colours. Otherwise, or without simplejpeg, `decode_jpeg_fast` returns
 None, and Pillow decodes the image.
 
-- Memory is estimated from the header before allocation; a JPEG near the limit is left to Pillow.
-- A JPEG that causes a libjpeg warning is left to Pillow, which decides whether to refuse it. One warning is expected
-  after `crop_jpeg_rows`: data follow the kept rows. Then the file must end with the end marker.
+- A JPEG near the memory limit is left to Pillow.
+- A JPEG that causes a libjpeg warning is left to Pillow. One warning is expected after `crop_jpeg_rows`: data follow
+  the kept rows. Then the file must end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -56,9 +56,9 @@ class JpegHeader(NamedTuple):
         width: In pixels.
         height: In pixels.
         block_rows: Pixel rows per row of blocks.
-        is_sequential: Whether rows are decoded one after the other; a progressive JPEG is decoded in several scans.
+        is_sequential: Whether the JPEG is not progressive.
         is_supported: Whether simplejpeg decodes it: eight bits, in one or three colours.
-        is_cropped: Whether `height` was reduced, so rows follow that are not decoded.
+        is_cropped: Whether `height` was reduced; more rows follow.
     """
 
     height_offset: int
@@ -71,7 +71,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of an upright JPEG; None for other or unusual images."""
+    """Return the header of an upright JPEG; None for other images."""
     if data[:2] != b"\xff\xd8":
         return None
     offset, app1_data = 2, b""
@@ -93,7 +93,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Return a sequential JPEG with the height in its header reduced to `rows`, and the new header."""
+    """Reduce the height in a sequential JPEG's header to `rows`."""
     cropped = b"".join((data[: head.height_offset], rows.to_bytes(2, "big"), data[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
 
@@ -149,7 +149,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Check whether EXIF and XMP leave the orientation unchanged: by searching for the tag, else with Pillow."""
+    """Search EXIF and XMP for an orientation; if there may be one, ask Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

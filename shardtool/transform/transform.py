@@ -1,6 +1,6 @@
 """Describe the changes to samples with plain values, which are sent to workers.
 
-A condition on values that are found while a sample is read, such as the image size, can exclude the sample.
+A condition on values found while reading, such as the image size, can exclude a sample.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class ReadCondition(NamedTuple):
 
     Attributes:
         query: In the language of `select/query.py`.
-        columns: Columns used by the query.
         classes: Class names of columns that contain class numbers.
     """
 
@@ -45,7 +44,7 @@ class ReadCondition(NamedTuple):
 
 
 class Transform(NamedTuple):
-    """The changes to each sample. A plain value that is sent to workers.
+    """The changes to each sample.
 
     Attributes:
         images: Image options; None: images are unchanged.
@@ -62,7 +61,7 @@ class Transform(NamedTuple):
     where: ReadCondition | None = None
 
     def check_fields(self, existing_fields: tuple[str, ...]) -> None:
-        """Check that the requested fields exist, to detect typing errors.
+        """Check that the requested fields exist.
 
         Raises:
             InvalidRequest: A field does not exist.

@@ -30,7 +30,6 @@ class BadSample(Exception):
 
     Attributes:
         code: Reason code.
-        message: Explanation for people.
         detail: Traceback.
         field: The faulty field, or empty.
     """
@@ -61,11 +60,9 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change a sample's images; return its fields, and the values of the columns in `Transform.found`.
+        """Change images; return the fields, and the values of `Transform.found`.
 
-        Args:
-            fields: The sample's fields from the source.
-            checksum_field: The field whose checksums are computed.
+        Checksums of `checksum_field` are computed.
 
         Raises:
             BadSample: The sample cannot be processed.

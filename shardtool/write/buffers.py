@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-# Bytes read or written at a time; larger payloads are streamed. It fits the L2 cache: larger buffers cost up to double.
+# Larger payloads are streamed. Fits the L2 cache: larger buffers cost up to double.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # smaller gaps between payloads are read and ignored, because seeking would take as long
+MAX_GAP_BYTES = 2**20  # smaller gaps are read and ignored: seeking would take as long
 
 _arena = memoryview(b"")
 
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for a use: to assemble a shard, to read spans ahead, or for the gaps between payloads."""
+    """Return the buffer for a use."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 
 def get_arena(size: int) -> memoryview:
     """Return `size` bytes of memory for scattered payloads. Invalidates the result of earlier calls."""
-    global _arena  # noqa: PLW0603 - the only arena: it takes all memory granted to the worker
+    global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
     if len(_arena) < size:
         _arena = memoryview(b"")  # free the old one first
         _arena = memoryview(bytearray(size))

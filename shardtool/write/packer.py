@@ -1,8 +1,7 @@
 """Base class of the packers: read payloads, fill the buffer, skip samples, report progress.
 
-Files are read into one reusable buffer, checksummed in the CPU cache, and written one buffer at a time. To skip a
-sample, the end of the buffer is moved back. A sample larger than the buffer is streamed; to skip it, the shard is
-packed again.
+Files are read into one buffer, checksummed in the CPU cache, and written one buffer at a time. A sample larger than the
+buffer is streamed; to skip it, the shard is packed again.
 """
 
 from __future__ import annotations
@@ -55,11 +54,8 @@ def no_report(*_: object) -> None:
 class Packer:
     """Writes one shard. Subclasses add the framing of a format.
 
-    Args:
-        task: What to write.
-        put: Writes bytes of the shard.
-        report: Called regularly with the numbers of new samples and bytes.
-        skipped: Skipped samples by index; more are added.
+    `put` writes bytes of the shard. `report` is called regularly with the numbers of new samples and bytes. `skipped`
+    has the skipped samples by index; more are added.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -133,9 +129,9 @@ class Packer:
             raise SourceFailed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the file of a row's span, for messages; for a member of an archive, with a colon and its name.
+        """Return the file of a row's span, for messages, with a colon and the name of an archive member.
 
-        For a spool, which is our own temporary file, return the field's `name`.
+        For a spool, return the field's `name`.
         """
         file = self.files[self.file_of_row[row]]
         if file.form:
@@ -152,7 +148,7 @@ class Packer:
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
-        """Write a payload of any size in blocks, and return its CRC-32C."""
+        """Write a payload in blocks, and return its CRC-32C."""
         kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
@@ -205,7 +201,7 @@ class Packer:
             self.check_read(path, row, payload, read)
 
     def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan. If only its ctime is later, read the file again."""
+        """Check that a file matches the plan; if only its ctime is later, read again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -270,11 +266,11 @@ class Packer:
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return additional progress numbers since the last report."""
+        """Return more progress numbers since the last report."""
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report `samples` as done, unless the last report was recent."""
+        """Report `samples`, unless the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

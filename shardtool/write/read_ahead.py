@@ -1,6 +1,6 @@
 """Read the files of a shard ahead in threads, for storage where opening a file is slow, such as NFS.
 
-A file that differs from the plan is read again by the caller, so results are the same as without threads.
+The caller reads a file that differs from the plan again, so results are the same as without threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUEUE_FACTOR = 2
 
 
 class PlannedFile(NamedTuple):
-    """A file to read, with the size and mtime of the plan; `flags` for opening."""
+    """A file to read; size and mtime are those of the plan."""
 
     path: bytes
     flags: int
@@ -44,7 +44,7 @@ class _FileRead(NamedTuple):
 class ReadAhead:
     """Reads files ahead in threads. The caller requests them in order, may leave some out, and calls `close`.
 
-    It holds at most `memory` bytes, and does not read files too large for that, or newer than `max_ctime_ns`.
+    Holds at most `memory` bytes. Ignores files too large for that, or newer than `max_ctime_ns`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReadAhead:
 
         self.memory = threads * BUFFER_SIZE
         self.largest = self.memory // 2
-        self.held = 0  # bytes of files read ahead and not taken yet
+        self.held = 0
         self._thread_count, self._pool = threads, ThreadPoolExecutor(threads)
         self._read, self._max_ctime_ns = read, max_ctime_ns
         self._files = (file for file in files if file.size <= self.largest)
@@ -75,7 +75,7 @@ class ReadAhead:
         return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
-        """Return a file that was read ahead and matches the plan; None if the caller must read it."""
+        """Return a file that matches the plan; None: the caller must read it."""
         if size > self.largest:
             return None
         self._submit_next()

@@ -1,7 +1,7 @@
-"""First pass of a two-pass shuffle: copy payloads from a source file to their offsets in a spool. Runs in a worker.
+"""First pass of a two-pass shuffle: copy payloads from a file to their offsets in a spool. Runs in a worker.
 
-Payloads are read in file order, as many as fit in memory. The payloads of a region are contiguous in the spool, so
-writes are large. The parent assigns all offsets, so workers can share a spool.
+The payloads of a region are contiguous in the spool, so writes are large. The parent assigns all offsets, so workers
+can share a spool.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes: numbers
 ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is for this overhead
 MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # a smaller payload counts as this many bytes
 _READ_BLOCK_BYTES = 4 * 2**20  # read at a time, then checksummed while in the CPU cache
-_MAX_READ_ROWS = MAX_IOVEC // 2  # each payload needs one entry, and its gap another
+_MAX_READ_ROWS = MAX_IOVEC // 2
 
 
 class ScatterTask(NamedTuple):
     """Payloads of one file, in file order.
 
     Attributes:
-        packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
+        packed: Whether the file is compressed; offsets are those of the decompressed bytes.
         offsets: int64 per payload: offset in the file.
-        sizes: int64 per payload: length in bytes.
+        sizes: int64 per payload.
         targets: int64 per payload: offset in the spool.
-        expected: int64 per payload: expected CRC-32C, -1 if unknown.
+        expected: int64 per payload: CRC-32C, -1 if unknown.
     """
 
     source: SpanFile
@@ -60,7 +60,7 @@ class ScatterResult(NamedTuple):
 
     Attributes:
         wrong: (number, CRC-32C) of payloads that differ from their index.
-        failed: Code and message if the file cannot be read; then none of its payloads is usable.
+        failed: Code and message if the file cannot be read; then no payload is usable.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -68,7 +68,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads to their offsets in the spool; `report` is called with the bytes done."""
+    """Copy payloads; `report` receives the bytes done."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0

@@ -1,4 +1,4 @@
-"""Encode samples in memory as records of a shard, and collect the columns that describe them."""
+"""Encode samples as records of a shard, and collect their columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_COPIED_BYTES = 2**16  # up to this size, copying a part costs less than ano
 
 
 class EncodedField(NamedTuple):
-    """An encoded field. `stored` is its bytes in the shard. `text` is the text of a number; otherwise empty."""
+    """An encoded field. `stored` is its bytes in the shard; `text` is the text of a number, else empty."""
 
     name: bytes
     size: int
@@ -34,7 +34,7 @@ class EncodedField(NamedTuple):
 def encode_record(
     shard_format: str, key: bytes, fields: list[EncodedField], numbers: Mapping[bytes, NumberType]
 ) -> Parts:
-    """Return the parts of a sample's record. The fields must be sorted by name, as bytes."""
+    """Return the parts of a sample's record; fields are sorted by name."""
     stored = [(field.name, field.stored) for field in fields]
     return (
         tar_write.encode_tar_sample(key, stored)
@@ -44,7 +44,7 @@ def encode_record(
 
 
 class ShardRecords:
-    """Collects the records of a shard in order, and writes them in large parts."""
+    """Collects the records of a shard, and writes them in large parts."""
 
     def __init__(self, write: Put) -> None:
         self._write = write

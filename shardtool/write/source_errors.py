@@ -1,4 +1,4 @@
-"""Errors of source files that cannot be read or have changed since they were listed."""
+"""Errors of source files that cannot be read or have changed."""
 
 from __future__ import annotations
 

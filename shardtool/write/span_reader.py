@@ -1,7 +1,7 @@
 """Read byte ranges (spans) of shards, archives and spools.
 
-Consecutive spans are read ahead in growing steps, so that one system call serves many samples. A region of a spool fits
-in memory and is read whole with its first span.
+Consecutive spans are read ahead in growing steps, so that one system call serves many samples. A region of a spool is
+read whole with its first span.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
     Raises:
         SampleFailed: The file has changed.
-        SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check: payload checksums are verified.
+        SourceTouched: Only its ctime differs from `ctime_ns`. None: not checked, because payload checksums are.
     """
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
@@ -70,10 +70,8 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 class SpanReader:
     """Reads spans of `files`. Files stay open until `close`, or until too many are open.
 
-    Args:
-        files: The files.
-        regions: int64 pairs, ascending: start and end of the regions of the first file that are read whole.
-        has_crcs: Whether the caller verifies the checksum of every payload.
+    `regions` (int64 pairs, ascending) are the start and end of regions of the first file. With `has_crcs`, the caller
+    verifies the checksum of every payload.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
@@ -88,7 +86,7 @@ class SpanReader:
         self._end = self._ahead = 0  # end of the last span; bytes last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` of a file, from a region in memory or with one system call."""
+        """Fill `into` from `offset` of a file or of a region in memory."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
@@ -122,7 +120,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span of any size in blocks; each is valid until the next."""
+        """Yield a span in blocks; each is valid until the next."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)

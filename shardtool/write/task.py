@@ -31,12 +31,11 @@ ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
 
 
 class TransformWork(NamedTuple):
-    """A transform of samples, which makes planned sizes estimates, and the limits of the shard.
+    """A transform of samples, which makes planned sizes estimates.
 
     Attributes:
-        room: Maximum bytes of records in the shard.
         dots: Where keys end in tar member names.
-        known: Arrow stream of the columns that the transform's condition uses, as far as the plan has them.
+        known: Arrow stream of the plan's columns for the transform's condition.
     """
 
     transform: Transform
@@ -53,8 +52,8 @@ class TransformedSamples(NamedTuple):
     Attributes:
         content: The written samples. `inline` contains only texts of numbers.
         sources: int64 per sample: index in the task of its source sample.
-        consumed: Number of the task's samples that were processed; the rest need another shard.
-        found: Per sample, the values measured while reading: one for each column of `Transform.found`.
+        consumed: Number of processed samples; the rest need another shard.
+        found: Per sample, a value for each column of `Transform.found`.
     """
 
     content: ShardContent
@@ -71,7 +70,6 @@ class ShardTask(NamedTuple):
         action: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
             again produces the same bytes.
         work: Transform of the samples; None: pack them unchanged.
-        size: Bytes of the shard if no sample is skipped; None if unknown.
     """
 
     shard: int
@@ -93,7 +91,6 @@ class ShardResult(NamedTuple):
     Attributes:
         staged: The file to publish; None: keep the existing one.
         field_crcs: uint32 per written field, of its bytes in the shard.
-        skipped: Skipped samples, each with its index in the task.
         made: Transformed samples; None: as planned.
         compared: Whether the existing file was verified by packing the source again.
         wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.
@@ -119,14 +116,10 @@ def split_names(names: bytes) -> list[bytes]:
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the written samples: all except those with indexes in `skipped`.
+    """Return the content fingerprint of the samples, without those with indexes in `skipped`.
 
-    Args:
-        content: The planned samples.
-        field_crcs: uint32 per written field.
-        skipped: Indexes of skipped samples.
-        single_numbers: For each list with a single number: its index in `field_crcs`, and the length and CRC-32C of its
-            text.
+    `field_crcs` are uint32 per written field. `single_numbers` has, for each list with a single number, its index in
+    `field_crcs`, and the length and CRC-32C of its text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes

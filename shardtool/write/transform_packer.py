@@ -1,4 +1,4 @@
-"""Packer of shards whose samples are transformed, so their sizes are known only while packing.
+"""Packer of transformed samples, whose sizes are known only while packing.
 
 The shard ends before the sample that would exceed the size limit. The parent plans additional shards for the rest.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
 
 
-# Maximum samples and bytes for which a condition is evaluated together (docs/decisions/025-what-is-found.md).
+# A condition is evaluated for this many samples and bytes (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
@@ -54,7 +54,7 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
 
 
 def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: packer.Report) -> task.ShardResult:
-    """Write a shard of transformed samples to a staged, durable file."""
+    """Write a shard of transformed samples to a staged file."""
 
     def pack(file: Sink) -> TransformPacker:
         with closing(TransformPacker(task, work, file.write, report)) as packed:
@@ -78,9 +78,8 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        fields: The fields, with images transformed.
-        found: The values measured: one for each column of `Transform.found`.
-        rejection: Why the sample fails or is excluded; None if it is packed.
+        found: A value for each column of `Transform.found`.
+        rejection: Why the sample is not packed.
     """
 
     sample_index: int
@@ -117,7 +116,7 @@ class TransformPacker(packer.Packer):
             self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return the number of samples whose URLs failed since the last report."""
+        """Return how many samples had failed URLs."""
         if self._fetcher is None:
             return ()
         skips = len(failed_rows(self.skipped.values()))
@@ -125,7 +124,7 @@ class TransformPacker(packer.Packer):
         return (new_skips,)
 
     def run(self) -> None:
-        """Write samples until all are done or the shard is full, then the end of the file."""
+        """Write samples until the shard is full, then the end of the file."""
         for sample in self._read_samples():
             if not self._pack_sample(sample):
                 break
@@ -148,7 +147,7 @@ class TransformPacker(packer.Packer):
         return sizes
 
     def _read_samples(self) -> Iterator[ReadSample]:
-        """Yield all samples in order; with a condition, samples are read in batches."""
+        """Yield all samples; with a condition, in batches."""
         end, batch, size, where = 0, list[ReadSample](), 0, self._work.transform.where
         for sample_index, count in enumerate(self.counts):
             self._current_index = sample_index

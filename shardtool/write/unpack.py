@@ -1,8 +1,8 @@
-"""Write the samples of one shard to files, one per field. Runs in a worker, without NumPy or pyarrow.
+"""Write the samples of one shard to files. Runs in a worker, without NumPy or pyarrow.
 
-Each payload is verified against its index, then written under its final name by one system call. A payload larger than
-the buffer is written in blocks, and deleted if its checksum is wrong. So a killed process leaves at most one incomplete
-file, which the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
+Each payload is verified, then written under its final name by one system call. A payload larger than the buffer is
+written in blocks, and deleted if its checksum is wrong. So a killed process leaves at most one incomplete file, which
+the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples of one shard to write; `task.samples.paths` are their file names below `task.folder`."""
+    """Samples to write; `task.samples.paths` are their file names below `task.folder`."""
 
     task: ShardTask
     packed: bool

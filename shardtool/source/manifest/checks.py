@@ -98,7 +98,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse paths that are empty, are URLs or leave the root (unless `outside`), to which they are relative."""
+    """Refuse empty paths, URLs, and (unless `outside`) paths that leave the root."""
     column = f"column {name!r}"
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)

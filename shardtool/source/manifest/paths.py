@@ -1,4 +1,4 @@
-"""Paths and URLs in the columns of a manifest, and the keys and fields that they name. Links are not followed."""
+"""Paths and URLs in a manifest, and the keys and fields that they name. Links are not followed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _BEFORE_ENDING = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
 
 
 def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Return paths relative to `root` if they are below it, without `./`, `//` and the like.
+    """Make paths below `root` relative to it, without `./` and `//`.
 
     Other paths stay absolute. `..` stays, because it may follow a link.
     """
@@ -78,7 +78,7 @@ def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
 
 
 def find_absolute(paths: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of absolute paths, which leave the root."""
+    """Return the positions of absolute paths."""
     return arrow.true_positions(pc.starts_with(paths, "/"))
 
 
@@ -90,7 +90,7 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make the absolute paths relative to the real location of `root`, with `..`."""
+    """Make absolute paths relative to the real location of `root`, with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
@@ -155,13 +155,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> render.ArrowStrings:
-    """Return the paths of the rows of samples, taken from columns.
+    """Return the paths of the rows of samples, taken from columns with a value per sample.
 
-    Args:
-        samples: Number of samples.
-        columns: Columns of paths, each with a value per sample.
-        roles: For each ending and each row of a sample, the column of its path; -1 for none.
-        endings: uint16[samples]; None if all samples have the same.
+    `roles` has the column of each path (-1: none) by ending and row of a sample. `endings` is uint16[samples]; None:
+    the same for all.
     """
     count = samples * roles.shape[1]
 
@@ -240,7 +237,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the files of the columns in `examples`, which has a path of each column."""
+    """Return the options that also pack the columns in `examples`, which has a path of each."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []

@@ -146,7 +146,7 @@ def choose_roles(
 
 
 def meta_field_advice() -> str:
-    """Return what to do if another field has the metadata field's name."""
+    """Return the fix for a field with the metadata field's name."""
     none = option_text("meta", "none")
     return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 

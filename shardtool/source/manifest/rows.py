@@ -1,6 +1,6 @@
 """Combine the columns of a manifest into rows of fields, ordered by the bytes of the field names.
 
-Samples differ only in the field that a path's extension names, and so in its position.
+Samples differ only in the field that a path's extension names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class FieldLayout(NamedTuple):
         fields: All names, sorted.
         code: uint16[endings, parts], the field at each position.
         part: int64[endings, parts], the part at each position.
-        endings: uint16[samples]; None if all samples have the same.
     """
 
     fields: tuple[str, ...]
@@ -106,7 +105,7 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the workers' results into one column of files per column of paths.
+    """Merge the workers' results into a column per column of paths.
 
     Returns:
         The columns; (code, message) pairs; and int64[samples, columns]: 0, or one plus the index of the problem.

@@ -1,6 +1,6 @@
 """List the samples of a manifest. The whole table is checked before a file is examined.
 
-Columns stay in Arrow, without Python objects per row; shards create texts when needed (`ArrowStrings`).
+Columns stay in Arrow; shards create texts when needed (`ArrowStrings`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     Problem = tuple[SkipCode, str]
 
 
-_ASSUMED_URL_BYTES = 100_000  # size of a URL's file, if unknown
+_ASSUMED_URL_BYTES = 100_000
 
 
 class ManifestSource(Source):
@@ -104,8 +104,8 @@ class ManifestSource(Source):
             found = "files are not examined, and their sizes are unknown"
             expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
             raise InvalidRequest(option_text("stat"), found, expected=expected)
-        self._columns: dict[str, pa.Array] = {}  # columns read so far, with the remaining rows
-        self._labels: dict[str, pa.Array] = {}  # class numbers, by field
+        self._columns: dict[str, pa.Array] = {}  # with the remaining rows
+        self._labels: dict[str, pa.Array] = {}
         self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # of the remaining rows; None: all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
@@ -453,7 +453,6 @@ class ManifestSource(Source):
     def _stat_paths(
         self, paths: list[pa.Array], sizes: ScalarOrArray, pool: Pool, observer: Observer
     ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-        """Examine the files in workers: see `merge_stat_results`. `sizes` are used if the option `stat` is off."""
         if not paths or not self._options.stat:
             return [FieldColumn(FILE, sizes, 0, 0) for _ in paths], [], np.zeros((0, 1), np.int64)
         parts: dict[int, StatResult] = {}
