@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _DECOMPRESS_STEP_BYTES = 2**18
 _NO_ENCODING = ("", "identity")
-
 _IMAGE_SIGNATURES = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"\0\0\x01\0",
     b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a", b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51",
@@ -57,7 +56,7 @@ def is_image(data: bytes | bytearray) -> bool:
 
 
 def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
-    """Return the X-Robots-Tag directive that forbids us to use a file; empty if there is none.
+    """Return the X-Robots-Tag directive that forbids to use a file; empty if there is none.
 
     A header applies to every robot (`noai, noindex`), or to a named one (`shardtool: noai`).
     """
@@ -73,27 +72,18 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a body in bounded steps; `coding` is the Content-Encoding.
-
-    Raises:
-        FetchFailed: The encoding is not supported.
-    """
+    """Decompresses a body in bounded steps; `coding` is the Content-Encoding. Methods raise `FetchFailed`."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding.strip().lower()
         if self._coding not in (*_NO_ENCODING, "gzip", "x-gzip", "deflate"):
-            raise FetchFailed(
-                "bad-response", f"the body has Content-Encoding {self._coding[:40]!r}, which was not requested"
-            )
+            found = f"the body has Content-Encoding {self._coding[:40]!r}, which was not requested"
+            raise FetchFailed("bad-response", found)
         self._decompressor = None if self._coding in _NO_ENCODING else zlib.decompressobj(_GZIP_WBITS)
         self._started = False
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decoded bytes of the next part of a body.
-
-        Raises:
-            FetchFailed: The body is damaged.
-        """
+        """Yield the decoded bytes of the next part of a body."""
         if self._decompressor is None:
             yield data
             return
@@ -109,31 +99,22 @@ class BodyDecoder:
             raise FetchFailed("bad-response", f"a damaged {self._coding} body") from None
 
     def end(self) -> None:
-        """Check that the body is complete.
-
-        Raises:
-            FetchFailed: The body is truncated.
-        """
+        """Check that the body is complete."""
         if self._decompressor is not None and self._started and not self._decompressor.eof:
             raise FetchFailed("cut-short", f"a {self._coding} body that ends too early", is_temporary=True)
 
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-_ERROR_MEANINGS: tuple[
-    tuple[_ErrorTypes, SkipCode, str, bool], ...
-] = (  # error types (the first match applies), code, text, whether the failure is temporary
+# Error types (the first match applies), code, text, and whether the failure is temporary.
+_ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),
     ((aiohttp.ClientSSLError,), "bad-certificate", "invalid certificate or TLS", False),
     ((aiohttp.ClientPayloadError,), "cut-short", "the body ended too early", True),
-    (
-        (OSError, aiohttp.ServerConnectionError),
-        "no-connection",
-        "cannot connect, or the connection was closed early",
-        True,
-    ),
-)
+    ((OSError, aiohttp.ServerConnectionError), "no-connection", "cannot connect, or the connection was closed early",
+     True),
+)  # fmt: skip
 
 
 class RefusedAddress(OSError):
@@ -201,7 +182,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download the file `number` of the requested files; `limits` counts its bytes as held from then on.
+        """Download a file; `limits` counts its bytes as held from then on.
 
         Raises:
             FetchFailed: The download failed.
@@ -253,9 +234,8 @@ class DownloadClient:
 
     async def _read_body(self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits) -> bytes:
         options, length, body = self._options, response.content_length or 0, bytearray()
-        if options.robots and (
-            directive := refusing_directive(response.headers.getall("X-Robots-Tag", ()), options.user_agent)
-        ):
+        directive = refusing_directive(response.headers.getall("X-Robots-Tag", ()), options.user_agent)
+        if options.robots and directive:
             raise FetchFailed("robots-header", f"the server's X-Robots-Tag is {directive}")
         if length > options.max_bytes:
             raise FetchFailed("too-large", f"{format_size(length)}, more than {format_size(options.max_bytes)}")
@@ -269,11 +249,8 @@ class DownloadClient:
     async def _read_chunks(
         self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits, body: bytearray
     ) -> None:
-        decoder, received, max_bytes = (
-            BodyDecoder(response.headers.get("Content-Encoding", "")),
-            0,
-            self._options.max_bytes,
-        )
+        decoder = BodyDecoder(response.headers.get("Content-Encoding", ""))
+        received, max_bytes = 0, self._options.max_bytes
         async for data in response.content.iter_any():
             received += len(data)
             for chunk in decoder.pieces(data):
@@ -283,10 +260,8 @@ class DownloadClient:
                 body += chunk
         decoder.end()
         if self._options.images and not is_image(body):
-            content_type = response.content_type[:60]
-            raise FetchFailed(
-                "not-an-image", f"not a known image format; the server's Content-Type is {content_type!r}"
-            )
+            found = f"not a known image format; the server's Content-Type is {response.content_type[:60]!r}"
+            raise FetchFailed("not-an-image", found)
 
     def _make_socket(self, info: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, address = info
@@ -296,7 +271,6 @@ class DownloadClient:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files as far as allowed: idle connections count too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:

@@ -1,8 +1,7 @@
 """Download the files of a shard concurrently, in a thread with an event loop, and return them in order.
 
 Downloads start in the order in which files are needed, as far ahead as memory allows. While a host is at its limit,
-files of other hosts start first. The next file in order never waits for others. A failure is returned as the result of
-its file.
+files of other hosts start first. The next file in order never waits for others.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class HttpFetcher:
 
         Args:
             urls: The URLs.
-            samples: Number of samples they belong to, for progress.
-            on_wait: Called now and then while a caller waits for a file.
+            samples: Number of their samples, for progress.
+            on_wait: Called repeatedly while a caller waits for a file.
         """
         if self._urls:
             self._report_progress(len(self._urls))
@@ -81,7 +80,7 @@ class HttpFetcher:
         return result
 
     def _take_if_done(self, number: int) -> bytes | Exception | None:
-        """Return a file or its error; None if it is not complete after a short wait."""
+        # None if the file is not complete after a short wait.
         started = time.monotonic()
         if started > self._next_report:
             self._report_progress(number)
@@ -108,7 +107,6 @@ class HttpFetcher:
         self._next_report = time.monotonic() + _PROGRESS_INTERVAL_S + (time.monotonic() - now) / _MAX_PROGRESS_SHARE
 
     def _note_retry(self, retry: RequestRetry) -> None:
-        """Keep a retry for the next report; beyond a limit, it is merged into the last one."""
         with self._ready:
             if len(self._retries) == _MAX_LISTED_RETRIES:
                 last = self._retries.pop()
@@ -146,11 +144,8 @@ class HttpFetcher:
         with self._ready:
             self._results.clear()
         self._times.start([url_host(url) for url in urls])
-        self._urls, self._next_number, self._limits = (
-            urls,
-            0,
-            DownloadLimits(self._options, self._schedule_start, self._times),
-        )
+        self._urls, self._next_number = urls, 0
+        self._limits = DownloadLimits(self._options, self._schedule_start, self._times)
         self._start_more()
 
     def _schedule_start(self) -> None:

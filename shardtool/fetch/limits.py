@@ -27,7 +27,7 @@ _MAX_HOSTS = 100_000  # with measured times
 
 
 class HostTimes:
-    """Measured times of hosts, and the number of remaining files per host of a shard."""
+    """Measured times, and numbers of remaining files, of the hosts of a shard."""
 
     def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._options, self._now = options, now
@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count other files: `hosts` has the host of each file, in the order in which the files are needed."""
+        """Start to count other files; `hosts` are their hosts, in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -53,7 +53,7 @@ class HostTimes:
         self._seconds[self._hosts[number]] += self._now() - self._active.pop(number)
 
     def file_done(self, number: int) -> None:
-        """Note that a file is complete, or failed."""
+        """Note that a file is complete or failed."""
         host = self._hosts[number]
         self._finished[host] += 1
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
@@ -75,7 +75,7 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        """Return the average time per file of each host; for its last files, at least the time already spent."""
+        # For the last files of a host, at least the time already spent.
         active_times = defaultdict[str, list[float]](list)
         for number, started in [*self._active.items()]:  # a copy: the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)
@@ -93,14 +93,14 @@ class HostTimes:
 
 
 class Download(NamedTuple):
-    """A download in progress: its index among the requested files, and its timeout."""
+    """A download in progress; `number` is its index among the requested files."""
 
     number: int
     clock: PausableTimeout
 
 
 class _WaitingDownload(NamedTuple):
-    """A waiting download: its queue, requested bytes, and the function to call and the future to set at the end."""
+    """A waiting download; at the end, `take` is called and `woken` is set."""
 
     queue: deque[int]
     size: int
@@ -125,7 +125,7 @@ class DownloadLimits:
         self._host_queues: dict[str, deque[int]] = {}
 
     def has_room(self, started: int) -> bool:
-        """Check whether another download may start in addition to the `started` ones."""
+        """Check whether one more download may start."""
         connections, active = self._options.connections, started - len(self._waiting)
         return active < connections and started < AHEAD_FACTOR * connections and self.held < self._options.memory
 

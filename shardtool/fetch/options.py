@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 MAX_BUFFERED_BYTES = 256 * 2**20  # downloaded ahead, per worker
 USER_AGENT = f"shardtool/{__version__}"
 
-ROBOTS_DIRECTIVES = frozenset(
-    {"noai", "noimageai", "noindex", "noimageindex", "none"}
-)  # X-Robots-Tag values that forbid training
+# X-Robots-Tag values that forbid training.
+ROBOTS_DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class FetchOptions:
 
     Attributes:
         connections: Maximum concurrent downloads.
-        per_host: The same per host; across all workers in a request, per worker in its task.
+        per_host: Maximum per host: of all workers in a request, of one worker in its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         max_bytes: Maximum bytes of a file, both as sent and decompressed.
@@ -66,14 +65,10 @@ class FetchProgress(NamedTuple):
 
     Attributes:
         worker: Process ID.
-        samples: Number of samples in the shard.
-        share: Fraction of its files that were taken and packed.
-        elapsed_s: Since the start.
+        share: Fraction of the files that were taken and packed.
         remaining_s: Estimated.
-        host: Slowest host; empty: packing takes longer.
-        done: The shard's files of that host that are complete or failed.
-        files: The shard's files of that host.
-        seconds_per_file: Average of that host.
+        host: Slowest host, to which the following values belong; empty: packing takes longer.
+        done: Number of files that are complete or failed.
     """
 
     worker: int
@@ -107,7 +102,6 @@ _REDACTED = "REDACTED"
 _USER_INFO = re.compile(r"^(\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\]{2})[^/?#\\]*@")
 _URL_HOST = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2}(?:[^/?#\\]*@)?(?:\[([^\]]*)\]|([^/?#\\:]*))")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-
 _SECRET_WORDS = frozenset({
     "accesskey", "apikey", "auth", "authorization", "credential", "credentials", "hmac", "jwt", "key", "keyid", "pass",
     "passwd", "password", "policy", "pwd", "secret", "sid", "session", "sessionid", "sig", "sign", "signature", "token",

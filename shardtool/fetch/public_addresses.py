@@ -35,7 +35,6 @@ _REFUSED_NETWORKS = [
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
-
 _EMBEDDED_IPV4 = (  # IPv6 ranges that embed an IPv4 address, and its bit offset
     (IPv6Network("::ffff:0:0/96"), 0),
     (IPv6Network("64:ff9b::/96"), 0),
@@ -46,7 +45,7 @@ _LOW_32 = 2**32 - 1
 
 
 def is_public(address: str) -> bool:
-    """Check whether an IP address is on the public internet; for IPv6, check an embedded IPv4 address."""
+    """Check whether an IP address, or the IPv4 address embedded in it, is public."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         shift = next((shift for network, shift in _EMBEDDED_IPV4 if ip in network), None)

@@ -24,7 +24,7 @@ _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
 
 
 def dali_tfrecord_index(shard: IndexedShard) -> bytes:
-    """Return the index that DALI and the `tfrecord` package read: `OFFSET SIZE` per record."""
+    """Return the TFRecord index of DALI and the `tfrecord` package: `OFFSET SIZE` per record."""
     return b"".join([b"%d %d\n" % sample for sample in shard.places()])
 
 

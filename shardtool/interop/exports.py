@@ -1,8 +1,7 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
-bytes have the right format, so that a user's file of the same name is never replaced. The module that encodes and
-compares a format is imported only when it is needed.
+bytes have the right format, so that a user's file of the same name is never replaced.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -33,9 +32,8 @@ class ShardIndexFile(NamedTuple):
     """How to write and compare an index file of one shard.
 
     Attributes:
-        encode: Returns the bytes of the file.
         has_format: Returns whether a file is such an index, by its first bytes and size.
-        difference: Returns how an index with other bytes differs from its shard; empty: readers get the right bytes.
+        difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
     """
 
     encode: Callable[[IndexedShard], bytes]
@@ -44,12 +42,12 @@ class ShardIndexFile(NamedTuple):
 
 
 class FolderIndexFiles(NamedTuple):
-    """How to write index files that exist once per folder, for all splits of a dataset.
+    """How to write the index files of a folder, for all splits of a dataset.
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
         pairs: Returns (shard name, sample count) pairs from the parsed JSON of the file that lists the shards.
-        user_file: A file that users may edit, and that is never overwritten.
+        user_file: A file that users may edit; never overwritten.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
@@ -82,13 +80,13 @@ class ExportFormat(NamedTuple):
 
     @property
     def shard_index(self) -> ShardIndexFile:
-        """The files per shard."""
+        """How to write the file of a shard."""
         file: ShardIndexFile = import_module(self.module).SHARD_INDEXES[self.name]
         return file
 
     @property
     def folder_index(self) -> FolderIndexFiles:
-        """The files per folder."""
+        """How to write the files of a folder."""
         files: FolderIndexFiles = import_module(self.module).FOLDER_INDEXES[self.name]
         return files
 
@@ -160,7 +158,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export to which a file belongs, by its name, first `PROBE_BYTES` bytes and size; empty: none."""
+    """Return the export that wrote a file, by its name, first `PROBE_BYTES` bytes and size; empty: none."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name
@@ -176,7 +174,7 @@ def read_index_list(path: str) -> bytes:
 
 
 def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index and its shard; empty if readers get the right bytes."""
+    """Return the difference between an index and its shard; empty if they are equivalent."""
     export = EXPORTS[export_name]
     if export.shard_format != (parse_format(shard.name) or "tfrecord"):  # only names of TFRecords may lack it
         return f"an index of {export.shard_format} shards"

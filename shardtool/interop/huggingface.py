@@ -36,21 +36,8 @@ _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")  # in case of a tie, the last one wins
 _KNOWN_ENDINGS = (
-    "txt",
-    "tsv",
-    "xml",
-    "toml",
-    "md",
-    "zip",
-    "jpg",
-    "jpeg",
-    "png",
-    "mp3",
-    "mp4",
-    "pdf",
-    "tar",
-    *_PREFERRED_ENDINGS,
-)
+    "txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_PREFERRED_ENDINGS,
+)  # fmt: skip
 _VALIDATION_WORDS, _TEST_WORDS = ("validation", "valid", "dev", "val"), ("test", "testing", "eval", "evaluation")
 _SPLIT_WORDS = (("train", "training"), _VALIDATION_WORDS, _TEST_WORDS)
 
@@ -122,7 +109,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Return how `load_dataset` misreads tar shards in a folder with these files; empty: it does not."""
+    """Return how `load_dataset` misreads tar shards in a folder with these files; empty if it does not."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]
@@ -131,22 +118,14 @@ def describe_misreading(names: Iterable[str]) -> str:
         extension_counts = {extension: counts[extension] for extension in _KNOWN_ENDINGS if counts[extension]}
         if not extension_counts:
             continue
-        winner = max(
-            extension_counts,
-            key=lambda ending: (
-                extension_counts[ending],
-                _PREFERRED_ENDINGS.index(ending) if ending in _PREFERRED_ENDINGS else -1,
-                ending,
-            ),
-        )
+        preference = {ending: index for index, ending in enumerate(_PREFERRED_ENDINGS)}
+        order = [(count, preference.get(ending, -1), ending) for ending, count in extension_counts.items()]
+        winner = max(order)[-1]
         if winner != "tar":
             example = min(name for name in group if winner in name.lower().split(".")[1:])
             return f"reads {example} as the data instead of the shards"
         if indexes := [name for name in group if "tar" in name.split(".")[1:-1]]:
             return f"reads {min(indexes)} as a tar and fails"
-    ignored = [
-        name
-        for name in considered
-        if name.endswith(".tar") and any(splits) and not any(name in split for split in splits)
-    ]
+    tars = [name for name in considered if name.endswith(".tar")] if any(splits) else []
+    ignored = [name for name in tars if not any(name in split for split in splits)]
     return f"derives splits from names and ignores {min(ignored)}" if ignored else ""

@@ -41,7 +41,7 @@ class ShardHashTask(NamedTuple):
 
     @classmethod
     def of(cls, path: str, size: int, index: ShardIndex) -> ShardHashTask:
-        """Return the task for a shard with this index."""
+        """Return the task for a shard."""
         return cls(path, size, index.offsets.tobytes(), (index.offsets + index.lengths).tobytes())
 
 
@@ -60,12 +60,12 @@ class ShardHashes(NamedTuple):
     payloads: bytes
 
     def payload(self, number: int) -> str:
-        """Return the SHA-256 of a payload, in hex."""
+        """Return a payload's SHA-256, in hex."""
         return self.payloads[number * _SHA256_BYTES : (number + 1) * _SHA256_BYTES].hex()
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Return the hashes of a shard; `report` is called with 0 and the bytes read."""
+    """Hash a shard; `report` is called with 0 and the bytes read."""
     starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()

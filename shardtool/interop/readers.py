@@ -79,7 +79,7 @@ class NameProblem:
 
     Attributes:
         readers: The readers, and what they do.
-        what: A noun phrase; the noun is first.
+        what: A noun phrase that starts with its noun.
         fixable: Whether `--portable` fixes it.
     """
 
@@ -127,10 +127,7 @@ class ReaderProblems:
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
-        """Add the samples of a shard.
-
-        In `texts`, NUL follows each field's text; b"": unknown.
-        """
+        """Add the samples of a shard. In `texts`, NUL follows each field's text; b"": unknown."""
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
         kind, zeros = np.full(len(codes), FILE, np.uint8), np.broadcast_to(np.int64(0), len(codes))
@@ -165,7 +162,7 @@ class ReaderProblems:
         self._samples = total
 
     def problems(self) -> list[NameProblem]:
-        """Return the problems."""
+        """Return the problems so far."""
         problems = [*self._found.values()]
         if self._uneven is not None:
             name, having, lacking = self._uneven
@@ -182,14 +179,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return what readers would misread in these samples in a tar shard."""
+    """Return what readers would misread in these samples."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return what readers would misread in these keys in a tar shard."""
+    """Return what readers would misread in these keys."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None
@@ -206,20 +203,16 @@ def _long_name_problems(entries: SampleTable) -> list[NameProblem]:
     suspects = np.flatnonzero(entries.keys.lengths() + longest > USTAR_NAME_BYTES)
     names = [entries.keys[sample] for sample in np.repeat(suspects, entries.counts_of(suspects)).tolist()]
     fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[entries.rows_of(suspects)].tolist()]
-    long_names = [
-        key + b"." + field
-        for key, field in zip(names, fields, strict=True)
-        if len(key) + len(field) >= USTAR_NAME_BYTES
-    ]
+    full_names = (key + b"." + field for key, field in zip(names, fields, strict=True))
+    long_names = [name for name in full_names if len(name) > USTAR_NAME_BYTES]
     if not long_names:
         return []
     what, example = "name over 100 bytes", printable(long_names[0])
     problems = [NameProblem("long-name", "wids truncates names at 100 bytes", what, len(long_names), example)]
     if pax_names := [name for name in long_names if split_prefix(name) is None]:
         readers = f"DALI loses the field of a name in a pax header, without an index ({export_text('dali-webdataset')})"
-        problems.append(
-            NameProblem("pax-name", readers, "name in a pax header", len(pax_names), printable(pax_names[0]))
-        )
+        example = printable(pax_names[0])
+        problems.append(NameProblem("pax-name", readers, "name in a pax header", len(pax_names), example))
     return problems
 
 
@@ -260,7 +253,7 @@ _NAME_RULES = (
 
 
 def unopenable_by(name: str) -> dict[str, str]:
-    """Return the readers that cannot open a shard with this file name, and the reason."""
+    """Return why a shard with this file name cannot be opened, by reader."""
     reasons: dict[str, str] = {}
     for reader, reason, pattern in _NAME_RULES:
         if pattern.search(name):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return `_info.json`: the shards of each split and their sample counts."""
+    """Return `_info.json`."""
     entries = {}
     check_timm_splits([split.made.split for split in splits])
     for split in sorted(splits, key=split_order):
@@ -41,13 +41,13 @@ def check_timm_splits(splits: Iterable[str]) -> None:
 
 
 def open_clip_sizes(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return `sizes.json`: the sample count of each shard in the folder."""
+    """Return `sizes.json`."""
     counts = {shard.name: shard.samples for split in sorted(splits, key=split_order) for shard in split.shards}
     return {OPEN_CLIP_FILE: json.dumps(counts, indent=2).encode() + b"\n"}
 
 
 def timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
-    """Yield the shards in a parsed `_info.json`, and the sample count of each."""
+    """Yield the shards in a parsed `_info.json`, with their sample counts."""
     for split in info["splits"].values():
         yield from zip(split["filenames"], split["shard_lengths"], strict=True)
 

@@ -42,7 +42,7 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the existing dataset, if samples can be appended with this shard pattern."""
+    """Return the existing dataset; check that samples can be appended with this shard pattern."""
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)
     _check_names(old, pattern, where)
@@ -62,12 +62,10 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
     names = [to_output_name(pattern.shard(number)) for number in range(compared)]
     for pattern_name, shard_name in zip_longest(names, (shard.name for shard in old.shards)):
         if pattern_name != shard_name:
-            found = (
-                f"a pattern with a shard {pattern_name}"
-                if pattern_name
-                else f"{pattern.count:,} names for {count:,} shards"
-            )
-            expected = f"{shard_name}, as in {where}" if pattern_name else f"{old.pattern}, the pattern in {where}"
+            found, expected = f"a pattern with a shard {pattern_name}", f"{shard_name}, as in {where}"
+            if not pattern_name:
+                found = f"{pattern.count:,} names for {count:,} shards"
+                expected = f"{old.pattern}, the pattern in {where}"
             raise InvalidRequest(pattern.text, found, expected=expected, remedy="Use the pattern of that dataset.")
     if old.format != pattern.format:
         raise InvalidRequest(pattern.text, f"{pattern.format} shards", expected=f"{old.format}, as in {where}")

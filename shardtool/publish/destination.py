@@ -15,11 +15,11 @@ from shardtool.dataset.dataset_file import (
     may_be_dataset_file,
     parse_shard_names,
 )
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
+from shardtool.errors import InvalidRequest, OutputExists, format_list
 from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, replacement_plan_name, sidecar_name
-from shardtool.publish import parts
+from shardtool.publish import listed_files, parts
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
 from shardtool.publish.publication import Publication
 from shardtool.publish.stale_indexes import StaleIndexes
@@ -38,15 +38,12 @@ if TYPE_CHECKING:
     from shardtool.values import IfExists
 
 
-_SPOOL_SUFFIX = ".spool"
-
-
 @dataclass(frozen=True, slots=True)
 class Destination:
     """The folder and names of a dataset, and its files at the last check.
 
     Attributes:
-        existing: The files whose names belong to the pattern.
+        existing: The files of the pattern.
         expected: The dataset that the run must recreate; None: any.
         own_names: The names of the part's shards, sidecars and record, once planned.
     """
@@ -71,11 +68,8 @@ class Destination:
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
         own_names = frozenset((*names, *map(sidecar_name, names), parts.part_record_name(self.pattern, self.part)))
         kept_names = {self.pattern.dataset_file, *own_names}
-        return replace(
-            self,
-            own_names=own_names,
-            existing={name: self.existing[name] for name in self.existing if name in kept_names},
-        )
+        existing = {name: self.existing[name] for name in self.existing if name in kept_names}
+        return replace(self, own_names=own_names, existing=existing)
 
     @property
     def dataset_file(self) -> str:
@@ -101,7 +95,7 @@ class Destination:
 
     @property
     def old(self) -> DatasetFile | None:
-        """The dataset appended to; None if there is none."""
+        """The dataset appended to, if any."""
         return None if self.append is None else self.append.old
 
     @property
@@ -110,10 +104,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Return the publication of this dataset; it was inspected under the lock.
-
-        The part of a writer publishes `part_record` instead of a dataset file.
-        """
+        """Return the publication of this dataset, or of the `part_record` of a writer."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -122,7 +113,7 @@ class Destination:
         return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Check that there is space for shards with these sizes."""
+        """Check that there is space for these shards."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
         check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
@@ -136,7 +127,7 @@ class Destination:
     def _spool_name(self) -> str:
         is_inside = self.folder.temporary == self.folder
         suffix = "" if is_inside else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
-        return f"{self.pattern.base}{suffix}{_SPOOL_SUFFIX}"
+        return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
         """Delete temporary files, under the lock, unless a plan needs them."""
@@ -148,12 +139,8 @@ class Destination:
     def load_skipped(self) -> list[Skipped]:
         """Return the existing list of skipped samples."""
         name = self.pattern.skipped_file
-        try:
-            return skipped_list.parse_skipped(
-                self.folder.read(name) if name in self.existing else b"", self.skipped_file
-            )
-        except OSError as error:
-            raise CorruptShard(self.skipped_file, f"cannot be read: {os_error_text(error)}") from None
+        data = listed_files.read_output_file(self.folder, name) if name in self.existing else b""
+        return skipped_list.parse_skipped(data, self.skipped_file)
 
     def load_removed(self) -> dict[str, Skipped]:
         """Return the samples that `shardtool remove` removed, by key hash."""
@@ -191,14 +178,13 @@ def inspect_destination(previous: Destination) -> Destination:
         found = f"{already_exist_text(len(own_files), 'file')}: {format_list(own_files, 3)}"
         raise OutputExists(where, found, remedy=f"Choose another name, or {flag_text('overwrite')}{alternative}")
     if not destination.resumes and destination.if_exists != "overwrite":
-        StaleIndexes(folder, pattern, names_in_folder, appends=destination.appends).check_no_leftovers(
-            set(names_in_folder)
-        )
+        indexes = StaleIndexes(folder, pattern, names_in_folder, appends=destination.appends)
+        indexes.check_no_leftovers(set(names_in_folder))
     return destination
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Return the error for a dataset that another run changed."""
+    """Build the error for a dataset that another run changed."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
@@ -223,18 +209,16 @@ def _check_dataset_file(destination: Destination) -> None:
         found = "a file that is not a shardtool dataset file"
         if os.path.islink(destination.dataset_file):
             found = "a symbolic link, which is never written through"
-        raise OutputExists(
-            destination.dataset_file, found, remedy="Choose another pattern, or move the file to another folder."
-        )
+        remedy = "Choose another pattern, or move the file to another folder."
+        raise OutputExists(destination.dataset_file, found, remedy=remedy)
     if destination.appends:
         return  # `_find_append` checks the file
     names = [to_local_name(shard) for shard in shards or ()]
     if foreign := [name for name in names if not destination.pattern.owns(name)]:
         found = f"a dataset file that lists other shards: {format_list(foreign, 3)}"
         remedy = "Choose another pattern, use the pattern of that dataset, or delete it first."
-        raise OutputExists(
-            destination.dataset_file, found, expected=f"shards of {destination.pattern.text}", remedy=remedy
-        )
+        expected = f"shards of {destination.pattern.text}"
+        raise OutputExists(destination.dataset_file, found, expected=expected, remedy=remedy)
     if destination.if_exists == "resume" and has_appends(data):
         append = choose_text(f"Choose {flag_text('append', 'resume')}", "Add --append")
         overwrite = choose_text("'resume-overwrite'", "--overwrite")
@@ -245,18 +229,13 @@ def _check_dataset_file(destination: Destination) -> None:
 def _check_unfinished(destination: Destination) -> None:
     """Refuse to update shards of another tool: an interrupted run leaves one shard per worker without a sidecar."""
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
-    if (
-        destination.folder.has_staging
-        and len(shards) > 1
-        and not any(sidecar_name(name) in destination.existing for name in shards)
-    ):
-        found = (
-            f"{pluralize(len(shards), 'shard')} without a dataset file or a sidecar: {format_list(sorted(shards), 3)}"
-        )
+    has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
+    if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:
+        count, names = pluralize(len(shards), "shard"), format_list(sorted(shards), 3)
+        found = f"{count} without a dataset file or a sidecar: {names}"
+        expected = "a dataset to update, or no shards"
         remedy = "Run `shardtool index` to turn another tool's shards into a dataset, or choose another name."
-        raise OutputExists(
-            destination.folder.path or ".", found, expected="a dataset to update, or no shards", remedy=remedy
-        )
+        raise OutputExists(destination.folder.path or ".", found, expected=expected, remedy=remedy)
 
 
 def _find_append(destination: Destination) -> Append:
@@ -267,9 +246,8 @@ def _find_append(destination: Destination) -> Append:
             raise InvalidRequest(destination.dataset_file, "nothing to append to: no such file", remedy=remedy)
         found = f"no dataset file, but {pluralize(len(destination.existing), 'file')} of the pattern"
         option = flag_text("resume") + choose_text("", ", without --append")
-        remedy = (
-            f"Continue the interrupted run with {option}. Run `shardtool index` first if another tool wrote the shards."
-        )
+        remedy = f"Continue the interrupted run with {option}."
+        remedy += " Run `shardtool index` first if another tool wrote the shards."
         raise InvalidRequest(destination.dataset_file, found, remedy=remedy)
     data = folder.read(pattern.dataset_file)
     if previous is not None and previous.data != data:
@@ -282,9 +260,8 @@ def _find_append(destination: Destination) -> Append:
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
     if not later:  # an interrupted append may have published its list
-        skipped_list.check_skipped_file(
-            skipped_list.encode_skipped(destination.load_skipped()), old, destination.skipped_file
-        )
+        rows = skipped_list.encode_skipped(destination.load_skipped())
+        skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):
         return previous
     return Append(old, data, len(old.shards))

@@ -50,19 +50,14 @@ IndexFile = tuple[str, bytes, bool, bool]
 def _encode_folder_index(
     export: ExportFormat, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files in publication order, and whether they may replace files that shardtool wrote earlier."""
+    """Return the files in publication order, and whether they may replace existing ones."""
     folder_index = export.folder_index
     files, counts = folder_index.encode(datasets), read_sample_counts(export, target)
     check_other_shards(export, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
-    earlier = [
-        earlier_dataset
-        for dataset in datasets
-        if (earlier_dataset := _match_listed_shards(dataset, counts)) is not None
-    ]
-    old_files = folder_index.encode(earlier)
-    return files, all(
-        read_or_empty(target, path) == old_files[path] for path in old_files if path != folder_index.user_file
-    )
+    earlier = [_match_listed_shards(dataset, counts) for dataset in datasets]
+    old_files = folder_index.encode([dataset for dataset in earlier if dataset is not None])
+    old_files.pop(folder_index.user_file, None)
+    return files, all(read_or_empty(target, path) == data for path, data in old_files.items())
 
 
 def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
@@ -110,7 +105,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check that indexes can be written once the shards exist. `outputs` are the shard patterns and counts."""
+    """Check that indexes can be written for planned shards; `outputs` are their patterns and counts."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -133,7 +128,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset, if these indexes can be created for it."""
+        """Return the dataset; check that these indexes can be created for it."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -145,13 +140,12 @@ class Exporter:
         check_folders_inside(where, {dataset.shards_folder})
         exports.select_exports([*self.requested], dataset.format)
         if compressed := [shard.name for shard in dataset.shards if is_compressed_name(shard.name)]:
-            raise InvalidRequest(
-                compressed[0], "a compressed shard", expected="uncompressed shards, because indexes contain offsets"
-            )
+            expected = "uncompressed shards, because indexes contain offsets"
+            raise InvalidRequest(compressed[0], "a compressed shard", expected=expected)
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files; return their names, and how many were unchanged. Payload hashes need a `pool`."""
+        """Publish all index files; return their names and the number of unchanged ones. Hashes need a `pool`."""
         dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
@@ -191,12 +185,10 @@ class Exporter:
         index_files, requested = list[IndexFile](), self.requested.values()
         for export in requested:
             if export.folder_file:
-                files, may_replace = _encode_folder_index(
-                    export, self._list_covered_datasets(export, dataset, target), target
-                )
-                index_files += [
-                    (path, data, may_replace, path == export.folder_index.user_file) for path, data in files.items()
-                ]
+                covered = self._list_covered_datasets(export, dataset, target)
+                files, may_replace = _encode_folder_index(export, covered, target)
+                user_file = export.folder_index.user_file
+                index_files += [(path, data, may_replace, path == user_file) for path, data in files.items()]
         for export in requested if target == self.folder else ():
             if export.has_readme and (data := self._make_readme(export, dataset)) is not None:
                 index_files.append((huggingface.README_FILE, data, True, False))
@@ -206,12 +198,9 @@ class Exporter:
         for name, export in self.requested.items():
             small_shards = [shard.name for shard in dataset.shards if shard.samples < export.min_samples]
             if small_shards:
-                shard_count = pluralize(
-                    len(small_shards), f"shard with fewer than {pluralize(export.min_samples, 'sample')}"
-                )
-                self._note(
-                    f"{export.reader} cannot read the index ({name}) of {shard_count}: {format_list(small_shards, 3)}"
-                )
+                kind = f"shard with fewer than {pluralize(export.min_samples, 'sample')}"
+                shards = f"{pluralize(len(small_shards), kind)}: {format_list(small_shards, 3)}"
+                self._note(f"{export.reader} cannot read the index ({name}) of {shards}")
             if export.note:
                 self._note(f"{name}: {export.note}")
             if export.folder_file and (target != self.folder or dataset.shards_folder):
@@ -282,11 +271,9 @@ class Exporter:
             own_shards = {shard.name for covered in datasets for shard in covered.shards}
             others = sorted(huggingface.readme_shards(old_readme, folder_names) & folder_names - own_shards)
             if not huggingface.is_own_readme(old_readme) or others:
-                reason = (
-                    f"names other shards ({format_list(others, 3)})"
-                    if huggingface.is_own_readme(old_readme)
-                    else "was not written by shardtool"
-                )
+                reason = "was not written by shardtool"
+                if huggingface.is_own_readme(old_readme):
+                    reason = f"names other shards ({format_list(others, 3)})"
                 self._note(
                     f"{huggingface.README_FILE} {reason} and is kept. Add the shards to it as data_files; "
                     "otherwise Hugging Face load_dataset(folder) loads the JSON files as data"
@@ -318,7 +305,7 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
 def renew_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew indexes after an append, except those with payload hashes. A failure is only noted."""
+    """Renew indexes after an append, except those with payload hashes; only note failures."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
         if name not in written and not export.has_hashes:

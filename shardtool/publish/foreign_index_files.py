@@ -39,10 +39,7 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the bytes of a shard's index file, and its problem; empty for a valid index.
-
-    Payload hashes are compared only if `shard` has them.
-    """
+    """Return the bytes of a shard's index file, and its problem (empty if valid). `shard` may have no hashes."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
@@ -52,7 +49,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
-    """Return the sample counts by shard in a folder's index files."""
+    """Return the sample counts by shard in a folder's index."""
     subfolder = os.path.dirname(export.folder_file)  # a symbolic link is not followed
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
@@ -95,7 +92,7 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
 
 
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
-    """Copy the valid index files of single shards; return how many were copied."""
+    """Copy the valid index files of single shards; return their number."""
     source = paths.folder_of(dataset_file)
     if address.is_web(source) or dataset.shards_folder:
         return 0
@@ -119,13 +116,12 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    """Return the bytes of a valid index; empty if the file is no index, None if it does not fit."""
+    # Empty if the file is no index, None if it does not match the shard.
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
-        if not (
-            export_name := exports.detect_export(paths.base_name(path), *files.read_head(path, exports.PROBE_BYTES))
-        ):
+        export_name = exports.detect_export(paths.base_name(path), *files.read_head(path, exports.PROBE_BYTES))
+        if not export_name:
             return b""
         shard = indexed_shard.IndexedShard(parse_sidecar(files.read_small(sidecar), sidecar, None, metadata=False))
         data, problem = read_foreign_index(path, export_name, shard)
@@ -145,10 +141,10 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
             with suppress(InvalidRequest):
                 index_paths += export.folder_index.encode(datasets)
     data = exports.read_index_list(paths.join(source, huggingface.README_FILE))
-    if huggingface.is_own_readme(data) and huggingface.readme_shards(
-        data, [*map(to_output_name, lookup.list_folder_names(source))]
-    ) == {*shards}:
-        index_paths.append(huggingface.README_FILE)
+    if huggingface.is_own_readme(data):
+        names = [*map(to_output_name, lookup.list_folder_names(source))]
+        if huggingface.readme_shards(data, names) == {*shards}:
+            index_paths.append(huggingface.README_FILE)
     for path in index_paths:
         _write_new(folder, path, exports.read_index_list(paths.join(source, path)))
 

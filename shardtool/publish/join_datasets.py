@@ -51,7 +51,7 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
 
 
 def join_kinds(old: DatasetFile, new: Mapping[str, FeatureType]) -> dict[str, FeatureType]:
-    """Return the types of TFRecord features, given those of the new samples."""
+    """Return the types of TFRecord features of old and new samples."""
     old_kinds = number_features(old.features)
     kinds: dict[str, FeatureType] = {name: old_kinds.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):

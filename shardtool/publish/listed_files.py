@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
-    """Return the error for a missing file (None) or a wrong size."""
+    """Build the error for a missing file (None) or a wrong size."""
     actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
@@ -40,7 +40,7 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
 
 
 def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return the content of a dataset file; None if it does not exist."""
+    """Return the dataset file, if it exists."""
     exists = folder.find_entries([name])
     return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if exists else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import skipped_list
@@ -84,20 +85,15 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
         found, expected = "no part of a ShardWriter or of a run", "the pattern of a ShardWriter or of `create`"
         raise InvalidRequest(pattern.text, found, expected=expected)
     with folder.lock(pattern.base):
-        count, dataset = (merge_run_parts if is_run else _merge_writer_parts)(folder, pattern)
+        count, dataset = merge_run_parts(folder, pattern) if is_run else _WriterMerge(folder, pattern).run()
     samples, shards = sum(shard.samples for shard in dataset.shards), len(dataset.shards)
     note = f"{pluralize(samples, 'sample')} of {pluralize(count, 'part')}"
     (observer or default_observer()).note(note)
     return IndexResult(folder.full_path(pattern.dataset_file), shards, shards, samples, (note,))
 
 
-def _merge_writer_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    merger = _WriterMerge(folder, pattern)
-    return len(merger.parts), merger.run()
-
-
 class _WriterMerge:
-    """A merge of the parts of writers, into a dataset that an earlier merge may have created."""
+    """Merges the parts of writers into a dataset, which an earlier merge may have created."""
 
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
@@ -107,8 +103,7 @@ class _WriterMerge:
         old_tags = [] if self._old is None else self._old.made.document[_MERGED_KEY]
         self._old_tags = [str(tag) for tag in old_tags] if isinstance(old_tags, list) else []
 
-    def run(self) -> DatasetFile:
-        """Publish the merged dataset file, then delete those of the parts."""
+    def run(self) -> tuple[int, DatasetFile]:
         new_parts = [part for part in self.parts.values() if not self._is_merged(part)]
         self._check_all_finished(new_parts)
         records = [parts.read_part_record(self._folder, self._pattern, part.tag) for part in new_parts]
@@ -129,19 +124,17 @@ class _WriterMerge:
             small = {self._pattern.skipped_file: rows} if rows else {}
             Publication(self._folder, self._pattern.dataset_file, "keep").finish(dataset.encode(), before=small)
         names = self._folder.names()
-        self._folder.remove(
-            [name for tag in self.parts for name in parts.list_writer_part_files(self._pattern, tag, names)]
-        )
-        return dataset
+        stale = [parts.list_writer_part_files(self._pattern, tag, names) for tag in self.parts]
+        self._folder.remove([*chain.from_iterable(stale)])
+        return len(self.parts), dataset
 
     def _find_old(self) -> DatasetFile | None:
         old = listed_files.read_existing_dataset(self._folder, self._pattern.dataset_file)
         if old is not None and _MERGED_KEY not in old.made.document:
             where = self._folder.full_path(self._pattern.dataset_file)
             found = "a dataset file that is not the result of a merge"
-            raise OutputExists(
-                where, found, remedy="Move that dataset to another folder, or use another pattern for the writers."
-            )
+            remedy = "Move that dataset to another folder, or use another pattern for the writers."
+            raise OutputExists(where, found, remedy=remedy)
         return old
 
     def _is_merged(self, part: WriterPart) -> bool:
@@ -168,10 +161,8 @@ class _WriterMerge:
 
     def _check_keys(self, datasets: Iterable[DatasetFile]) -> None:
         key_lists = [read_dataset_keys(self._folder, dataset.shards) for dataset in datasets]
-        repeated = find_repeated(
-            PackedStrings.parse(b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists))
-        )
-        if repeated:
+        all_keys = b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists)
+        if repeated := find_repeated(PackedStrings.parse(all_keys)):
             examples = format_list([printable(key) for key in [*repeated][:5]], total=len(repeated))
             found = f"{pluralize(len(repeated), 'key')} in two parts: {examples}"
             raise InvalidRequest(self._pattern.text, found, expected="unique keys")
@@ -204,16 +195,13 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
     if not isinstance(record.part, RunPart):
         return False
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    is_same_run = record.dataset is None or record.dataset.made == dataset.made
-    return (
-        is_same_run
-        and len(dataset.shards) == record.planned
-        and dataset.shards[own_range.start : own_range.stop] == part_shards
-    )
+    if record.dataset is not None and record.dataset.made != dataset.made:
+        return False
+    return len(dataset.shards) == record.planned and dataset.shards[own_range.start : own_range.stop] == part_shards
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Publish the dataset file of a run's parts under the lock; return their number."""
+    """Publish the dataset file of a run's parts, under the lock; return the number of parts."""
     finished, started = parts.find_run_parts(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
@@ -250,14 +238,11 @@ def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, D
 def _finish_earlier_merge(
     folder: OutputFolder, pattern: ShardPattern, finished: Sequence[RunPart], dataset: DatasetFile
 ) -> tuple[int, DatasetFile]:
-    others = [
-        str(part) for part in finished if not contains_part(dataset, parts.read_part_record(folder, pattern, part))
-    ]
-    if others:
+    records = [parts.read_part_record(folder, pattern, part) for part in finished]
+    if others := [str(record.part) for record in records if not contains_part(dataset, record)]:
         found = f"a dataset file that does not match parts {format_list(others)}"
-        raise OutputExists(
-            folder.full_path(pattern.dataset_file), found, remedy="Move it to another folder and merge again."
-        )
+        remedy = "Move it to another folder and merge again."
+        raise OutputExists(folder.full_path(pattern.dataset_file), found, remedy=remedy)
     folder.remove(parts.list_run_files(folder, pattern))
     return len(finished), dataset
 
@@ -265,12 +250,11 @@ def _finish_earlier_merge(
 def _check_all_finished(
     where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
 ) -> None:
-    """Refuse to merge before all parts have finished. `counts` are the total numbers in the part names."""
+    # `counts` are the total numbers in the names of the parts.
     if len(counts) > 1:
         found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"
-        raise InvalidRequest(
-            where, found, expected="parts of one run", remedy="Move the files of other runs to another folder."
-        )
+        remedy = "Move the files of other runs to another folder."
+        raise InvalidRequest(where, found, expected="parts of one run", remedy=remedy)
     problems = [f"not finished: {format_list(unfinished)}"] if unfinished else []
     problems += [f"missing: {format_list(missing)}"] if missing else []
     if problems:
@@ -305,11 +289,9 @@ def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str
     if before is None or now is None:
         return "another source, or other options"
     old_options, new_options = before.options, now.options
-    names = [
-        option_text(name) for name in {**old_options, **new_options} if old_options.get(name) != new_options.get(name)
-    ]
+    names = [name for name in {**old_options, **new_options} if old_options.get(name) != new_options.get(name)]
     if names:
-        return f"other options: {format_list(names)}"
+        return f"other options: {format_list([*map(option_text, names)])}"
     if before.source != now.source:
         return f"source {now.source} instead of {before.source}"
     return "other samples in the source" if before.document == now.document else f"{now.verb} with {now.tool}"
@@ -321,9 +303,8 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
         remedy = f"Run these again with {flag_text('resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     run_records = [record.dataset.made for record in records if record.dataset is not None]
-    if len({(record.planned, record.content) for record in records}) > 1 or any(
-        run_record != run_records[0] for run_record in run_records
-    ):
+    has_one_size = len({(record.planned, record.content) for record in records}) == 1
+    if not has_one_size or any(run_record != run_records[0] for run_record in run_records):
         raise CorruptShard(pattern.text, "part records that contradict each other")
 
 

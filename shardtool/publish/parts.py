@@ -85,13 +85,7 @@ class PartRecord(NamedTuple):
 
 
 class WriterPart(NamedTuple):
-    """The files of a writer's part.
-
-    Attributes:
-        tag: The suffix of its names: `part03of16` or `part_NAME`.
-        shards: The names of its shards.
-        finished: Whether its writer has finished.
-    """
+    """The files of a writer's part; `tag` is the suffix of its names: `part03of16` or `part_NAME`."""
 
     tag: str
     number: int | None
@@ -160,9 +154,7 @@ def _with_plan(record: PartRecord, part: RunPart, document: Mapping[str, Any]) -
         raise ValueError(f"the record of part {document['part']!r:.40}/{document['parts']!r:.40}")
     if type(planned) is not int or not 0 < planned < _MAX_PLANNED_SHARDS or type(resumed) is not bool:
         raise TypeError(f"{planned!r:.40} planned shards, resumed {resumed!r:.40}")
-    plan, content = (
-        text if isinstance(text, str) else "?" for text in (document[name] for name in ("plan", "content"))
-    )
+    plan, content = (text if isinstance(text, str) else "?" for text in (document["plan"], document["content"]))
     if not _PLAN_PATTERN.fullmatch(plan) or not _CONTENT_PATTERN.fullmatch(content):
         raise ValueError(f"plan {plan!r:.80} or content {content!r:.80} is not a fingerprint")
     return record._replace(plan=plan, planned=planned, resumed=resumed, content=content)
@@ -194,7 +186,7 @@ def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Ru
 
 
 def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
-    """Return the journals of a dataset, and the records, locks and journals of its parts."""
+    """Return the journals of a run, and the records and locks of its parts."""
     names = folder.names()
     finished, started = find_run_parts(pattern, names)
     records = [part_record_name(pattern, part) for part in finished]
@@ -231,9 +223,8 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
             raise InvalidRequest(option_text("part"), repr(part), expected=expected)
         return f"part_{part}"
     if not isinstance(parts, int) or isinstance(parts, bool) or not 1 <= parts <= MAX_PARTS:
-        raise InvalidRequest(
-            option_text("parts"), repr(parts), expected=f"the total number of parts, from 1 to {MAX_PARTS:,}"
-        )
+        expected = f"the total number of parts, from 1 to {MAX_PARTS:,}"
+        raise InvalidRequest(option_text("parts"), repr(parts), expected=expected)
     if not isinstance(part, int) or isinstance(part, bool) or not 0 <= part < parts:
         raise InvalidRequest(option_text("part"), repr(part), expected=f"a number from 0 to {parts - 1:,}")
     return f"part{part:0{len(str(parts - 1))}}of{parts}"
@@ -242,9 +233,8 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
     """Return the shard pattern of a part."""
     if pattern.names is not None or pattern.count is not None:
-        raise InvalidRequest(
-            pattern.text, "a closed pattern, used with parts", expected="an open range such as out-{000000..}.tar"
-        )
+        expected = "an open range such as out-{000000..}.tar"
+        raise InvalidRequest(pattern.text, "a closed pattern, used with parts", expected=expected)
     return add_tag(pattern, tag)
 
 
@@ -255,7 +245,7 @@ def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, WriterPart]:
-    """Return the parts of writers in a folder by tag, sorted by number and name."""
+    """Return the parts of writers by tag, sorted by number and name."""
     tags = re.compile(rf"\.?{re.escape(pattern.prefix)}(?P<tag>{_WRITER_TAG_PATTERN})")
     parts: dict[str, WriterPart] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
@@ -273,14 +263,12 @@ def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, 
         elif name.endswith(f".{pattern.format}"):
             part = part._replace(shards=(*part.shards, name))
         parts[tag] = part
-    ordered = sorted(
-        parts.values(), key=lambda part: (part.number is None, part.number or 0, part.parts or 0, part.tag)
-    )
-    return {part.tag: part for part in ordered}
+    order = {tag: (part.number is None, part.number or 0, part.parts or 0, tag) for tag, part in parts.items()}
+    return {tag: parts[tag] for tag in sorted(parts, key=order.__getitem__)}
 
 
 def old_empty_name(part_pattern: ShardPattern) -> str:
-    """Return the name of the file that earlier versions wrote for a part without samples."""
+    """Return the name of an earlier version's file for a part without samples."""
     return part_pattern.base + _OLD_EMPTY_SUFFIX
 
 

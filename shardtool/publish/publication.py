@@ -51,7 +51,6 @@ class Publication:
             stage all files first, so the old dataset stays complete until `finish`; a store has no staging, so there
             "replace" means "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from
             which the next run can finish an interrupted replacement (`finish_replacement`).
-        existing: The existing files in `folder`.
         stale_indexes: Index files of other tools; None: no shard changes.
         shards_folder: The folder of the shards; None: `folder`.
 
@@ -120,11 +119,7 @@ class Publication:
         self._publish(shards, others)
 
     def read_sidecar(self, shard: str) -> bytes:
-        """Return a shard's sidecar, staged or existing.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Return a shard's sidecar, staged or existing."""
         return (self.folder.read_staged if self.waits else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
@@ -147,7 +142,7 @@ class Publication:
         """Publish the waiting files, delete stale ones, and publish the dataset file last.
 
         Args:
-            dataset_file: Its bytes.
+            dataset_file: The new bytes.
             shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
             before: Bytes by name of other small files, published just before the dataset file.
             stale: Files that only the old dataset file lists.
@@ -222,9 +217,8 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     try:
         data = folder.read(plan)
     except OSError as error:
-        raise CorruptShard(
-            where, f"not a plan for replacing shards: {os_error_text(error)}", remedy="Move it away."
-        ) from None
+        found = f"not a plan for replacing shards: {os_error_text(error)}"
+        raise CorruptShard(where, found, remedy="Move it away.") from None
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
@@ -247,10 +241,9 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
 
 
 def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
-    files: dict[str, tuple[int, int | None]] = {
-        to_local_name(entry.name): (entry.size, entry.crc) for entry in file.shards
-    }
-    return files | {to_local_name(entry.sidecar): (entry.sidecar_size, entry.sidecar_crc) for entry in file.shards}
+    shards: dict[str, tuple[int, int | None]] = {entry.name: (entry.size, entry.crc) for entry in file.shards}
+    sidecars = {entry.sidecar: (entry.sidecar_size, entry.sidecar_crc) for entry in file.shards}
+    return {to_local_name(name): facts for name, facts in (shards | sidecars).items()}
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:

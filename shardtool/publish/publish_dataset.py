@@ -69,7 +69,7 @@ def finish_dataset(
     skipped: Sequence[Skipped],
     part: str = "",
 ) -> None:
-    """Finish a publication. Delete journals, records of parts, and files that the dataset does not list."""
+    """Finish a publication; delete journals, records of parts, and files that the dataset does not list."""
     pattern, old, rows = destination.pattern, destination.old, skipped_list.encode_skipped(skipped)
     small = {pattern.skipped_file: rows} if rows and not part else {}
     kept_names = {*new_shards, *map(sidecar_name, new_shards), *small, *([] if part else [pattern.dataset_file])}
@@ -97,10 +97,8 @@ def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | N
     """Refuse an append that the dataset already contains with other content."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
-        remedy = choose_text(
-            f"Rename the new samples and use {flag_text('append')}.",
-            "Rename the new samples and run without --resume.",
-        )
+        action = choose_text(f"use {flag_text('append')}", "run without --resume")
+        remedy = f"Rename the new samples and {action}."
         raise InvalidRequest(destination.pattern.text, found, remedy=remedy)
 
 

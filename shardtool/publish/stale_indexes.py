@@ -77,10 +77,9 @@ class StaleIndexes:
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
         """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
-        for name in [
-            name for name, export_name in files.items() if written and exports.EXPORTS[export_name].has_hashes
-        ]:
-            self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
+        for name, export_name in [*files.items()]:
+            if written and exports.EXPORTS[export_name].has_hashes:
+                self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar
@@ -100,7 +99,7 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and the index files of the folder that list this shard."""
+        """Mark the index files of a shard, and those of the folder that list it."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -119,16 +118,16 @@ class StaleIndexes:
             [export_name for export_name, counts in self._counts.items() if counts.keys() - current_shards]
         )
         files_in_folder = set(self.folder.names())
-        if huggingface.README_FILE in files_in_folder and huggingface.is_own_readme(
-            data := read_or_empty(self.folder, huggingface.README_FILE)
-        ):
+        has_readme = huggingface.README_FILE in files_in_folder
+        data = read_or_empty(self.folder, huggingface.README_FILE) if has_readme else b""
+        if huggingface.is_own_readme(data):
             names = {name for name in files_in_folder if not self._owns(name)} | current_shards
             listed_shards = {name for name in huggingface.readme_shards(data, names) if self._owns(name)}
             if listed_shards and listed_shards != current_shards:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:
-        """Delete the marked files durably, before a shard changes."""
+        """Delete the marked files, before a shard changes."""
         for name in self._stale:
             subfolder, _, file_name = name.rpartition("/")
             (open_folder(self.folder.full_path(subfolder)) if subfolder else self.folder).remove([file_name])

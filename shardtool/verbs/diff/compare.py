@@ -54,9 +54,7 @@ class ComparedSide(NamedTuple):
     """The samples of one side.
 
     Attributes:
-        entries: The samples.
         split: The split name of each sample; empty if unknown.
-        classes: Class names by field.
         source: The source, if the samples are not in shards.
     """
 
@@ -66,7 +64,7 @@ class ComparedSide(NamedTuple):
     source: Source | None = None
 
     def take(self, samples: Rows) -> ComparedSide:
-        """Return the side with only these samples."""
+        """Return only these samples."""
         return self._replace(entries=self.entries.take(samples), split=self.split[samples])
 
 
@@ -103,7 +101,6 @@ def dataset_sides(
 
 
 def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_stored: bool) -> ComparedSide:
-    """Return the samples of datasets. With `as_stored`, numbers are the bytes stored in the shards."""
     given = [dataset.argument for dataset in datasets]
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
@@ -234,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        """Return whether a class number has another name on the other side; new names at the end do not count."""
+        # New names at the end do not count.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
@@ -262,9 +259,8 @@ class SideComparison:
         fetched = b.entries.rows.kind[rows_b] == URL  # the URL's content may have changed since
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
-            self._notes.add(
-                f"not compared: {pluralize(int(fetched.sum()), 'file')} from URLs, which are not fetched again"
-            )
+            count = pluralize(int(fetched.sum()), "file")
+            self._notes.add(f"not compared: {count} from URLs, which are not fetched again")
         same_size = np.flatnonzero(~differ & ~fetched)
         for side, rows, checksums in ((a, rows_a, sums[0]), (b, rows_b, sums[1])):
             unknown = same_size[checksums[same_size] < 0]
@@ -276,7 +272,6 @@ class SideComparison:
         return differ
 
     def _report_reads(self, side: ComparedSide, rows: Rows) -> None:
-        """Note that shards are read because no index has checksums; reading a source is expected."""
         rows = rows[side.entries.rows.kind[rows] == SPAN]
         if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
             unread = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
@@ -327,7 +322,6 @@ def _occurrences(codes: Rows) -> Rows:
 
 
 def _column_values(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedArray:
-    """Return the values of a column for some samples, without dictionaries; nulls if the column does not exist."""
     if table is None or name not in table.column_names:
         return pa.chunked_array([pa.nulls(len(rows))])
     return to_plain(table.column(name).take(number_array(rows)))

@@ -51,25 +51,21 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         datasets = [open_dataset(given) for given in expand_datasets(a)]
         datasets_b = _open_datasets(b)
         if datasets_b is not None and options.join is not None:
-            raise InvalidRequest(
-                option_text("join"), f"{_display_name(b)} is a dataset", expected="the source of the other dataset"
-            )
+            found = f"{_display_name(b)} is a dataset"
+            raise InvalidRequest(option_text("join"), found, expected="the source of the other dataset")
         if datasets_b is None:
             sides, excluded = dataset_and_source(datasets, b, options, pool, notes)
         else:
-            sides, excluded = (
-                dataset_sides(datasets, [open_dataset(given) for given in datasets_b], pool, notes),
-                Uncompared(),
-            )
+            sides = dataset_sides(datasets, [open_dataset(given) for given in datasets_b], pool, notes)
+            excluded = Uncompared()
         excluded = excluded._replace(metadata=options.ignore_metadata)
         result = SideComparison(*sides, excluded, pool, notes).result()
-    return replace(
-        result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.said), seconds=time.time() - started
-    )
+    seconds = time.time() - started
+    return replace(result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.said), seconds=seconds)
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    """Return the datasets, or None for a folder of samples, a manifest or an archive."""
+    # None for a folder of samples, a manifest or an archive.
     several = isinstance(given, list | tuple)
     if not several and is_table(given):
         return None

@@ -31,23 +31,16 @@ if TYPE_CHECKING:
     Font = FreeTypeFont | ImageFont
 
 
-_EDGE_PIXELS = 160
-
+_EDGE_PIXELS, _LINE_PIXELS = 160, 17
 _MARGIN, _GAP, _PADDING = 24, 14, 8
-
-_LINE_PIXELS = 17
-
 _FONT_SIZES = {"title": 22, "text": 13, "small": 12}
-
 _COLOURS = {
     "paper": "#f7f7f5", "card": "#ffffff", "line": "#d5d8dc", "empty": "#eceef1", "ink": "#1c2026", "soft": "#565e6a",
     "bad": "#a8201a",
 }  # fmt: skip
 
 _MAX_SAMPLES, _TILES_PER_ROW = 100, 10
-
 _FONT_FILES = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "Arial.ttf")
-
 _NO_GLYPH = "\U0010fffd"
 
 
@@ -75,10 +68,8 @@ class _ContactSheet:
         from PIL import Image, ImageDraw
 
         self._columns = columns
-        self._tile_width, self._tile_height = (
-            _EDGE_PIXELS + 2 * _PADDING,
-            _EDGE_PIXELS + 2 * _PADDING + 2 * _LINE_PIXELS + 4,
-        )
+        self._tile_width = _EDGE_PIXELS + 2 * _PADDING
+        self._tile_height = self._tile_width + 2 * _LINE_PIXELS + 4
         rows = -(-tiles // columns)
         self._top = _MARGIN + 58
         width = 2 * _MARGIN + columns * (self._tile_width + _GAP) - _GAP
@@ -95,13 +86,9 @@ class _ContactSheet:
     def draw_tile(self, number: int, sample: ShownSample, label: str) -> None:
         left = _MARGIN + number % self._columns * (self._tile_width + _GAP)
         top = self._top + number // self._columns * (self._tile_height + _GAP)
-        edge = _COLOURS["bad" if sample.problems else "line"]
-        self._draw.rectangle(
-            (left, top, left + self._tile_width - 1, top + self._tile_height - 1),
-            _COLOURS["card"],
-            edge,
-            2 if sample.problems else 1,
-        )
+        box = (left, top, left + self._tile_width - 1, top + self._tile_height - 1)
+        colour, width = ("bad", 2) if sample.problems else ("line", 1)
+        self._draw.rectangle(box, _COLOURS["card"], _COLOURS[colour], width)
         corner = (left + _PADDING, top + _PADDING)
         self._draw.rectangle((*corner, corner[0] + _EDGE_PIXELS - 1, corner[1] + _EDGE_PIXELS - 1), _COLOURS["empty"])
         if sample.images:
@@ -110,27 +97,21 @@ class _ContactSheet:
             self._draw_excerpt(sample, corner)
         text_top = corner[1] + _EDGE_PIXELS + 5
         self._draw_line((corner[0], text_top), shorten_text(sample.chosen.key, 60), "text", "ink", _EDGE_PIXELS)
-        last_line = sample.problems[0] if sample.problems else label
-        self._draw_line(
-            (corner[0], text_top + _LINE_PIXELS), last_line, "small", "bad" if sample.problems else "soft", _EDGE_PIXELS
-        )
+        text, colour = (sample.problems[0], "bad") if sample.problems else (label, "soft")
+        self._draw_line((corner[0], text_top + _LINE_PIXELS), text, "small", colour, _EDGE_PIXELS)
 
     def _draw_image(self, sample: ShownSample, corner: tuple[int, int]) -> None:
         from PIL import Image
 
         thumbnail = sample.images[0]
         image: Image.Image = Image.open(BytesIO(thumbnail.data), formats=("WEBP",))
-        position = (
-            corner[0] + (_EDGE_PIXELS - thumbnail.size[0]) // 2,
-            corner[1] + (_EDGE_PIXELS - thumbnail.size[1]) // 2,
-        )
-        self._image.paste(image, position, image if image.mode == "RGBA" else None)
+        left, top = (start + (_EDGE_PIXELS - size) // 2 for start, size in zip(corner, thumbnail.size, strict=True))
+        self._image.paste(image, (left, top), image if image.mode == "RGBA" else None)
 
     def _draw_excerpt(self, sample: ShownSample, corner: tuple[int, int]) -> None:
         if sample.problems:
-            self._draw_line(
-                (corner[0] + 10, corner[1] + _EDGE_PIXELS // 2 - 8), "cannot be shown", "text", "bad", _EDGE_PIXELS - 20
-            )
+            middle = (corner[0] + 10, corner[1] + _EDGE_PIXELS // 2 - 8)
+            self._draw_line(middle, "cannot be shown", "text", "bad", _EDGE_PIXELS - 20)
             return
         if sample.caption is None:
             return
@@ -151,10 +132,11 @@ class _ContactSheet:
         font = _font_for(self._fonts[kind], text)
         if self._draw.textlength(text, font) > max_width:
             lengths = range(1, len(text) + 1)
-            length = bisect(
-                lengths, float(max_width), key=lambda length: self._draw.textlength(_elide(text, length), font)
-            )
-            text = _elide(text, length)
+
+            def width_of(length: int) -> float:
+                return self._draw.textlength(_elide(text, length), font)
+
+            text = _elide(text, bisect(lengths, float(max_width), key=width_of))
         self._draw.text(corner, text, _COLOURS[colour], font)
 
     def png(self) -> bytes:

@@ -35,7 +35,7 @@ class DuplicateGroups(NamedTuple):
 
     Attributes:
         groups: Groups of two or more samples, in order of their keys.
-        surplus: Number of samples that repeat the first one of their group.
+        surplus: Number of samples that repeat the first of their group.
         size: Payload bytes of these samples.
         leaks: Number of groups in more than one split.
         unlike: Number of groups whose labels or other fields differ.
@@ -67,7 +67,7 @@ class DuplicateGroups(NamedTuple):
 
 @explaining_missing_cwd()
 def find_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
-    """Return the samples of one or several datasets that have the same content, across keys and splits.
+    """Return the samples of datasets that have the same content, across keys and splits.
 
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.

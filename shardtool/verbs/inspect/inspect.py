@@ -78,20 +78,15 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
 
 
 _MAX_COLUMN_VALUES = 10
-
 _SCOPE_FIELDS = ("samples", "shards", "walked")
-
 _MAX_CLASSES = 1000
-
-_MAX_MEAN_NAME_CHARS = 32  # mean length of class names; longer values are text
-
+_MAX_MEAN_NAME_CHARS = 32  # longer class names are text
 _MAX_LISTED_IMAGES = 10
-
 _MAX_RECORDED_SIZE = 2**62  # caps sizes in dataset files of other tools, so that sums stay in range
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:
-    """Summarize the indexes of a dataset, with at most `max_values` values per label."""
+    """Return the summary, with at most `max_values` values per label."""
     stored = overview.dataset
     file = stored.file
     problems = (*_find_missing(stored), *_find_damaged(overview))
@@ -139,9 +134,8 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
             if isinstance(actual, str):
                 yield Problem(f"missing-{kind}", printable_path(path), actual)
             elif actual != size:
-                yield Problem(
-                    f"{kind}-size", printable_path(path), f"{actual:,} bytes; the dataset file records {size:,}"
-                )
+                found = f"{actual:,} bytes; the dataset file records {size:,}"
+                yield Problem(f"{kind}-size", printable_path(path), found)
 
 
 def _file_size(path: str) -> int | str:
@@ -179,7 +173,7 @@ def _spread_of(values: Iterable[int]) -> Spread:
 
 
 def combine_summaries(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
-    """Combine the summaries of several datasets. A single summary is returned unchanged."""
+    """Combine the summaries of several datasets; return a single one unchanged."""
     summaries = [summary for _, summary in datasets]
     if len(summaries) == 1:
         return summaries[0]
@@ -219,9 +213,8 @@ def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:
     width, height = (sizes.spread() for sizes in overview.pixels)
     summaries = {}
     if width.count and height.count:
-        summaries["width, height"] = ImageSummary(
-            "columns", width.count, width, height, _column_values(overview, "mode")
-        )
+        modes = _column_values(overview, "mode")
+        summaries["width, height"] = ImageSummary("columns", width.count, width, height, modes)
     for name, inspected in overview.images.items():
         readable = [info for _, info in inspected if not isinstance(info, str)]
         width, height = _spread_of(wide for wide, _, _ in readable), _spread_of(tall for _, tall, _ in readable)

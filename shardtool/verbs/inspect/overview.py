@@ -39,18 +39,12 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # with more samples, sidecars are read only with `full`
-
+MAX_READ_SAMPLES = 4_000_000  # with more samples, only `full` reads all sidecars
 _MAX_FIELDS = 1000  # ignore further fields
-
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
-
 _MAX_UNPACKED_BYTES = 2**26  # decompressed from one shard to inspect samples
-
 _MAX_LABEL_READS = 20_000  # label payloads read because no index has their checksums
-
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
-
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
 
@@ -80,7 +74,6 @@ class StoredSample:
     Attributes:
         number: Number of the sample in the dataset, or in the shard, counted from 0.
         offset: Offset of the first record in the shard.
-        fields: The rows of the index: `name`, `offset`, `length`, `crc32c` (None if unknown).
         kinds: Maps fields to `int64` or `float`, if known.
     """
 
@@ -98,7 +91,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return samples of a shard, with some (`names`) metadata columns or all; `first` is its first sample's number."""
+    """Return samples of a shard, with all metadata columns or only `names`; `first` is its first sample's number."""
     table = index.table if names is None else index.table.select([*_INDEX_COLUMNS, *names])
     samples = []
     selected = table.slice(int(rows[0]), 1) if len(rows) == 1 else table.take(pa.array(rows))
@@ -113,7 +106,7 @@ class FieldTally:
 
     Attributes:
         groups: Counts by `FieldPayloads.groups`. Not usable if `unknown` is true.
-        places: Maps each group to the shard number and offset of one payload.
+        places: Shard number and offset of one payload, by group.
         unknown: Whether some payloads have no checksum in the index.
         labels: Counts of the (name, number) pairs of inspected payloads.
     """
@@ -153,10 +146,10 @@ class DatasetOverview:
     """The statistics of a dataset's indexes.
 
     Attributes:
-        counts: Maps the numbers of shards that were read to their number of samples.
-        scanned: Number of shards scanned for lack of a valid sidecar.
+        counts: Number of samples by number of the shards that were read.
+        scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
-        images: Maps fields to their inspected images: the key, and (width, height, mode) or an error message.
+        images: Inspected images by field: the key, and (width, height, mode) or an error message.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -179,7 +172,7 @@ class DatasetOverview:
 
     @property
     def samples(self) -> int:
-        """The number of samples in the indexes that were read."""
+        """Number of samples in the indexes that were read."""
         return sum(self.counts.values())
 
     @property
@@ -188,7 +181,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Read and yield the indexes of all shards, or of every n-th if there are too many samples."""
+        """Yield the indexes of all shards, or of every n-th if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None and not self.options.full:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
@@ -252,7 +245,7 @@ class DatasetOverview:
     def _checksums(
         self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
-        """Compute a label's checksums from its payloads; None if there are too many, or long ones."""
+        # None if there are too many payloads, or long ones.
         is_cheap = len(lengths) <= self._reads_left and lengths.max() <= MAX_LABEL_BYTES
         if not is_cheap or self.rank(name) > 1 or is_compressed(shard.path):
             return None
@@ -287,9 +280,8 @@ class DatasetOverview:
         can_show_images = images and not has_image_columns and find_spec("PIL") is not None
         image_fields = image_fields if can_show_images else []
         label_fields = [name for name, tally in self.fields.items() if tally.unknown and self.rank(name) <= 1]
-        max_bytes = dict.fromkeys(label_fields, MAX_LABEL_BYTES) | dict.fromkeys(
-            image_fields, MAX_INSPECTED_IMAGE_BYTES
-        )
+        max_bytes = dict.fromkeys(label_fields, MAX_LABEL_BYTES)
+        max_bytes |= dict.fromkeys(image_fields, MAX_INSPECTED_IMAGE_BYTES)
         if not max_bytes:
             return
         samples = [candidate[-1] for candidate in sorted(self._chosen, key=lambda candidate: candidate[1:3])]
@@ -334,15 +326,15 @@ class DatasetOverview:
         return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
 
     def rank(self, name: str) -> int:
-        """Return how likely a name is a label: 0 has class names, 1 is named like a label, 2 is a column, 3 a field."""
+        """Return a label's rank: 0 has class names, 1 is named like a label, 2 is another column, 3 another field."""
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:
-        """Return columns that may be labels and are not also fields."""
+        """Return columns that may be labels and are not fields."""
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return labels whose values are all known; the likeliest first."""
+        """Return labels whose values are all known, the likeliest first."""
         names = [name for name, tally in self.fields.items() if tally.groups.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted((name for name in names if self.rank(name) <= 1), key=lambda name: (self.rank(name), name))

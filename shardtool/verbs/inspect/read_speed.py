@@ -72,7 +72,7 @@ class ReadSpeed(NamedTuple):
 
     @property
     def large_enough(self) -> bool:
-        """Whether at most a tenth of the time goes into opening shards, or there is only one shard."""
+        """Whether opening shards takes at most a tenth of the time, or there is only one shard."""
         return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property
@@ -102,7 +102,7 @@ class ReadSpeed(NamedTuple):
 
 
 def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
-    """Read a dataset for a few seconds per measurement and return the speeds; `decode` also measures decoding."""
+    """Read a dataset for two seconds per measurement; `decode` also measures decoding."""
     catalog = open_catalog(dataset)
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
@@ -122,11 +122,10 @@ def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> 
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    """Return how much slower the first read of a shard is than the second, in seconds (median of some shards)."""
+    """Return how much longer the first read of a shard takes than the second, in seconds (median of some shards)."""
     dataset[numbers[0]]  # includes late imports
-    return max(
-        0.0, median(_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers)
-    )
+    differences = [_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers]
+    return max(0.0, median(differences))
 
 
 def _read_time(dataset: Dataset, number: int) -> float:

@@ -59,7 +59,7 @@ _MAX_NUMBER_DIGITS = 18
 
 
 def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
-    """Yield the keys of all samples, or of those that match a query."""
+    """Yield the keys of all samples, or of the matching ones."""
     for selected in selected_shards(datasets, where):
         column = selected.shard_index.table.column("__key__")
         yield from (column if where is None else column.take(selected.rows)).to_pylist()
@@ -81,7 +81,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
+    """Return the first sample with this key, or else with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -114,10 +114,7 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
 
 
 def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSample | None:
-    """Find a key by the key ranges in the dataset file, so only one index is read.
-
-    Returns None if the ranges overlap or do not contain the key.
-    """
+    """Find a key by the key ranges in the dataset file, so that only one index is read; None if that fails."""
     dataset = datasets[0]
     entries = dataset.file.shards if dataset.file is not None else ()
     if len(datasets) > 1 or len(entries) != len(dataset.shards):
@@ -145,13 +142,11 @@ def _with_metadata(shard: StoredShard, shard_index: ShardIndex) -> ShardIndex:
 def _stored_sample(
     dataset: StoredDataset, shard: StoredShard, shard_index: ShardIndex, row: int, number: int
 ) -> StoredSample:
-    """Return a sample with all columns of its index."""
     sample = stored_samples(shard, shard_index, np.array([row]), first=number - row)[0]
     kinds = shard_index.kinds
     if shard.format == "tfrecord" and shard_index.walk is None:
-        kinds = (
-            number_features(dataset.file.features) if dataset.file else _record_kinds(shard, sample.offset, sample.size)
-        )
+        file = dataset.file
+        kinds = number_features(file.features) if file else _record_kinds(shard, sample.offset, sample.size)
     return replace(sample, kinds=kinds, classes=dataset.file.classes if dataset.file else {})
 
 
@@ -270,17 +265,14 @@ def _recognize(
         if document is not None or data.strip() == b"null":
             return "json", document, None, ""
     text = decode_text(data, is_complete=is_complete)
-    if (
-        content == "number"
-        and isinstance(number := parse_value(data[:_MAX_HEAD_BYTES]), (int, float))
-        and len(data) <= _MAX_HEAD_BYTES
-    ):
+    number = parse_value(data) if content == "number" and len(data) <= _MAX_HEAD_BYTES else None
+    if isinstance(number, (int, float)):
         return "number", number, None, ""
     return ("bytes", None, None, problem) if text is None else ("text", text, None, problem)
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8; None if the bytes are not text. If they are not complete, the last character may be cut."""
+    """Decode UTF-8; None if the bytes are not text. If they are not complete, drop a cut character at the end."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
@@ -321,9 +313,8 @@ def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
     names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
-        raise InvalidRequest(
-            cli_name("field"), found, expected=f"one of {format_list(sorted(map(printable, names)), 9)}"
-        )
+        expected = f"one of {format_list(sorted(map(printable, names)), 9)}"
+        raise InvalidRequest(cli_name("field"), found, expected=expected)
     with open_shard(sample.shard.path) as file:
         yield from _field_blocks(sample, sample.fields[names.index(field)], file)
 
@@ -364,7 +355,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Check that a report may be written to a path; it may overwrite only a report of the same kind."""
+    """Check that a report may be written to a path; overwrite only a report of the same kind."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

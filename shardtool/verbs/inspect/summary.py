@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def printable_path(path: str) -> str:
-    """Return a path for output: without secrets and control characters."""
+    """Return a path without secrets and control characters."""
     return redact_secrets(printable(to_output_name(path)))
 
 
@@ -32,13 +32,9 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-
 _BUCKET_BITS = 10  # leading bits kept of more values: the median is within 0.2 %
-
 _BUCKETS_PER_OCTAVE = 64
-
 _MAX_DISTINCT_VALUES = 10_000
-
 _MAX_VALUE_CHARS = 200
 
 
@@ -85,7 +81,7 @@ class SizeTally:
         self._buckets.update(dict(zip(buckets.tolist(), counts.tolist(), strict=True)))
 
     def spread(self) -> Spread:
-        """Return the statistics of the numbers added so far."""
+        """Return the statistics so far."""
         if not self._count:
             return Spread(0, 0, 0, 0, 0)
         return Spread(self._count, self._smallest, self._median(), self._largest, self._total)
@@ -104,9 +100,8 @@ class SizeTally:
 
     def columns(self, max_columns: int) -> list[tuple[float, float, int]]:
         """Return at most `max_columns` (from, to, count), equally wide on a log scale, of the positive numbers."""
-        values = np.concatenate(
-            [*self._kept, np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)]
-        )
+        middles = np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)
+        values = np.concatenate([*self._kept, middles])
         counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
         steps = (np.log2(values[values > 0].astype(np.float64)) * _BUCKETS_PER_OCTAVE).astype(np.int64)
         if not len(steps):
@@ -166,7 +161,7 @@ class ValueCounts(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue:
-    """A value of a column and the number of samples with it."""
+    """A value of a column, and its number of samples."""
 
     value: str
     samples: int
@@ -179,8 +174,8 @@ class ColumnSummary:
     Attributes:
         distinct: Number of distinct values; None if too many to count.
         values: The most frequent values; empty if all values differ.
-        element: Arrow type of list elements; None if the column has no lists.
-        lengths: Lengths of the lists; None if the column has no lists.
+        element: Arrow type of list elements; None without lists.
+        lengths: Lengths of the lists; None without lists.
     """
 
     type: str
@@ -234,7 +229,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Add the values of a nested column, and measure its lists."""
+        """Add the values of a nested column."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count
@@ -282,9 +277,7 @@ def _join_types(types: str, kind: str) -> str:
 
 
 MAX_LABEL_VALUES = 100  # listed per label
-
 _SUMMARY_VERSION = 1
-
 COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")
 
 
@@ -309,7 +302,7 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """The sizes and modes of images. Width and height are those after applying the EXIF orientation.
+    """The sizes and modes of images, after applying the EXIF orientation.
 
     Attributes:
         source: `columns` if from the columns width and height, `sampled` if from the headers of some images.
@@ -363,15 +356,14 @@ class Summary:
         field_bytes: Bytes of all payloads; None if only some sidecars were read and there is no dataset file.
         skipped: Number of samples skipped when the dataset was created.
         complete: Whether all files in the dataset file exist; None without one.
-        fingerprint: Content fingerprint; None if unknown.
         made: How the dataset was created, from its dataset file.
         looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns they come from.
         labels: Labels by field or column, the likeliest first.
-        splits: Maps splits to numbers of samples.
-        siblings: Maps the other splits to their dataset files.
+        splits: Number of samples by split.
+        siblings: Dataset files of the other splits.
         part_of: Number of shards in the whole dataset, if only some were named.
-        datasets: For several datasets, the summary of each; the combined summary has only sizes, counts, `complete` and
+        datasets: For several datasets, the summary of each; the combined one has only sizes, counts, `complete` and
             `problems`.
     """
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 SHARD_COLUMN = "__shard__"
-
 TABLE_ENDINGS = (".parquet", ".csv")
-
 _ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not create many small row groups
 
 
@@ -73,9 +71,8 @@ def _table_schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
         raise
     except pa.ArrowException as error:
         found = str(error).partition("\n")[0]
-        raise InvalidRequest(
-            cli_name("table"), found, expected="columns of one type", remedy="Write one table per dataset."
-        ) from None
+        expected, remedy = "columns of one type", "Write one table per dataset."
+        raise InvalidRequest(cli_name("table"), found, expected=expected, remedy=remedy) from None
     columns = [*SCHEMA_WITHOUT_CRC]
     columns.insert(1, pa.field(SHARD_COLUMN, pa.dictionary(pa.int32(), pa.string()), nullable=False))
     return pa.schema([*columns, *merged])

@@ -49,9 +49,8 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
         names = set()
         findings.unchecked.append("files that the dataset file does not list: the store refuses to list files")
     if file is None:
-        for name, shards in (
-            _neighbouring_datasets(subject, names).items() if subject.dataset.dataset_file is None else ()
-        ):
+        neighbours = _neighbouring_datasets(subject, names) if subject.dataset.dataset_file is None else {}
+        for name, shards in neighbours.items():
             findings.unchecked.append(f"the dataset file {to_output_name(name)} of {pluralize(len(shards), 'shard')}")
         return findings
     listed = {entry.name for entry in file.shards}
@@ -87,7 +86,6 @@ def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
 
 
 def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[str]:
-    """Return the names of all files in the dataset's folders; on the web, of the sidecars that were read."""
     if is_web(subject.folder):
         return {case.sidecar for case in subject.cases if case.fact is not None}
     folders = {subject.folder, *subject.dataset.folders()}
@@ -124,7 +122,6 @@ def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
 
 
 def _is_one_file(given: DatasetLike) -> bool:
-    """Return whether the user named one file, and so asks about that file only."""
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
@@ -190,7 +187,7 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
-    """Check duplicate keys, totals and the fingerprint; `scans`: scans that were kept, by shard number."""
+    """Check duplicate keys, totals and the fingerprint; `scans` are by shard number."""
     findings = _find_duplicate_keys(subject, scans)
     file, unchecked = subject.file, findings.unchecked
     if file is None:
@@ -238,7 +235,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of the sample at an index among all samples; scan shards missing in `read`."""
+    """Return the shard number and key of the sample at an index; scan shards missing in `read`."""
     ends = subject.ends()
     position = bisect_right(ends, index)
     number, _ = subject.read[position]

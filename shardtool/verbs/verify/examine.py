@@ -25,18 +25,13 @@ _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset dec
 # A payload is decoded from memory, and a compressed shard can expand it a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
 MAX_JSON_BYTES = 8_000_000  # objects take up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
-
 _MAX_NUMBER_DIGITS = 100
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text: 3.5 and 1e3 fail
 _MAX_NUMBER_BYTES = 2**12  # including surrounding whitespace
 
 
 class ExamineTask(NamedTuple):
-    """A shard to examine.
-
-    Attributes:
-        classes: Number of classes by field.
-    """
+    """A shard to examine; `classes` is the number of classes by field."""
 
     shard: StoredShard
     decode: bool = False
@@ -49,10 +44,10 @@ class ShardExamination:
 
     Attributes:
         scan: The content of the shard; None if it cannot be opened. Its columns are dropped after the checks.
-        fields: Number of samples with each field; emptied once added to the totals, because names may be many.
+        fields: Number of samples with each field; emptied once added to the totals, to save memory.
         unrecognised: Number of members that do not belong to a sample.
         hashes: The hash of each key, 16 bytes each.
-        content_ids: The id of each sample's content, 8 bytes each, if the caller needs them (`content_ids`).
+        content_ids: The id of each sample's content, 8 bytes each; may be empty.
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
         more: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
@@ -70,7 +65,7 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Scan a shard, compute its checksums and, if requested, decode its fields; a damaged shard up to the damage."""
+    """Examine a shard; a damaged one up to the damage."""
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
@@ -89,7 +84,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return the id of each sample's content, for the parent: a worker would have to import NumPy."""
+    """Return the id of each sample's content. The parent calls this: a worker would have to import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content
@@ -124,9 +119,9 @@ class _PayloadCheck(NamedTuple):
 
     Attributes:
         code: The code of findings about invalid payloads.
-        decode: A function that returns the problem of a payload; empty: valid; None: too large to decode.
+        decode: Returns the problem of a payload; empty: valid; None: too large to decode.
         limit: Size of the largest payload to decode, in bytes.
-        skip_large: Whether larger payloads are skipped. If not, a larger payload is invalid, and its start shows why.
+        skip_large: Whether larger payloads are skipped. If not, they are invalid.
     """
 
     code: str
@@ -159,16 +154,14 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
                 elif problem and len(examination.findings) >= MAX_LISTED_PER_FILE:
                     examination.more[check.code] = examination.more.get(check.code, 0) + 1
                 elif problem:
-                    sample_field = index_text(key), names[scan.codes[row]]
+                    key_and_field = index_text(key), names[scan.codes[row]]
                     shard_offset = offset if scan.size >= 0 else None
-                    examination.findings.append(
-                        Finding(check.code, task.shard.name, problem, "", shard_offset, *sample_field)
-                    )
+                    finding = Finding(check.code, task.shard.name, problem, "", shard_offset, *key_and_field)
+                    examination.findings.append(finding)
             first_row += count
 
 
 def _payload_problem(check: _PayloadCheck, shard: ShardFile | CompressedFile, offset: int, length: int) -> str | None:
-    """Return the problem of a payload; empty: valid; None: too large to decode."""
     size = min(length, check.limit + 1)
     try:
         data = bytes(shard.read(offset, size))
@@ -234,7 +227,6 @@ _PAYLOAD_CHECKS = {
 
 
 def _payload_check(name: str, classes: int | None) -> _PayloadCheck | None:
-    """Return the check for a field name, or None if any payload is valid."""
     ending = name.rpartition(".")[2].lower()
     if ending not in _PAYLOAD_CHECKS and (classes is not None or ending in _INT_FIELDS):
         return _PayloadCheck(

@@ -54,11 +54,7 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
 
 
 def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
-    """Compare files that may be indexes of a shard with the shard.
-
-    Returns:
-        Findings, and the names of files in an unknown format.
-    """
+    """Return findings about index files of a shard, and the names of files in an unknown format."""
     (shard_task, files), formats = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), to_output_name(base_name(shard_task.path))
     for name in files:
@@ -78,9 +74,8 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
         index = scanned_index(scan)
         hash_task = indexed_shard.ShardHashTask.of(shard_task.path, scan.size, index)
         hashed = any(exports.EXPORTS[format_name].has_hashes for format_name in formats.values())
-        shard = indexed_shard.IndexedShard(
-            index, indexed_shard.hash_shard(hash_task, lambda _, __: None) if hashed else None
-        )
+        hashes = indexed_shard.hash_shard(hash_task, lambda _, __: None) if hashed else None
+        shard = indexed_shard.IndexedShard(index, hashes)
     except StoreFailed:
         raise
     except ShardError:
@@ -94,7 +89,6 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
 
 
 def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findings:
-    """Compare a reader's index of a folder with this dataset's shards and their numbers of samples."""
     findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
@@ -106,9 +100,8 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     for first in file.appends:
         later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
-            findings.unchecked.append(
-                f"{export.reader}'s index of the folder: it covers only the first {first:,} shards"
-            )
+            covered = f"it covers only the first {first:,} shards"
+            findings.unchecked.append(f"{export.reader}'s index of the folder: {covered}")
             shards = {name: samples for name, samples in shards.items() if name not in later}
             break
     for name, samples in shards.items():

@@ -26,9 +26,7 @@ class FindingKind(NamedTuple):
     """The meaning of a finding code, and its fix.
 
     Attributes:
-        meaning: A few words.
-        fix: What to do. Placeholders such as `{resume}` are replaced by the option's name on the command line or in
-            the library.
+        fix: What to do. Placeholders such as `{resume}` become the option's name on the command line or in the library.
     """
 
     meaning: str
@@ -58,7 +56,6 @@ class FindingKind(NamedTuple):
 _REPACK_FIX = "Restore it from a copy, or recreate it: {remake}, or rerun the original command with {resume}."
 _REINDEX_FIX = "{repair} rebuilds it if the shard is verified."
 _SOURCE_FIX = "If the source is right, rerun the command that created the dataset with {resume}."
-
 FINDING_KINDS = {
     "dataset-file-missing": FindingKind("sidecars exist, but no dataset file", _REINDEX_FIX),
     "dataset-file-damaged": FindingKind("the dataset file is damaged", _REINDEX_FIX),
@@ -183,8 +180,6 @@ class Findings:
     Attributes:
         listed: Pairs of a shard number (-1: the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
             code and file.
-        counts: Number of findings by code.
-        checked: The checks done.
         unchecked: Omitted checks, with reasons.
         uncompared: Fields that were not compared with the source.
     """
@@ -223,7 +218,7 @@ class Findings:
 
 
 def finding_from_error(code: str, file: str, error: ShardError) -> Finding:
-    """Return a finding with the parts of an error."""
+    """Turn an error into a finding."""
     if isinstance(error, CorruptShard):
         return Finding(code, file, error.problem, error.expected, error.offset)
     return Finding(code, file, error.found, error.expected)

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-_NOTE_ONLY_RULES = (
-    "space-in-key",
-    "meta-field",
-    "text-label",
-    "missing-field",
-)  # notes only, or see `_find_missing_fields`
-
+# Notes only, or reported by `_find_missing_fields`.
+_NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")  # what DALI misreads without an index
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # cannot read compressed shards
 _INSPECTED_SAMPLES = 5  # samples from which `load_dataset` infers the fields
@@ -49,10 +44,8 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     packed = [case.name for case in subject.cases if case.size is not None and case.shard.packed]
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
-        finding = Finding(
-            "target-format", ", ".join(refusing), f"compressed shards: {format_list(packed, 3)}", "uncompressed shards"
-        )
-        findings.add(last, finding)
+        found = f"compressed shards: {format_list(packed, 3)}"
+        findings.add(last, Finding("target-format", ", ".join(refusing), found, "uncompressed shards"))
     findings.add(last, *_check_names(subject, shards, targets), *_check_shard_names(subject, targets))
     if "huggingface" in targets:
         findings.add(last, *_find_missing_fields(shards))
@@ -88,7 +81,7 @@ def _check_shard_names(subject: VerifiedDataset, targets: Sequence[str]) -> Iter
 
 
 def _find_missing_fields(shards: Sequence[ShardScan]) -> Iterator[Finding]:
-    """Find fields that `load_dataset` drops or refuses: it infers the fields from the first samples."""
+    # `load_dataset` infers the fields from the first samples.
     reader, first_fields = "huggingface", frozenset[bytes]()
     for shard in shards:
         samples = [frozenset(map(shard.names.__getitem__, codes)) for codes in shard.fields()]
@@ -114,7 +107,6 @@ def _field_names(fields: frozenset[bytes]) -> str:
 
 
 def _check_huggingface_folder(folder: str, last: int) -> Findings:
-    """Check that `load_dataset(folder)` would load the shards and not other files."""
     findings, names = Findings(), list_folder_names(folder)
     if huggingface.README_FILE in names:
         data = exports.read_index_list(join(folder, huggingface.README_FILE))

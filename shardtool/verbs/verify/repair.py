@@ -43,12 +43,10 @@ SIDECAR_CODES = frozenset(
     {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
 )
 
-_MISSING_SHARD_CODES, _CHANGED_SHARD_CODES = (
-    {"shard-missing", "shard-unreadable"},
-    {"shard-size", "shard-checksum", "payload-checksum"},
-)
-
-SHARD_CODES = frozenset({*_MISSING_SHARD_CODES, *_CHANGED_SHARD_CODES, "shard-damaged", "padding-not-zero"})
+SHARD_CODES = frozenset({
+    "shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "payload-checksum", "shard-damaged",
+    "padding-not-zero",
+})  # fmt: skip
 DATASET_FILE_CODES = frozenset({"dataset-file-missing", "dataset-file-damaged"})
 DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 
@@ -80,12 +78,7 @@ def why_not_repeatable(file: DatasetFile) -> str:
 
 
 def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the names of the files to rebuild.
-
-    Args:
-        file: The dataset file.
-        codes: Finding codes by file name.
-    """
+    """Return the names of the files to rebuild, given the finding codes by file name."""
     names = []
     for entry in file.shards:
         if SHARD_CODES.intersection(codes.get(entry.name, ())):
@@ -130,10 +123,8 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
     output: list[str] | str = os.path.join(dataset.folder, file.pattern)
     if "{" not in file.pattern:
         output = [os.path.join(dataset.folder, entry.name) for entry in file.shards]
-    base, file_base = (
-        parse_pattern(output).base,
-        os.path.basename(dataset.dataset_file or "").removesuffix(DATASET_SUFFIX),
-    )
+    base = parse_pattern(output).base
+    file_base = os.path.basename(dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
     if {base, file.name} != {file_base}:
         problem = f"the dataset file is named {file_base}, but records the name {file.name}"
         remedy = "Rename the dataset file to its original name."
@@ -142,12 +133,7 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
 
 
 class Repair:
-    """The repair of a dataset, from its findings.
-
-    Attributes:
-        done: The repairs done.
-        unresolved: Failed repairs, with reasons.
-    """
+    """The repair of a dataset. `unresolved` lists failed repairs, with reasons."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions) -> None:
         self.subject, self.options = subject, options
@@ -162,7 +148,7 @@ class Repair:
         self.unresolved: list[str] = []
 
     def run(self) -> None:
-        """Repair what can be rebuilt from verified data."""
+        """Run all repairs that are possible."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = why_not_repeatable(file) if file is not None and files else ""
         if self.options.source is not None and files and file is not None:
@@ -233,8 +219,7 @@ class Repair:
         if unverified or self.codes & (SHARD_CODES | SIDECAR_CODES | DATASET_CODES):
             reason = f"{format_list(unverified, 3)} is not verified" if unverified else "there are other findings"
             if "dataset-incomplete" in self.codes:
-                resume = flag_text("resume")
-                reason = f"shards are missing. Rerun the original command with {resume}"
+                reason = f"shards are missing. Rerun the original command with {flag_text('resume')}"
             self._add_unresolved(f"the dataset file: {reason}")
             return
         from shardtool.verbs.index.index import index
@@ -244,10 +229,8 @@ class Repair:
             self._add_unresolved("the dataset file: only some of its shards were given. Name the dataset file")
             return
         try:
-            overwrite = "dataset-file-damaged" in self.codes
-            dots = self.subject.dataset.shards[0].dots
-            options = self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite)
-            result = index(dataset, options)
+            overwrite, dots = "dataset-file-damaged" in self.codes, self.subject.dataset.shards[0].dots
+            result = index(dataset, self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite))
         except ShardError as error:
             self._add_unresolved(f"the dataset file: {error}")
             return
@@ -255,7 +238,6 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _recreate_shards(self, file: DatasetFile) -> None:
-        """Rerun `create`; nothing changes unless the result is exactly what the dataset file lists."""
         from shardtool.verbs.create.create import write_dataset
 
         damaged = files_to_rebuild(file, self.by_file)
@@ -275,16 +257,13 @@ class Repair:
 
         plan = create(self.options.source, output, options, dry_run=True)
         if options.make_transform() is None:
-            recorded = [
-                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in file.shards
-            ]
-            if [
-                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in plan.planned
-            ] != recorded:
-                found = "other samples than the dataset was created from"
-                raise InvalidRequest(
-                    option_text("source"), found, expected="the same samples", remedy="Nothing was changed."
-                )
+            planned, recorded = (
+                [(entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in entries]
+                for entries in (plan.planned, file.shards)
+            )
+            if planned != recorded:
+                found, remedy = "other samples than the dataset was created from", "Nothing was changed."
+                raise InvalidRequest(option_text("source"), found, expected="the same samples", remedy=remedy)
 
 
 def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:

@@ -41,9 +41,8 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
         if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:  # a truncated upload
-            yield Finding(
-                "shard-size", case.name, f"{case.size:,} bytes", f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
-            )
+            expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
+            yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
         return
     if case.examined.error is not None:
         yield finding_from_error("shard-unreadable", case.name, case.examined.error)
@@ -80,8 +79,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
             yield Finding("key-unsafe", name, problem, offset=scan.starts[index], key=printable(key))
     for code, field in enumerate(scan.names):
         if field in RESERVED_NAMES:
-            samples = pluralize(scan.codes.count(code), "sample")
-            problem = f"a reserved field name, in {samples}"
+            problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
         # TFRecord features often contain a slash, such as image/encoded; fields of a tar cannot.
         if field[:1] == b"/" or _PARENT_PART.search(field) or _CONTROL_CHARS.search(field):
@@ -91,7 +89,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
 
 
 def _unsafe_name_reason(name: bytes) -> str:
-    """Return why a name is unsafe, or an empty text. The first test of each line is cheap, and most names pass it."""
+    # The first test of each line is cheap, and most names pass it.
     if b".." in name and _PARENT_PART.search(name):
         return "a part `..`"
     if name[:1] == b"/":
@@ -118,9 +116,8 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    folder = (
-        os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
-    )  # a hard link is relative to the archive root
+    # A hard link is relative to the archive root.
+    folder = os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
     target = os.path.normpath(os.path.join(folder, member.link))
     inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
     if _unsafe_name_reason(target) or member.link[:1] == b"/" or inner_parent:
@@ -138,7 +135,7 @@ def _link_above(name: bytes, links: set[bytes]) -> bytes:
 
 
 def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> Iterator[Finding]:
-    """Find fields that a sample has twice; at most `MAX_LISTED_PER_FILE`, and `more` counts the rest."""
+    # `more` counts the findings above the limit.
     import numpy as np
 
     counts, codes = np.frombuffer(scan.counts, np.uint32), np.frombuffer(scan.codes, np.uint32)
@@ -149,11 +146,9 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
         more["field-duplicate"] = len(rows) - MAX_LISTED_PER_FILE
     for row in rows[:MAX_LISTED_PER_FILE].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
-        field = index_text(scan.names[scan.codes[row]])
-        key = index_text(scan.keys[sample])
-        yield Finding(
-            "field-duplicate", name, "the sample has this field twice", offset=scan.offsets[row], key=key, field=field
-        )
+        key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])
+        problem = "the sample has this field twice"
+        yield Finding("field-duplicate", name, problem, offset=scan.offsets[row], key=key, field=field)
 
 
 class SidecarFile(NamedTuple):
@@ -236,10 +231,8 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
             problem, expected = f"the checksum {difference.second}", f"{difference.first}, as in its sidecar"
             yield Finding("payload-checksum", case.name, problem, expected, scan.offsets[difference.row], key, field)
             continue
-        problem, expected = (
-            f"in row {difference.sample:,}: the {difference.what} {difference.first}",
-            f"{difference.second}, as in the shard",
-        )
+        problem = f"in row {difference.sample:,}: the {difference.what} {difference.first}"
+        expected = f"{difference.second}, as in the shard"
         yield Finding("index-differs", case.sidecar, problem, expected, scan.starts[difference.sample], key, field)
 
 
@@ -259,7 +252,7 @@ def check_entry(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Yield the findings of all checks of one shard; `sidecar`: the bytes of its sidecar."""
+    """Run all checks of one shard; `sidecar`: the bytes of its sidecar."""
     yield from check_shard(case)
     yield from check_sidecar_matches_shard(case)
     yield from check_content(case)

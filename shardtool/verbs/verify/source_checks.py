@@ -48,11 +48,6 @@ if TYPE_CHECKING:
 class SourceComparison:
     """The comparison of a dataset with its source; after an append of other sources, of the first run's shards only.
 
-    Args:
-        subject: The dataset.
-        options: The user's options; `source` is the source of the dataset.
-        observer: Receives progress.
-
     Raises:
         InvalidRequest: The source does not exist.
     """
@@ -61,9 +56,8 @@ class SourceComparison:
         self.subject, self.observer = subject, observer
         recorded = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
-        if (
-            subject.file is not None and (pattern := recorded_range(subject.file)) is not None
-        ):  # for all shards, not only the given ones
+        # The pattern covers all shards, not only the given ones.
+        if subject.file is not None and (pattern := recorded_range(subject.file)) is not None:
             outputs.append(replace(pattern, folder=outputs[0].folder))
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")
         with self._source_errors():
@@ -71,7 +65,7 @@ class SourceComparison:
         self.recorded, self._given, self.findings = recorded, options.source, subject.findings
 
     def run(self, all_scans: Scans, pool: Pool) -> None:
-        """Compare; `all_scans`: the content of each shard that could be read, by shard number."""
+        """Compare; `all_scans` are the readable shards, by shard number."""
         recorded, unchecked = self.recorded, self.findings.unchecked
         if recorded.map:
             unchecked.append(f"the source: {option_text('map')} created the samples, and is not run again")
@@ -115,9 +109,8 @@ class SourceComparison:
             self._report_missing(entries, np.concatenate((positions, appended)))
         self._report_extra(scans, positions)
         if recorded.changes_payloads:
-            unchecked.append(
-                f"payloads against the source: {option_text('resize')} or {option_text('encode')} changed them"
-            )
+            changed = f"{option_text('resize')} or {option_text('encode')} changed them"
+            unchecked.append(f"payloads against the source: {changed}")
             self._add_uncompared(scans)
             return
         self._compare_fields(entries, scans, positions, pool)
@@ -126,7 +119,6 @@ class SourceComparison:
         self.findings.uncompared += sorted({index_text(name) for scan in scans.values() for name in scan.names})
 
     def _check_is_not_dataset(self) -> None:
-        """Raise `InvalidRequest` if the source is a folder that contains another dataset."""
         if not isinstance(self.recorded_source.source, FolderSource) or not isinstance(self._given, str | os.PathLike):
             return
         folder = os.fspath(self._given)
@@ -144,7 +136,6 @@ class SourceComparison:
         return f"{option_text('source')} accepts the source of the dataset{details or ''}"
 
     def _first_shards(self, scans: Scans) -> Scans:
-        """Return the shards of the first run, in order; report later shards as not compared."""
         file, numbers = self.subject.file, sorted(scans)
         if file is not None and has_appended_sources(file):
             before, later = file.appends[0], pluralize(len(file.shards) - file.appends[0], "shard")
@@ -188,23 +179,18 @@ class SourceComparison:
             name: -1 if name in ignored else index for index, name in enumerate(dict.fromkeys([*fields, *names]))
         }
         theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, name_ids)
-        firsts = np.repeat(
-            part_ends([len(shard.names) for shard in shards])[:-1], [len(shard.codes) for shard in shards]
-        )
-        ours = field_ids(
-            positions, _concat_column(scans, "counts"), firsts + _concat_column(scans, "codes"), names, name_ids
-        )
+        ends = part_ends([len(shard.names) for shard in shards])
+        codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")
+        ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
         mine, source, extra, missing = match_ids(ours, theirs)
         missing = missing[np.isin(entries.owners(missing), positions)]  # only of samples in the dataset
-        parts = (
-            "source-missing",
-            self.subject.name,
-            "the field is missing in the dataset",
-            "the field, as in the source",
-        )
+        problem, expected = "the field is missing in the dataset", "the field, as in the source"
         keys = (index_text(entries.keys[int(entries.owners(row))]) for row in missing)
         missing_names = (entries.fields[int(code)] for code in entries.rows.code[missing])
-        findings = (Finding(*parts, key=key, field=name) for key, name in zip(keys, missing_names, strict=True))
+        findings = (
+            Finding("source-missing", self.subject.name, problem, expected, key=key, field=name)
+            for key, name in zip(keys, missing_names, strict=True)
+        )
         self._add("source-missing", len(missing), findings)
         if self.recorded.verb in ("create", "reshard"):
             problem = "the field is not in the source"
@@ -231,15 +217,11 @@ class SourceComparison:
 
         def findings() -> Iterator[Finding]:
             for index in different.tolist():
-                problem, expected = (
-                    f"the checksum {int(crcs[mine[index]]):08x}",
-                    "the checksum of the file in the source",
-                )
+                problem = f"the checksum {int(crcs[mine[index]]):08x}"
+                expected = "the checksum of the file in the source"
                 if size_differs[index]:
-                    problem, expected = (
-                        f"{int(lengths[mine[index]]):,} bytes",
-                        f"{int(sizes[index]):,}, as in the source",
-                    )
+                    problem = f"{int(lengths[mine[index]]):,} bytes"
+                    expected = f"{int(sizes[index]):,}, as in the source"
                 yield self._build_finding("source-differs", scans, int(mine[index]), problem, expected)
 
         self._add("source-differs", len(different), findings())
@@ -251,7 +233,7 @@ class SourceComparison:
         return Finding(code, name, found, expected, scan.offsets[row], key, field)
 
     def _locate(self, scans: Scans, column: str, index: int) -> tuple[str, ShardScan, int]:
-        """Return the shard name and scan that contain an index across all shards, and the index within the shard."""
+        """Return the shard's name and scan for an index across all shards, and the index within the shard."""
         for number, scan in scans.items():
             if index < (count := len(getattr(scan, column))):
                 return self.subject.cases[number].name, scan, index

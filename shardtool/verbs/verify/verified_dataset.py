@@ -55,7 +55,7 @@ class ShardCheck:
 
     @property
     def name(self) -> str:
-        """The shard's name."""
+        """Its name."""
         return self.shard.name
 
     @property
@@ -65,17 +65,17 @@ class ShardCheck:
 
     @property
     def entry(self) -> ShardEntry | None:
-        """The shard's entry in the dataset file."""
+        """Its entry in the dataset file."""
         return self.shard.entry
 
     @property
     def scan(self) -> ShardScan | None:
-        """The content of the shard; None if it could not be opened or was not read."""
+        """The shard's content; None if it was not read."""
         return None if self.examined is None else self.examined.scan
 
     @property
     def crcs(self) -> list[int]:
-        """The checksums of the shard that the dataset file and the sidecar record."""
+        """The recorded checksums of the shard."""
         return [record.crc for record in (self.entry, self.fact) if record is not None and record.crc is not None]
 
     @property
@@ -90,7 +90,7 @@ class VerifiedDataset:
     """A dataset under verification.
 
     Attributes:
-        dataset: The dataset; its `file` is None if there is no dataset file or it is damaged.
+        dataset: The dataset; its `file` is None without a valid dataset file.
         fields: Number of samples with each field, in the shards that were read.
         unresolved: Failed repairs and comparisons, with reasons; reported last.
     """
@@ -120,10 +120,9 @@ class VerifiedDataset:
 
     @property
     def is_all(self) -> bool:
-        """Whether the user gave all shards that the dataset file lists, in any order."""
-        return self.file is not None and {shard.name for shard in self.file.shards} <= {
-            case.name for case in self.cases
-        }
+        """Whether the user gave all shards that the dataset file lists."""
+        given = {case.name for case in self.cases}
+        return self.file is not None and all(shard.name in given for shard in self.file.shards)
 
     @property
     def read(self) -> list[tuple[int, ShardExamination]]:
@@ -136,7 +135,7 @@ class VerifiedDataset:
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that are labels or numbers, and so are not content."""
+        """Return the fields that are labels or numbers, not content."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)
@@ -184,7 +183,7 @@ def open_verified(given: DatasetLike) -> VerifiedDataset:
 
 
 def printable_name(path: str) -> str:
-    """Return the last part of a path, printable."""
+    """Return the printable last part of a path."""
     return to_output_name(paths.base_name(path) or path)
 
 

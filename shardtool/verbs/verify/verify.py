@@ -82,9 +82,9 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
 @accepts_options(VerifyOptions)
 def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Check one or several datasets, and repair whatever can be rebuilt from verified data.
+    """Check one or several datasets like `verify`, and repair whatever can be rebuilt from verified data.
 
-    The same as `verify` with `repair`: see there. Repairing shards requires `source`.
+    Repairing shards requires `source`.
     """
     return verify(dataset, replace(options, repair=True), observer=observer)
 
@@ -148,9 +148,8 @@ def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
         findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
     size = format_size(sum(case.size or 0 for case in subject.cases))
-    findings.unchecked.append(
-        f"the bytes of {pluralize(len(cases), 'shard')}, {size}: {flag_text('quick')} reads no shard"
-    )
+    unread = f"the bytes of {pluralize(len(cases), 'shard')}, {size}"
+    findings.unchecked.append(f"{unread}: {flag_text('quick')} reads no shard")
 
 
 def _check_store_checksum(number: int, case: ShardCheck) -> Findings:
@@ -252,9 +251,7 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
         return existing
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    ends = list(
-        accumulate((cases[number].size or 0) + 1 for number in ordered)
-    )  # + 1: so that an empty shard can be chosen
+    ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]  # + 1: an empty shard can be chosen
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]

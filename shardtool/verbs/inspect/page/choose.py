@@ -45,10 +45,7 @@ _MAX_COMPARED_PAIRS = 10
 
 
 class UnusualSamples:
-    """The unusual samples. `repeated`, set by `find`, counts samples with the sizes and checksums of an earlier one.
-
-    `labels` are fields that are not content.
-    """
+    """Unusual samples; `labels` are fields that are not content. `find` sets `repeated`, the number of duplicates."""
 
     def __init__(self, labels: frozenset[str]) -> None:
         self.repeated = 0
@@ -105,7 +102,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        """Return the first two samples, as shard number and row, of the largest groups with equal ids."""
+        # The first two samples of the largest groups, as shard number and row.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_ends([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -170,10 +167,7 @@ class ChosenSamples:
 def choose_samples(
     dataset: StoredDataset, max_samples: int, seed: int, *, default_count: int | None = None
 ) -> ChosenSamples:
-    """Read the indexes of a dataset and choose samples.
-
-    `default_count` is the number of samples if there are fewer strata; None: `max_samples`.
-    """
+    """Choose samples of a dataset; `default_count`: their number if there are fewer strata; None: `max_samples`."""
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
@@ -219,7 +213,7 @@ def _candidates(
     strata: list[str],
     drawn: tuple[int, int, list[_Candidate]],
 ) -> list[_Candidate]:
-    """Return the samples of a shard that can be among the first; `drawn`: seed, maximum, and the pool so far."""
+    # `drawn`: seed, maximum, and the pool so far.
     seed, max_samples, pool = drawn
     priority = shard_random_numbers(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
@@ -243,10 +237,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    """Keep the first candidates by rank within their stratum, then by random number.
-
-    More candidates only increase the rank of dropped ones.
-    """
+    # Sort by rank within the stratum, then by random number. More candidates only increase the rank of dropped ones.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -29,29 +29,22 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
 
 MAX_LABEL_SETS = 6
-
 _MAX_FIELDS = 60
-
 _MAX_LISTED_SHARDS = 9  # listed in the example without a dataset file; a glob could match other shards
-
 _MAX_EXAMPLE_FIELDS = 4
-
 _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
-
 _MAX_ANCHOR_CHARS = 120
-
 DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
     """Return the samples of a page, the unusual ones last."""
-    return [sample for view in views for sample in view.shown] + [
-        sample for view in views for sample in view.unusual_shown
-    ]
+    shown = [sample for view in views for sample in view.shown]
+    return shown + [sample for view in views for sample in view.unusual_shown]
 
 
 def set_anchors(views: Sequence[DatasetView]) -> None:
-    """Set each sample's element id from its key, so that links stay valid when the page is rendered again."""
+    """Set each sample's element id from its key, so that links stay valid when the page is recreated."""
     counts: Counter[str] = Counter()
     for sample in all_samples(views):
         anchor = "s-" + quote(sample.chosen.key, safe="/", errors="replace")[:_MAX_ANCHOR_CHARS]
@@ -99,13 +92,13 @@ class DatasetView(ChosenSamples):
 
     @property
     def pattern(self) -> str:
-        """The shard pattern, or the names of the first and last shard."""
+        """The shard pattern, or the first and last shard."""
         shards = self.dataset.shards
         return self.file.pattern if self.file else " to ".join(dict.fromkeys((shards[0].name, shards[-1].name)))
 
     @cached_property
     def written(self) -> str:
-        """The modification time of the dataset file, or else of the last shard; empty if unknown."""
+        """The modification time of the dataset file, or else of the last shard."""
         try:
             time = stat_file(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
             return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"
@@ -139,7 +132,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def first_anchors(self) -> dict[tuple[str, str], str]:
-        """Maps (label, value) to the element id of the first sample shown with this value."""
+        """The element id of the first sample with a value, by (label, value)."""
         return {label: sample.anchor for sample in reversed(self.shown) for label in sample.labels.items()}
 
     @property
@@ -160,14 +153,12 @@ class DatasetView(ChosenSamples):
     @property
     def dots(self) -> list[tuple[int, int, int, float]]:
         """Width, height, count and dot radius of each image size."""
-        return [
-            (
-                *size,
-                count,
-                min(9.0, 2.6 * math.sqrt(count) if count < _MAX_AREA_IMAGES else 3.6 + math.log2(count) * 0.6),
-            )
-            for size, count in sorted(Counter(self.pixels).items())
-        ]
+
+        def radius(count: int) -> float:
+            return 2.6 * math.sqrt(count) if count < _MAX_AREA_IMAGES else 3.6 + math.log2(count) * 0.6
+
+        sizes = sorted(Counter(self.pixels).items())
+        return [(*size, count, min(9.0, radius(count))) for size, count in sizes]
 
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 
 FRAME_PROBLEMS = ("animated-image", "image-depth")  # valid, but not resizable: the first frame is shown
-
 MAX_PIXELS = 100_000_000
-
 WEBP_QUALITY = 75
 
 
 def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return a WebP thumbnail that fits `edge` x `edge` pixels, with its width and height."""
+    """Return a WebP thumbnail of at most `edge` x `edge` pixels, and its size."""
     resize = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=MAX_PIXELS)
     options = replace(resize, encode="webp", quality=WEBP_QUALITY, fields=(name,))
     try:
@@ -59,28 +57,20 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def encode_image(image: Picture, form: str, **options: object) -> bytes:
-    """Return an image file in the given format."""
+    """Encode an image in the given format."""
     out = BytesIO()
     image.save(out, form, **options)
     return out.getvalue()
 
 
 MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")  # lossless
-
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
-
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
-
 _MAX_MASK_CLASSES = 64  # photographs have more values
-
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
-
 _VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention, pixels without a class
-
 _MIN_COLOUR_DIFFERENCE = 40  # between channels: a palette with such a colour is not grey
-
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
-
 _MASK_COLOURS = (
     (230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49), (145, 30, 180), (66, 212, 244),
     (240, 50, 230), (191, 239, 69), (250, 190, 212), (70, 153, 144), (220, 190, 255), (154, 99, 36), (255, 250, 200),
@@ -89,7 +79,7 @@ _MASK_COLOURS = (
 
 
 def is_mask_name(field: str) -> bool:
-    """Return whether a field is named like a mask: `mask.png`, `seg.png`, `labelIds.png`."""
+    """Return whether a field is named like a mask, such as `seg.png` or `labelIds.png`."""
     return bool(_MASK_NAME.search(field.rpartition(".")[0] or field))
 
 
@@ -142,11 +132,8 @@ IMAGE_SIGNATURES = (
 
 
 MAGIC_SIGNATURES = 5  # the first entries, which are recognised whatever the field name
-
 EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # valid images that cannot be shown
-
 _MIN_EDGE_PIXELS = 40
-
 _MAX_ATTEMPTS = 6
 
 
@@ -182,7 +169,7 @@ def make_thumbnail(
         name: Name of the field.
         edge: Maximum width and height in pixels.
         max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None: no limit.
-        has_photo: Whether the sample also has a photograph, so that an image of few values is taken as a mask.
+        has_photo: Whether the sample also has a photograph: an image of few values is then a mask.
 
     Raises:
         BadImage: The file is damaged, or is not an image.
@@ -201,11 +188,8 @@ def make_thumbnail(
 
 
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
-
 _MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
-
 _MAX_MEDIA_BYTES = 1_500_000
-
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
     (b"\xff\xf9", "audio/aac"), (b"\xff", "audio/mpeg"),
@@ -216,11 +200,7 @@ _MAGIC_AUDIO = 3  # the first entries, which are recognised whatever the field n
 
 
 class MediaClip(NamedTuple):
-    """Audio or video of a sample.
-
-    Attributes:
-        data: The included bytes: all, the start, or none.
-    """
+    """Audio or video of a sample; `data` are the included bytes: all, the start, or none."""
 
     field: str
     type: str

@@ -21,19 +21,12 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 _MAX_SAMPLES = 2000
-
 _DEFAULT_SAMPLES = 200
-
 _IMAGE_BYTES = 3_000_000  # for all thumbnails: 4 MB in base64, so that the page stays below 5 MB
-
 _TEXT_BYTES = 600_000
-
 _MEDIA_BYTES = 6_000_000
-
 _MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
-
 _PIXELS_PER_BYTE = 8.0
-
 _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # datasets of up to this many samples list no unusual ones
 
 

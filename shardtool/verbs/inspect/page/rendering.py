@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 
 _MAX_METADATA_COLUMNS = 40
-
 _MAX_LEGEND_COLOURS = 24
-
 _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
 
@@ -134,7 +132,7 @@ def image_description(sample: ShownSample, image: Thumbnail) -> str:
 
 
 def script_json(value: object) -> str:
-    """Return JSON for a script element, escaped so that no value can end the element."""
+    """Return JSON for a script element, which no value can end."""
     document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
@@ -166,7 +164,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
 
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    """Return an image's data for the script. The first image and its overlay are already in the tile."""
+    # The first image and its overlay are already in the tile.
     document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
     document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
     return {**document, "src": image.url} if with_data else document
@@ -196,9 +194,7 @@ def _plain_text(value: object) -> str:
 
 
 _CHART_PIXELS = 360
-
 _MIN_TICKS = 3
-
 _TICK_CHAR_PIXELS = 6.2  # approximate width of a character in a tick label
 
 
@@ -234,7 +230,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return pixel, centre of the label, and label of each mark; labels that would overlap are empty."""
+        """Return pixel, centre of the label, and label of each mark; overlapping labels are empty."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)

@@ -40,21 +40,13 @@ if TYPE_CHECKING:
 
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
-
 SPLIT_COLUMN = "split"
-
 _MAX_TEXT_BYTES = 4096
-
 _MAX_IMAGES = 3  # per sample
-
 _MAX_FIELDS = 40  # per sample
-
 _MAX_CLIPS = 2  # per sample
-
 _MAX_NAME_CHARS = 120
-
 _HEX_BYTES = 32
-
 MAX_KEY_CHARS = 200  # shown of a key or a metadata value
 
 
@@ -72,7 +64,7 @@ class ShownSample:
     """A sample on a page.
 
     Attributes:
-        labels: Maps fields or columns to label texts, the likeliest first.
+        labels: Label texts by field or column, the likeliest first.
         reason: Why the sample is unusual; empty: it is not.
     """
 
@@ -249,7 +241,6 @@ class _SampleRendering:
             messages.append(f"{title}: {error.message}")
 
     def _check_payload(self, shown: ShownSample, row: FieldRow, data: bytes) -> bool:
-        """Return whether a payload, or its start, could be read; report a wrong checksum."""
         title = shorten_text(row["name"], MAX_KEY_CHARS)
         if len(data) < min(row["length"], _MAX_TEXT_BYTES):
             shown.problems.append(f"{title}: the shard ends inside this field")
@@ -313,7 +304,7 @@ def common_prefix(names: Sequence[str]) -> str:
 
 
 def label_text(sample: ShownSample) -> str:
-    """Return a sample's label; a bare number is preceded by its field's name."""
+    """Return a sample's label; a number follows its field's name."""
     for name, text in sample.labels.items():
         return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text
     return ""
