@@ -1,7 +1,7 @@
 """Download one file: redirects, retries, limits, and checks of its content, in the event loop of an `HttpFetcher`.
 
-The IP address is checked when the socket is created, for each resolved address and each redirect. A second DNS lookup
-can therefore not return another address. Decompression stops at the size limit.
+The IP address is checked when the socket is created, for each resolved address and each redirect, so a second DNS
+lookup cannot return another address.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ class HostTimes:
     def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
 
-        Concurrent downloads take the slowest host's time, or the total time divided by the connections if longer.
-        Thread-safe.
+        Downloads take the slowest host's time, or the total time divided by the connections if longer. Thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:

@@ -31,7 +31,7 @@ def dali_tfrecord_index(shard: IndexedShard) -> bytes:
 def dali_webdataset_index(shard: IndexedShard) -> bytes:
     """Return the index of DALI's `wds2idx`, version 1.2: a line per sample, `FIELD OFFSET LENGTH NAME` per field.
 
-    DALI splits at white space and uses names only as labels, so unsafe characters in names are percent-encoded.
+    DALI uses names only as labels, so unsafe characters in names are percent-encoded.
     """
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):

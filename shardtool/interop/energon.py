@@ -58,10 +58,7 @@ def is_energon_index(head: bytes, size: int) -> bool:
 
 
 def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta` for the splits in a folder. The file that marks the folder as complete is last.
-
-    A dataset without splits is `train`. Energon rejects empty shards, so they are excluded.
-    """
+    """Return the files in `.nv-meta`, the one that marks the folder as complete last. Energon rejects empty shards."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):

@@ -46,7 +46,7 @@ class FolderIndexFiles(NamedTuple):
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
-        pairs: Returns (shard name, sample count) pairs from the parsed JSON of the file that lists the shards.
+        pairs: Returns (shard name, sample count) pairs from the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that users may edit; never overwritten.
     """
 
@@ -59,11 +59,11 @@ class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        module: The module whose `SHARD_INDEXES` and `FOLDER_INDEXES` have this name; empty: there are no files.
-        suffix: Replaces the shard's suffix; empty: there is no file per shard.
-        folder_file: The file that lists all shards of a folder; empty: there is none.
+        module: The module whose `SHARD_INDEXES` and `FOLDER_INDEXES` have this name, imported when needed.
+        suffix: Replaces the shard's suffix; empty: no file per shard.
+        folder_file: The file that lists all shards of a folder; empty: none.
         min_samples: Minimum number of samples per shard that the tool accepts.
-        has_hashes: Whether it contains hashes: the shards must be read.
+        has_hashes: Whether it contains hashes, so that shards must be read.
         has_readme: Whether a `README.md` that lists the shards belongs to it.
     """
 

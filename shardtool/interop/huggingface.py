@@ -48,7 +48,7 @@ def readme_advice() -> str:
 
 
 def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes:
-    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder."""
+    """Return a `README.md` that lists the shards of each split; `existing` are all file names in the folder."""
     names = {shard.name for split in splits for shard in split.shards} | set(existing)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     check_huggingface_splits([split.made.split for split in splits])

@@ -27,12 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash.
-
-    Attributes:
-        starts: int64 offsets of payloads, in file order.
-        stops: int64 ends of payloads, which do not overlap.
-    """
+    """A shard to hash; `starts` and `stops` are int64 offsets of payloads, in file order and without overlap."""
 
     path: str
     size: int
@@ -51,7 +46,7 @@ class ShardHashes(NamedTuple):
     Attributes:
         git: git's blob SHA-1 of the file, in hex.
         sha256: SHA-256 of the file, in hex.
-        payloads: SHA-256 of each payload, 32 bytes each, in task order.
+        payloads: SHA-256 of each payload, 32 bytes each.
     """
 
     crc: int
@@ -111,7 +106,7 @@ class IndexedShard:
         return self.index.fact.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
-        """Yield the key and the fields of each sample."""
+        """Yield key and fields of each sample."""
         index = self.index
         names = [name.encode() for name in index.names]
         columns = [[names[code] for code in index.codes.tolist()], index.offsets.tolist(), index.lengths.tolist()]

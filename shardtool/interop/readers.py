@@ -1,7 +1,6 @@
 """Names that some readers of tar shards misread, and how. `select.portable` renames such samples.
 
-Readers split names by their own rules and silently drop what they do not expect. Observed with webdataset 1.0.2,
-wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
+Observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# Code; affected readers; noun for the problem; bytes of which an affected key contains one; and a pattern that matches
-# an affected key up to its final NUL.
+# Code; readers; noun for the problem; bytes of which an affected key contains one; pattern up to the key's final NUL.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -95,7 +93,7 @@ class NameProblem:
 
 
 class ReaderProblems:
-    """Collects what readers would misread in tar shards; samples are added in batches."""
+    """Collects what readers would misread in tar shards."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], NameProblem] = {}  # by code and `what`

@@ -26,7 +26,7 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append: the old dataset, the bytes of its dataset file, and the number of the first new shard."""
+    """An append to `old`, whose dataset file has the bytes `data`; `first` is the number of the first new shard."""
 
     old: DatasetFile
     data: bytes

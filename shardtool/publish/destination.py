@@ -44,8 +44,8 @@ class Destination:
 
     Attributes:
         existing: The files of the pattern.
-        expected: The dataset that the run must recreate; None: any.
-        own_names: The names of the part's shards, sidecars and record, once planned.
+        expected: The dataset that the run must recreate, if any.
+        own_names: The names of the part's files, once planned.
     """
 
     folder: OutputFolder
@@ -227,7 +227,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    """Refuse to update shards of another tool: an interrupted run leaves one shard per worker without a sidecar."""
+    # Refuse to update shards of another tool. An interrupted run leaves at most one shard per worker without a sidecar.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:

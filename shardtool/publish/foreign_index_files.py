@@ -1,7 +1,7 @@
 """Read the index files of other tools in a folder, with a size limit, and copy valid ones together with a dataset.
 
-No checksum covers these files, so each copied one is compared with the sidecar of its shard. Existing files at the
-destination stay. A web server cannot list files, so nothing is copied from it.
+No checksum covers these files, so each is compared with the sidecar of its shard. A web server cannot list files, so
+nothing is copied from it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The journal of an unfinished run, `.NAME.journal`, from which another run of `create` or of a writer continues.
 
-It exists until the dataset file does. The first line of JSON describes the run, each further line a published shard. An
-incomplete line, and all lines after it, are ignored. Nothing in it is trusted alone: a shard is kept only if its size
-and checksum, and its sidecar, match its line. A store cannot append to files, so there each line is an object,
-`.NAME.journal.N`, until a run that resumes moves it into the file.
+The first line of JSON describes the run, each further line a published shard. An incomplete line, and all lines after
+it, are ignored. A shard is kept only if its size and checksum, and its sidecar, match its line. A store cannot append
+to files, so there each line is an object, `.NAME.journal.N`, until a resumed run moves it into the file.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Journal:
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
-        """Append a line. After a power failure, a line that is not durable may be missing."""
+        """Append a line; a power failure can lose one that is not durable."""
         if isinstance(self._folder, Folder):
             self._folder.append(self.name, _encode(line), durable=durable)
         else:
@@ -66,7 +65,7 @@ class Journal:
 
 
 def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
-    """Return the files of the journals of a dataset, and of its parts if there is a pattern for their tags."""
+    """Return the journals of a dataset, and of its parts if there is a pattern for their tags."""
     tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
     pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
     return [name for name in names if pattern.fullmatch(name)]

@@ -1,7 +1,7 @@
 """Merge the parts of a run, or of several writers: create one dataset file that lists their shards.
 
-The shards do not change. Files of the parts are deleted only after the merged dataset file exists, so an interrupted
-merge can be repeated.
+The shards stay where they are. Files of the parts are deleted only after the merged dataset file exists, so an
+interrupted merge can be repeated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SHOWN_DIGITS = 8
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
     """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
 
-    Later parts are added by another merge. The shards stay where they are.
+    Another merge adds later parts.
 
     Args:
         output: The pattern of the writers, such as `out-{000000..}.tar`.

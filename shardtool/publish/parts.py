@@ -1,8 +1,7 @@
 """The parts of a dataset: of one run, or of several writers. Each leaves a record until the parts are merged.
 
 The record of `create --part 3/64` is `.out.part03of64`, that of a writer `.out-part3of16.record`. A part writes its
-record last. It contains the dataset file of the part's shards and the skipped samples; of a run, also the fingerprint
-of the plan. Earlier versions of writers left a dataset file or an empty file for each part instead.
+record last. Earlier versions of writers wrote a dataset file or an empty file instead.
 
 Source: docs/format.md, "Parts".
 """
@@ -51,7 +50,6 @@ class PartRecord(NamedTuple):
     Attributes:
         part: The part of a run, or the tag of a writer's part.
         dataset: The dataset file of its shards; None without shards.
-        skipped: The samples it skipped, in list order.
         plan: The fingerprint of the plan. A writer has no plan: this and all following attributes are empty.
         planned: The number of shards of all parts.
         resumed: Whether the merge may delete files outside the plan.
@@ -171,7 +169,7 @@ def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str)
 
 
 def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the parts with a record, and those with a lock, which run or were interrupted."""
+    """Return the parts with a record, and those with a lock (running or interrupted)."""
     name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []

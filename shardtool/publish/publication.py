@@ -1,11 +1,8 @@
 """Publish the files of one dataset in a safe order (docs/format.md, "Publication order").
 
-Only the parent process uses final names, so a worker that outlives its run cannot publish. Every intermediate state is
-safe:
-
-- The dataset file names only complete files. It is replaced last, and deleted before a listed file changes.
-- Another tool's index that no longer fits is deleted before its shard changes (`StaleIndexes`).
-- A shard gets its name before its sidecar.
+Only the parent process uses final names, so a worker that outlives its run cannot publish. The dataset file lists only
+complete files: it is replaced last, and deleted before a listed file changes. Other tools' indexes that no longer match
+are deleted before their shard changes (`StaleIndexes`). A shard gets its name before its sidecar.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ class Publication:
         shards_folder: The folder of the shards; None: `folder`.
 
     Attributes:
-        old_list: The name under which a withdrawn dataset file stays until the end, if only it knows the old files.
+        old_list: The name under which a withdrawn dataset file stays until the end; empty: it does not stay.
     """
 
     def __init__(
@@ -105,7 +102,7 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar; None: it exists. `replaces`: whether an existing file may be replaced."""
+        """Publish a staged shard and sidecar; None: it exists. `replaces`: whether existing files may be replaced."""
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
         if not shards and not others:
@@ -144,9 +141,9 @@ class Publication:
         Args:
             dataset_file: The new bytes.
             shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
-            before: Bytes by name of other small files, published just before the dataset file.
+            before: Bytes by name of small files to publish before the dataset file.
             stale: Files that only the old dataset file lists.
-            stale_shards: Another folder, and the shards in it that only the old dataset file lists.
+            stale_shards: The same in another folder.
             leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
@@ -172,7 +169,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these final names, unless a plan needs them."""
+        """Delete the staged files with these final names, unless a plan lists them."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -247,10 +244,8 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted exchanges of files of datasets, and return whether there were any.
-
-    An interrupted run may have left no dataset file, so the folders of the datasets are searched for plans.
-    """
+    """Finish interrupted exchanges of files of datasets, and return whether there were any."""
+    # An interrupted run may have left no dataset file, so search the folders for plans.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)

@@ -1,7 +1,7 @@
 """Delete index files of other tools that no longer fit their shard.
 
-A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is deleted before its
-shard changes. Only a file with both the name and the format of an index of this dataset's shards is deleted.
+A reader with an outdated index returns wrong bytes, mostly without an error. Only a file with both the name and the
+format of an index of this dataset's shards is deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern; None finds no index.
-        appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
+        appends: Whether existing shards stay: indexes of the folder are then incomplete, not wrong.
 
     Attributes:
         removed: The `--export` names of deleted files, by file name.

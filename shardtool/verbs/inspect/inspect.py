@@ -1,7 +1,4 @@
-"""Summarize a dataset from its dataset file and sidecars, and from a few images and labels.
-
-Shards without a sidecar are scanned.
-"""
+"""Summarize a dataset from its dataset file and sidecars, and from a few images and labels."""
 
 from __future__ import annotations
 

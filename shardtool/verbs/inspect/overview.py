@@ -1,6 +1,6 @@
 """Collect statistics of a dataset in one pass over its indexes, and inspect a random few images and labels.
 
-Memory does not grow with the number of samples. The seed alone decides which samples are inspected. Damage is recorded.
+Memory does not grow with the number of samples. The seed alone decides which samples are inspected.
 """
 
 from __future__ import annotations
@@ -308,10 +308,7 @@ class DatasetOverview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
-        """Return a field's most frequent values, equal counts sorted by name. One payload of each is read for its name.
-
-        A value that cannot be read is named `?`.
-        """
+        """Return a field's most frequent values; read one payload of each for its name, or use `?` if that fails."""
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         counts = (tally.groups.values or {}).items()

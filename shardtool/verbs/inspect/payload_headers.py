@@ -32,10 +32,7 @@ class _Video(NamedTuple):
 
 
 def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
-    """Return lines about an array or a video, by the extension of its field; empty if the header is not known.
-
-    `data` may be the start of a payload: then headers at the end are not found.
-    """
+    """Return lines about an array or a video, by the extension of its field; `data` may be the start of a payload."""
     ending = field.rpartition(".")[2].lower()
     try:
         if ending == "npy":

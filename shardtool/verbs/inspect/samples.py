@@ -281,7 +281,7 @@ def decode_text(data: bytes, *, is_complete: bool) -> str | None:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to JSON types: bytes to base64, times and non-finite numbers to text."""
+    """Convert a value to JSON types: bytes as base64, times and non-finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,7 +1,4 @@
-"""`Summary`: a dataset's content as one value, shown by the terminal, `--json` and the HTML page.
-
-If anything can be read, missing or damaged files are listed as problems. Only `verify` checks all bytes.
-"""
+"""`Summary`: a dataset's content as one value, shown by the terminal, `--json` and the HTML page."""
 
 from __future__ import annotations
 
@@ -292,7 +289,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class FieldSummary:
-    """A field: how it is stored (`kind`), its content type by name, how many samples have it, payload sizes."""
+    """A field: how it is stored (`kind`), its content type by name, its number of samples, and payload sizes."""
 
     kind: str
     content: str
@@ -339,7 +336,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """The numbers of samples, shards, and shards without a sidecar that the statistics cover."""
+    """What the statistics cover: samples, shards, and shards without a sidecar (`walked`)."""
 
     samples: int
     shards: int

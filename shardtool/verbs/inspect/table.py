@@ -31,9 +31,9 @@ _ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not
 def write_table(
     datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
-    """Write one row per sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
+    """Write one row per sample, and return their number: `__key__`, `__shard__` (a path), ..., metadata.
 
-    In CSV, nested values are written as JSON. Returns the number of rows.
+    In CSV, nested values are written as JSON.
     """
     if not path.endswith(TABLE_ENDINGS):
         raise InvalidRequest(cli_name("table"), path, expected=f"a file name ending in {' or '.join(TABLE_ENDINGS)}")

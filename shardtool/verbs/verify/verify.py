@@ -1,4 +1,4 @@
-"""`verify`: check that a dataset is complete and undamaged. Nothing is written, except with `repair`.
+"""`verify`: check that a dataset is complete and undamaged.
 
 Workers scan each shard and compute its checksums. The parent compares them with the sidecar and the dataset file, and
 checks the shards together: gaps, extra files, and keys in two shards.
