@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtool.dataset import index_differences, shard_index, sidecar_read
+from shardtool.dataset import shard_index, sidecar_read
 from shardtool.dataset.scan import FeatureConflict, ShardScan, index_text
 from shardtool.dataset.shard_file import is_compressed, open_error
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, os_error_text, printable
@@ -190,7 +190,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
     if not has_index:
         return sort_fields(merge_interleaved(part) if scan.format == "tar" else part)
     part, listed_index = sort_fields(part), sort_fields(shard).index
-    if any(index_differences.compare_indexes(listed_index, part.index)):
+    if any(shard_index.compare_indexes(listed_index, part.index)):
         remedy = f"{_verify_advice()} Or move {sidecar_name(shard.name)} away, which loses its metadata."
         raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
     return replace(part, index=replace(part.index, metadata=listed_index.metadata))

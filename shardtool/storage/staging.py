@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
-from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
-from shardtool.messages import flag_text
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
+from shardtool.messages import flag_text, option_text
 from shardtool.pattern import replacement_plan_name
 from shardtool.storage.descriptors import write_all
 from shardtool.storage.file_system import (
@@ -33,7 +33,6 @@ from shardtool.storage.files import READ_PLAIN, read_small
 from shardtool.storage.locks import take_lock
 from shardtool.storage.lookup import list_folder
 from shardtool.storage.remote.address import is_url, refuse_near_url
-from shardtool.storage.spool import spool_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -352,3 +351,34 @@ def set_attempt(token: str) -> None:
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
+
+
+def spool_advice() -> str:
+    """Return advice for unwritable temporary files."""
+    gather = option_text("method", "gather")
+    return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
+
+
+class SpoolFile:
+    """A temporary file open for writing."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = os.path.dirname(path)
+        with write_errors(self._folder, spool_error):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at an offset."""
+        try:  # hot path: a context manager takes as long as the write
+            write_all(self._fd, data, offset)
+        except OSError as error:
+            raise spool_error(self._folder, error) from None
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
+
+
+def spool_error(folder: str, error: OSError) -> OutputFailed:
+    """Return the error for an unwritable temporary file."""
+    return OutputFailed(folder or ".", f"cannot write a temporary file: {os_error_text(error)}", remedy=spool_advice())

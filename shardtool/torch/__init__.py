@@ -11,10 +11,9 @@ if find_spec("torch") is None:
     _MISSING = "shardtool.torch: PyTorch is not installed. Run `pip install 'shardtool[torch]'`."
     raise ModuleNotFoundError(_MISSING, name="torch")
 
-from shardtool.torch.batch_rows import collate
 from shardtool.torch.crops import CenterCrop, RandomResizedCrop
 from shardtool.torch.datasets import MapDataset, StreamDataset
 from shardtool.torch.prefetch import Prefetcher
-from shardtool.torch.threaded_loader import loader
+from shardtool.torch.threaded_loader import collate, loader
 
 __all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "collate", "loader"]

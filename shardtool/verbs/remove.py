@@ -171,7 +171,7 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
     import numpy as np
 
     from shardtool.entries.strings import PackedStrings
-    from shardtool.read.selected_shards import selected_shards
+    from shardtool.read.metadata import selected_shards
     from shardtool.source.keys_from import find_samples_by_key
 
     keys: list[bytes] = []

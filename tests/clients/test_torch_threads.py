@@ -17,8 +17,7 @@ from PIL import Image
 
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.read.pipeline import Pipeline
-from shardtool.torch.batch_rows import BatchRows, collate
-from shardtool.torch.threaded_loader import SKIPPED, Loader
+from shardtool.torch.threaded_loader import SKIPPED, BatchRows, Loader, collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -9,9 +9,8 @@ import numpy as np
 
 from shardtool import CreateOptions, create
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.index_differences import compare_indexes
 from shardtool.dataset.scan import ShardScanTask, scan_shard
-from shardtool.dataset.shard_index import scanned_index
+from shardtool.dataset.shard_index import compare_indexes, scanned_index
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

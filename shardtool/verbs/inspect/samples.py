@@ -36,7 +36,7 @@ from shardtool.format import tfrecord_read
 from shardtool.format.tfrecord_write import FRAME_HEAD_BYTES, FRAME_TAIL_BYTES
 from shardtool.messages import choose_text, cli_name, flag_text
 from shardtool.names import to_bytes, to_output_name
-from shardtool.read.selected_shards import selected_shards
+from shardtool.read.metadata import selected_shards
 from shardtool.storage.file_system import check_target
 from shardtool.storage.paths import real_path
 from shardtool.storage.staging import named_local_folder

@@ -12,7 +12,7 @@ from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, column_types
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.messages import cli_name
 from shardtool.names import to_output_name
-from shardtool.read.selected_shards import SelectedShard, selected_shards
+from shardtool.read.metadata import SelectedShard, selected_shards
 from shardtool.storage.target_file import create_target
 from shardtool.verbs.inspect.samples import check_report_path, json_value
 from shardtool.verbs.inspect.summary import is_scalar_type

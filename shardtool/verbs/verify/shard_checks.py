@@ -206,8 +206,7 @@ def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
 
 def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
     """Compare the columns in the sidecar's bytes with the shard, if the shard was read."""
-    from shardtool.dataset.index_differences import compare_indexes
-    from shardtool.dataset.shard_index import scanned_index
+    from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     scan = case.scan
