@@ -149,18 +149,10 @@ class InspectViewOptions(InspectOptions):
         conflicts=(Given(show), Given(head), Given(keys)),
     )
     html: str | None = option(
-        None,
-        form="path",
-        metavar="FILE",
-        common=True,
-        conflicts=(Given(show), Given(head), Given(keys), Given(table)),
+        None, form="path", metavar="FILE", common=True, conflicts=(Given(show), Given(head), Given(keys), Given(table))
     )
     contact_sheet: str | None = option(
-        None,
-        form="path",
-        metavar="FILE",
-        common=True,
-        conflicts=(Given(show), Given(head), Given(keys), Given(table)),
+        None, form="path", metavar="FILE", common=True, conflicts=(Given(show), Given(head), Given(keys), Given(table))
     )
     duplicates: bool = option(
         False,
@@ -201,14 +193,7 @@ class InspectViewOptions(InspectOptions):
         metavar="DIR",
         common=True,
         requires=(Needs("no samples to write", Given(show), Given(head), Given(where)),),
-        conflicts=(
-            Given(keys),
-            Given(table),
-            Given(html),
-            Given(contact_sheet),
-            Given(duplicates),
-            Given(read_speed),
-        ),
+        conflicts=(Given(keys), Given(table), Given(html), Given(contact_sheet), Given(duplicates), Given(read_speed)),
     )
     raw: str | None = option(
         None,

@@ -188,11 +188,8 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
         elif param.is_flag and name in names:
             options.append((names[name], True))
         elif name in names:
-            texts = (
-                [_rebase_name(where, text, "", folder) for text in texts]
-                if isinstance(param.type, click.Path)
-                else texts
-            )
+            if isinstance(param.type, click.Path):
+                texts = [_rebase_name(where, text, "", folder) for text in texts]
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
     first = max(len(typed) - len(words) + 1, 1)  # the first argument gets all words except the last ones

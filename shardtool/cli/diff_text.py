@@ -10,9 +10,7 @@ from shardtool.errors import format_list, printable
 from shardtool.units import format_size, pluralize
 
 if TYPE_CHECKING:
-    from shardtool.request.results import (
-        DiffResult,
-    )
+    from shardtool.request.results import DiffResult
     from shardtool.verbs.inspect.duplicates import DuplicateGroups
 
 

@@ -357,8 +357,5 @@ def list_examples(command: click.Command) -> list[str]:
 
 def _first_sentence(text: str) -> str:
     text, bracket, default = text.partition(" [default: ")
-    return (
-        text.partition(". ")[0].removesuffix(".")
-        + "."
-        + (bracket + default if len(default) < _MAX_NAME_COLUMNS else "")
-    )
+    shown_default = bracket + default if len(default) < _MAX_NAME_COLUMNS else ""
+    return f"{text.partition('. ')[0].removesuffix('.')}.{shown_default}"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 _KEYS_PER_PRINT = 1000
-
-
 _MAX_BRIEF_BYTES = 4096  # read to show one line
 
 

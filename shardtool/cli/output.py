@@ -68,9 +68,8 @@ def json_text(document: object) -> str:
     """Return JSON without control characters; add the speed of the run and its retries."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
-    return json.dumps(document, indent=2).replace(
-        "\x7f", "\\u007f"
-    )  # the only control character that JSON does not escape
+    # DEL is the only control character that JSON does not escape.
+    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")
 
 
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:

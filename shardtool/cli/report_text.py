@@ -92,10 +92,7 @@ def _junit_text(report: Report) -> str:
     if not report.datasets:
         return _xml_text(_junit_suite(report, "shardtool verify"))
     suites = [_junit_suite(part, f"shardtool verify {part.dataset}") for part in report.datasets]
-    tests, time = (
-        sum(max(1, len(part.findings)) for part in report.datasets),
-        f"{report.seconds:.3f}",
-    )
+    tests, time = sum(max(1, len(part.findings)) for part in report.datasets), f"{report.seconds:.3f}"
     counts = {"tests": tests, "failures": len(report.findings), "errors": 0, "time": time}
     return _xml_text(_xml_element("testsuites", "", *suites, name="shardtool verify", **counts))
 

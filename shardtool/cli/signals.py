@@ -13,9 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    Interrupted,
-)
+from shardtool.errors import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

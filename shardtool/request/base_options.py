@@ -143,7 +143,7 @@ class BaseOptions:
             text = (*value,)  # an iterator can be used only once
         else:
             return
-        object.__setattr__(self, name, text)  # the dataclass is frozen
+        object.__setattr__(self, name, text)
 
     def _check_texts(self, name: str) -> None:
         value, allowed, is_list = getattr(self, name), option_types(type(self))[name], is_list_option(type(self), name)

@@ -28,20 +28,13 @@ from shardtool.request.output_options import COUNT_RANGE, OutputOptions
 from shardtool.request.selecting_options import SelectingOptions
 from shardtool.request.split_options import SplitOptions
 from shardtool.units import format_size, parse_size
-from shardtool.values import (
-    Dots,
-    OnDuplicate,
-    ReadMethod,
-    Symlinks,
-)
+from shardtool.values import Dots, OnDuplicate, ReadMethod, Symlinks
 
 if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
 TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other column has this name
-
-
 _MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
 
 

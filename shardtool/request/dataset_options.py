@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardtool.request.base_options import BaseOptions
-from shardtool.request.option_spec import (
-    Function,
-    Given,
-    Needs,
-    PathLike,
-    Texts,
-    option,
-    options_class,
-)
+from shardtool.request.option_spec import Function, Given, Needs, PathLike, Texts, option, options_class
 from shardtool.request.output_options import SEED_RANGE, WORKERS_RANGE, WorkerOptions
-from shardtool.values import (
-    Dots,
-    Symlinks,
-    Target,
-    Trust,
-)
+from shardtool.values import Dots, Symlinks, Target, Trust
 
-SOURCE_OPTIONS = (
-    "map",
-    "root",
-    "allow_outside",
-    "symlinks",
-)  # must come from the user: dataset files are not trusted here
+# These must come from the user: dataset files are not trusted here.
+SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
 
 
 @options_class
@@ -52,13 +35,7 @@ class VerifyOptions(WorkerOptions):
     quick: bool = option(False, section="checks", common=True)
     decode: bool = option(False, conflicts=(Given(quick),), common=True)
     source: object = option(
-        None,
-        form="path",
-        repeatable=True,
-        section="source",
-        common=True,
-        metavar="PATH",
-        conflicts=(Given(quick),),
+        None, form="path", repeatable=True, section="source", common=True, metavar="PATH", conflicts=(Given(quick),)
     )
     target: Target | tuple[Target, ...] | list[Target] = option(
         (),

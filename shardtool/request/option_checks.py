@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import index
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    get_args,
-)
+from typing import TYPE_CHECKING, Any, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text

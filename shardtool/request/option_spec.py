@@ -109,8 +109,7 @@ class OptionSpec(NamedTuple):
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
         shown: Default in the help, if it is not a plain value.
-        form: Form of the value: `size` in bytes, `rate`, `share`, `sample` (a share above 0), `pairs`, `shares` of
-            splits, `part` of a run, `pixels`, `function`, `path`, or `delimiter`.
+        form: Form of the value; `sample` is a share above 0.
         example: An example value.
         range: Minimum and maximum of a number.
         only_for: Kind of source to which the option applies; empty: any source.

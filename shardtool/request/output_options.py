@@ -8,26 +8,9 @@ from typing import Literal, get_args
 from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.request.base_options import BaseOptions
-from shardtool.request.option_spec import (
-    Given,
-    Needs,
-    Shares,
-    Texts,
-    option,
-    option_specs,
-    options_class,
-)
+from shardtool.request.option_spec import Given, Needs, Shares, Texts, option, option_specs, options_class
 from shardtool.request.split_options import SplitOptions, format_shares, parse_shares
-from shardtool.values import (
-    EXPORT_NAMES,
-    AssignBy,
-    IfExists,
-    OnError,
-    Oversize,
-    StartMethod,
-    Target,
-    Trust,
-)
+from shardtool.values import EXPORT_NAMES, AssignBy, IfExists, OnError, Oversize, StartMethod, Target, Trust
 
 _MAX_SAMPLES = 10**15  # sums of a few fit into 64 bits
 COUNT_RANGE = (1, _MAX_SAMPLES)
@@ -35,14 +18,7 @@ SEED_RANGE = (-(2**63), 2**63 - 1)
 MAX_WORKERS = 1024  # processes
 WORKERS_RANGE = (0, MAX_WORKERS)
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
-TRANSFORM_OPTIONS = (
-    "resize",
-    "encode",
-    "probe",
-    "exif",
-    "hash",
-    "map",
-)  # with these, sample sizes are only estimated
+TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")  # with these, sample sizes are only estimated
 
 
 def _expand_split_by(kind: type, value: str) -> dict[str, object]:
@@ -203,9 +179,8 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        if changes and not (
-            changes[0] == "url" and self.max_size is None
-        ):  # without `max_size`, downloads of any size fit
+        # Without `max_size`, downloads of any size fit.
+        if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
             option_name, expected = "method", "samples that are read individually"

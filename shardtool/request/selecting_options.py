@@ -7,22 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
-from shardtool.request.option_spec import (
-    Function,
-    Given,
-    Needs,
-    Pairs,
-    Texts,
-    option,
-    options_class,
-)
+from shardtool.request.option_spec import Function, Given, Needs, Pairs, Texts, option, options_class
 from shardtool.request.option_values import DelimitedFormat, format_pair, parse_pixels, split_commas
 from shardtool.request.output_options import COUNT_RANGE, TRANSFORM_OPTIONS, OutputOptions
-from shardtool.values import (
-    HashName,
-    ImageFormat,
-    ResizeMode,
-)
+from shardtool.values import HashName, ImageFormat, ResizeMode
 
 if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions

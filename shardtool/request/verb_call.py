@@ -7,15 +7,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Signature, cleandoc, signature
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from shardtool.errors import InvalidRequest, explaining_missing_cwd
 from shardtool.request.base_options import BaseOptions

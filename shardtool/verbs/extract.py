@@ -66,12 +66,7 @@ _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # with few shards
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with more shards, tasks may be this much larger
 
-_NAMING_OPTIONS = (
-    "dots",
-    "hidden",
-    "label_from_folder",
-    "portable",
-)  # recorded options of `create` about names
+_NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` about names
 
 _MAX_LISTED_NAMES = 5
 
@@ -136,9 +131,8 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.source.keys_from import find_samples_by_key
     from shardtool.source.shards import DatasetSource
 
-    adds_labels = not options.fields and all(
-        map(_labels_from_folders, datasets)
-    )  # `create` adds the labels and their column again
+    # `create` adds these labels and their column again.
+    adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     request = ReshardOptions(where=options.where, fields=f"-{_LABEL_FIELD}" if adds_labels else options.fields)
     source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
@@ -164,11 +158,9 @@ def _check_not_a_key(path: str, entries: SampleTable) -> None:
     folder, name = os.path.split(path)
     stem, _, field = name.partition(".")
     for key, description in ((path, "the key of a sample"), (os.path.join(folder, stem), "a file of a sample")):
-        may_be_meant = key == path or field in entries.fields
-        if (
-            may_be_meant
-            and contains_hashes(hash_keys(entries.keys), hash_keys(PackedStrings.of([os.fsencode(key)]))).any()
-        ):
+        if key != path and field not in entries.fields:
+            continue
+        if contains_hashes(hash_keys(entries.keys), hash_keys(PackedStrings.of([os.fsencode(key)]))).any():
             remedy = f"To extract only this sample, give a folder and {where_keys([key])}."
             raise InvalidRequest(path, description, expected="the folder to write to", remedy=remedy)
 
@@ -246,9 +238,8 @@ def _create_options(
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
         create_options.pop("label_from_folder", None)  # the labels are files
-    if (
-        "label_from_folder" in create_options
-    ):  # numbering only existing folders would change numbers if a class is empty
+    # Numbering only existing folders would change numbers if a class is empty.
+    if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
     if metadata and "portable" not in create_options:  # `portable` changes keys after the join
         create_options |= {"join": metadata, "on": "key"}

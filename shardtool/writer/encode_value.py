@@ -158,11 +158,9 @@ def _to_array(value: Any, field: str) -> NDArray[np.generic]:
             f"a {type(value).__name__} that cannot be converted to an array: {error}", "a NumPy number type"
         ) from None
     has_channels_first = array.ndim == _PIXEL_DIMENSIONS and array.shape[0] in _CHANNEL_COUNTS
-    return (
-        np.moveaxis(array, 0, -1)
-        if is_torch and has_channels_first and _get_ending(field) in names.IMAGE_ENDINGS
-        else array
-    )
+    if is_torch and has_channels_first and _get_ending(field) in names.IMAGE_ENDINGS:
+        return np.moveaxis(array, 0, -1)
+    return array
 
 
 def _encode_array(value: NDArray[np.generic], field: str) -> EncodedValue:

@@ -20,19 +20,11 @@ import pyarrow.parquet as pq
 from shardtool import names, shard_samples, units, values
 from shardtool.dataset import shard_index, sidecar_read, sidecar_schema, sidecar_write
 from shardtool.entries.sample_table import FieldValues
-from shardtool.errors import (
-    AccessRefused,
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-)
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import ReaderProblems
 from shardtool.messages import flag_text
-from shardtool.pattern import (
-    ShardPattern,
-    sidecar_name,
-)
+from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.plan.plan import count_rounded
 from shardtool.publish import listed_files, parts, publish_dataset
 from shardtool.publish.append_target import check_existing_dataset
@@ -102,7 +94,7 @@ class WriterOutput:
             self._check_not_replacing(lines[0])
         dataset = check_existing_dataset(self.folder, pattern, existing, dataset.encode())
         if lines:
-            self._journal.remove()  # of a writer that was killed at its end
+            self._journal.remove()  # left by a writer that was killed at its end
         return dataset
 
     def start_part(self) -> None:
@@ -177,10 +169,8 @@ class WriterOutput:
         if self.pattern.format == "tar" and index.fingerprint() not in (None, int(entry.digest, 16)):
             return None
         facts: sidecar_schema.ShardFacts = index.fact
-        expected = (entry.shard, entry.size, entry.crc)
-        return (
-            index if (facts.name, size, crc) == expected and (facts.name, facts.size, facts.crc) == expected else None
-        )
+        found = {(facts.name, size, crc), (facts.name, facts.size, facts.crc)}
+        return index if found == {(entry.shard, entry.size, entry.crc)} else None
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
         """Publish a shard."""

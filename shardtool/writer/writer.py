@@ -71,13 +71,11 @@ class ShardWriter(SampleWriter):
         names = parse_pattern(pattern)
         check_writable(names)
         self._dataset_pattern = names
-        self._tag = (
-            "" if writer_options.part is None else parts.make_part_tag(writer_options.part, writer_options.parts)
-        )
-        if writer_options.part is None and writer_options.parts is not None:
-            raise InvalidRequest(
-                option_text("parts"), "no part", expected=f"the number of this part ({option_text('part')})"
-            )
+        part = writer_options.part
+        self._tag = "" if part is None else parts.make_part_tag(part, writer_options.parts)
+        if part is None and writer_options.parts is not None:
+            expected = f"the number of this part ({option_text('part')})"
+            raise InvalidRequest(option_text("parts"), "no part", expected=expected)
         self._pattern = names = parts.make_part_pattern(names, self._tag) if self._tag else names
         has_bound = writer_options.max_size is not None or writer_options.max_count is not None or names.count == 1
         default = None if has_bound else DEFAULT_MAX_SIZE
@@ -87,12 +85,8 @@ class ShardWriter(SampleWriter):
             expected = f"at most {units.format_size(max_file_bytes)}, the limit of the store"
             raise InvalidRequest(option_text("max_size"), units.format_size(max_size), expected=expected)
         max_bytes = min(NO_LIMIT if max_size is None else max_size, max_file_bytes) - trailer
-        super().__init__(
-            names.format,
-            writer_options.dots,
-            max_bytes,
-            NO_LIMIT if writer_options.max_count is None else writer_options.max_count,
-        )
+        max_count = NO_LIMIT if writer_options.max_count is None else writer_options.max_count
+        super().__init__(names.format, writer_options.dots, max_bytes, max_count)
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
         self._notes = Notes(observer or writer_options.observer or default_observer())
@@ -161,17 +155,13 @@ class ShardWriter(SampleWriter):
 
     def _find_merged_part(self) -> DatasetFile | None:
         """Return the dataset of a part that is merged already, or refuse to write the part again."""
-        dataset = (
-            listed_files.read_existing_dataset(self._output.folder, self._dataset_pattern.dataset_file)
-            if self._tag
-            else None
-        )
-        shards = (
-            tuple(shard for shard in dataset.shards if self._pattern.owns(names.to_local_name(shard.name)))
-            if dataset
-            else ()
-        )
-        if dataset is None or not shards:
+        if not self._tag:
+            return None
+        dataset = listed_files.read_existing_dataset(self._output.folder, self._dataset_pattern.dataset_file)
+        if dataset is None:
+            return None
+        shards = tuple(shard for shard in dataset.shards if self._pattern.owns(names.to_local_name(shard.name)))
+        if not shards:
             return None
         if not self._options.resume:
             where = self._output.folder.full_path(self._dataset_pattern.dataset_file)

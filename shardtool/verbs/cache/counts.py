@@ -78,10 +78,7 @@ def read_counts(folder: Folder, name: str) -> CacheCounts:
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}
-        return (
-            CacheCounts(**values)
-            if all(type(value) is int and 0 <= value < 2**63 for value in values.values())
-            else CacheCounts()
-        )
+        is_valid = all(type(value) is int and 0 <= value < 2**63 for value in values.values())
+        return CacheCounts(**values) if is_valid else CacheCounts()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return CacheCounts()

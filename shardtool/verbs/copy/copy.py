@@ -75,10 +75,8 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     datasets = [_copy_dataset(source, folder, options, notes) for source, folder in zip(sources, folders, strict=True)]
     if not options.dry_run:
         for folder in dict.fromkeys(folders):
-            sources_here = [
-                source for source, other_folder in zip(sources, folders, strict=True) if other_folder == folder
-            ]
-            copy_folder_indexes([source.file for source in sources_here], sources_here[0].folder, open_folder(folder))
+            copied = [source for source, other in zip(sources, folders, strict=True) if other == folder]
+            copy_folder_indexes([source.file for source in copied], copied[0].folder, open_folder(folder))
     return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - started, options.dry_run)
 
 
@@ -87,11 +85,9 @@ def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
         return given
     if isinstance(given, str | os.PathLike):
         return remote.store_access.source_address_for(os.fspath(given), endpoint)
-    return (
-        [remote.store_access.source_address_for(os.fspath(item), endpoint) for item in given]
-        if isinstance(given, list | tuple)
-        else given
-    )
+    if isinstance(given, list | tuple):
+        return [remote.store_access.source_address_for(os.fspath(item), endpoint) for item in given]
+    return given
 
 
 def _target_folder(given: object) -> str:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset import sidecar_schema, sidecar_write
 from shardtool.dataset.sidecar_read import max_metadata_bytes
-from shardtool.errors import (
-    InvalidRequest,
-)
+from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import format_fingerprint
 from shardtool.messages import option_text
 from shardtool.names import to_output_name, to_text

@@ -205,7 +205,7 @@ def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, obs
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
+        output: As for `create`.
         options: See `ReshardOptions`.
         observer: Receives progress and notes.
 

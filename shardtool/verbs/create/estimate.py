@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import (
-    InvalidRequest,
-    format_list,
-)
+from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation

@@ -78,10 +78,7 @@ def _check_other_location(run: Run, datasets: Any) -> None:
 
 @reporting_memory_errors("listing the source")
 def _list_samples(
-    run: Run,
-    source: Source,
-    found: outputs.FoundOutputs,
-    plan_request: PlanRequest | None,
+    run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None
 ) -> tuple[Listed, OutputExists | None]:
     """Return the samples, and the error for existing output, which is raised after errors in the source."""
     from shardtool.select.portable_names import check_case, make_portable

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.entries.strings import PackedStrings
-from shardtool.errors import (
-    format_list,
-    printable,
-    reporting_memory_errors,
-)
+from shardtool.errors import format_list, printable, reporting_memory_errors
 from shardtool.messages import flag_text
 from shardtool.names import to_bytes, to_local_name, to_text
 from shardtool.plan.random_order import random_at

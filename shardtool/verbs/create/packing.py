@@ -17,14 +17,7 @@ from shardtool.dataset import shard_index, sidecar_schema, sidecar_write
 from shardtool.entries.arrow import ipc_stream, number_array
 from shardtool.entries.metadata_columns import drop_number_columns, with_column, with_measured_columns
 from shardtool.entries.strings import PackedStrings
-from shardtool.errors import (
-    Bug,
-    InvalidRequest,
-    SampleFailed,
-    ShardError,
-    format_list,
-    reporting_memory_errors,
-)
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, format_list, reporting_memory_errors
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.interop.readers import READERS_BY_PROBLEM, NameProblem, find_key_problems
 from shardtool.messages import flag_text, option_text
@@ -412,11 +405,9 @@ class Packing:
     @cached_property
     def _taken_key_hashes(self) -> frozenset[bytes]:
         destination, old = self.destination, self.destination.old
-        keys = (
-            PackedStrings.of(())
-            if old is None
-            else dataset_keys.read_dataset_keys(destination.folder, old.shards[: destination.first])
-        )
+        if old is None:
+            return frozenset()
+        keys = dataset_keys.read_dataset_keys(destination.folder, old.shards[: destination.first])
         return frozenset(blake2b(keys[index], digest_size=16).digest() for index in range(len(keys)))
 
     def _advance(self, shard: int, samples: int, size: int, failed: int = 0) -> None:

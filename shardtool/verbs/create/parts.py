@@ -17,11 +17,7 @@ import pyarrow as pa
 from shardtool.dataset.dataset_file import DatasetFile, read_valid_dataset
 from shardtool.dataset.skipped_list import encode_skipped
 from shardtool.entries.arrow import ipc_stream
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists
 from shardtool.fingerprint import format_fingerprint
 from shardtool.names import to_output_name
 from shardtool.plan.shard_task import hash_columns

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import (
-    printable,
-    reporting_memory_errors,
-)
+from shardtool.errors import printable, reporting_memory_errors
 from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.plan.plan import make_plan
