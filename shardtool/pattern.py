@@ -276,7 +276,7 @@ def _parse_names(names: list[str]) -> ShardPattern:
     prefix = os.path.commonprefix(stems)  # noqa: RUF071 - a prefix of characters, not of path components
     prefix = prefix.rstrip("0123456789") if numbered else prefix
     numbers = [stem[len(prefix) :] for stem in stems]
-    if numbered and _is_range(numbers):
+    if numbered and _is_consecutive(numbers):
         text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
         return ShardPattern(folder, prefix, ending, int(numbers[0]), len(numbers[0]), len(plain), None, text)
     return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), abbreviate_names(plain))
@@ -287,7 +287,7 @@ def abbreviate_names(names: Sequence[str]) -> str:
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
-def _is_range(numbers: list[str]) -> bool:
+def _is_consecutive(numbers: list[str]) -> bool:
     if not all(number.isdigit() and number.isascii() for number in numbers):
         return False
     first, width = int(numbers[0]), len(numbers[0])

@@ -21,7 +21,7 @@ from shardtool.cli.help import VerbCommand, VerbOption, brief_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.piped_input import materialize_inputs
-from shardtool.cli.run_verb import ON_VALID_REQUEST, open_terminal, print_result, run_and_print
+from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -255,7 +255,7 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ho
 
     dataset = materialize_inputs(names)
     try:
-        with open_terminal(how) as terminal:
+        with open_progress_display(how) as terminal:
             report = run(dataset[0] if len(dataset) == 1 else dataset, make_options(), observer=terminal)
     except ShardError as error:
         if how.report == "junit" and not how.as_json:
@@ -411,7 +411,7 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     from shardtool.dataset.expand import expand_if_pattern
 
     options = make_options()
-    with open_terminal(how) as terminal:
+    with open_progress_display(how) as terminal:
         datasets = [names] if options.merge else expand_if_pattern(names)
         results = [_index_dataset(list_names("the dataset", dataset, ""), options, terminal) for dataset in datasets]
     documents = [document for document, _ in results]
@@ -570,7 +570,7 @@ def cache(action: str, folder: str, how: PrintOptions) -> int:
       clear   delete all shards that no process uses
       verify  read all shards and delete damaged ones; the exit code is 3 if there were any
 
-    Programs can use the cache at the same time. Files that do not belong to the cache are listed and never deleted.
+    Other programs can use the cache meanwhile. Files that do not belong to the cache are listed and never deleted.
 
     \b
     Examples:

@@ -48,7 +48,7 @@ class Topic(NamedTuple):
 def help_topics() -> dict[str, Topic]:
     """Return all topics by name, in the order of the help."""
     parts = re.findall(r"^\[(\w+)\] (.+)\n((?:.+\n)*)", _read_resource("topics.txt"), re.MULTILINE)
-    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # a sentence ends with a line
+    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # ends with a full stop at the end of a line
     return {
         name: Topic(title, tuple(" ".join(sentence.split("\n")) for sentence in sentences.findall(prose)))
         for name, title, prose in parts

@@ -93,7 +93,7 @@ def allow_color(*, allowed: bool) -> None:
 
 
 def _has_color() -> bool:
-    """Tell whether stderr shows colours.
+    """Return whether to colour messages on stderr.
 
     Source: https://no-color.org
     """

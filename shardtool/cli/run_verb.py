@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key: a function to call
 
 
-def open_terminal(how: RunOptions) -> closing[Terminal]:
+def open_progress_display(options: RunOptions) -> closing[Terminal]:
     """Return an observer that shows progress, as a context manager."""
     callback = click.get_current_context().meta.get(ON_VALID_REQUEST)
-    return closing(Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, on_valid_request=callback))
+    return closing(
+        Terminal(quiet=options.quiet, verbose=options.verbose, progress=options.progress, on_valid_request=callback)
+    )
 
 
 def run_and_print(
     work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
     """Run a verb with progress, print its result, and return it; `always`: print it even with `--quiet`."""
-    with open_terminal(how) as terminal:
+    with open_progress_display(how) as terminal:
         result = work(observer=terminal)
     print_result(how, result.to_json, partial(text, result), always=always)
     return result

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` rejects other digits, such as superscripts
 _MAX_LISTED_MISSING = 1000
-_MAX_PROBED_FILES = 8  # files of a numbered series; some may be empty
+_MAX_PROBED_FILES = 8  # per numbered series: files to check for shard content; the first ones may be empty
 _RANGE_MARKS = "{<%"
 _GLOB_MARKS = "*?["
 _PRINTF_RANGE = re.compile(r"%\d*d", re.ASCII)

@@ -57,14 +57,14 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_ends: [samples + 1]: start of each key in `keys`, and the total.
-        starts: [samples]: offset of the first record.
-        sizes: [samples]: bytes to the end of the last record.
-        firsts: [samples + 1]: first row in the columns below.
-        codes: [fields]: indices into `names`.
-        offsets: [fields]: of payloads.
-        lengths: [fields]: of payloads.
-        crcs: uint32 [fields]: CRC-32C; None: unknown.
+        key_ends: [samples + 1]: start of each key in `keys`, and the length of `keys`.
+        starts: [samples]: offset of each sample's first record.
+        sizes: [samples]: bytes from there to the end of the sample's last record.
+        firsts: [samples + 1]: each sample's first row in the columns below, and the number of rows.
+        codes: [fields]: index into `names` of each field's name.
+        offsets: [fields]: offset of each payload in the shard.
+        lengths: [fields]: length of each payload in bytes.
+        crcs: uint32 [fields]: CRC-32C of each payload; None: unknown.
         kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
         metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries.
         walk: The scan behind the index, if any.
@@ -93,7 +93,7 @@ class ShardIndex:
 
     @property
     def counts(self) -> Offsets:
-        """[samples]: number of fields."""
+        """[samples]: number of fields of each sample."""
         return np.diff(self.firsts)
 
     @property

@@ -32,7 +32,7 @@ def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
 
 
 def parse_skipped(data: bytes, where: str) -> list[Skipped]:
-    """Return the rows of a list."""
+    """Return the rows of a list of skipped samples."""
     try:
         rows = [[str(json.loads(line)[name]) for name in _ROW_KEYS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -274,7 +274,7 @@ class RayPool(Pool):
         return answer.result
 
     def _count_actor(self) -> Any:
-        """Return the counting actor on this node, which lives as long as this process."""
+        """Return the actor on this node that collects progress counts. It lives as long as this process."""
         if self._counts is None:
             near = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             actor = ray.remote(num_cpus=0, max_restarts=-1)(ray_task.TaskCounts)

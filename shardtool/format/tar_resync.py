@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 _WINDOW_BYTES = 2**20
-_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # of a header; tools pad it differently
+_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # tools pad the checksum of a header differently
 _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next header after a damaged one at `offset`; None: there is none.
 
-    `first` is the first offset to try; `size` -1: unknown, `read` is sequential.
+    `first` is the first offset to try. `size` is the size of the tar; -1 if it is unknown and `read` is sequential.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:

@@ -151,7 +151,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
         for number, first, end in _message_parts(data, 0, len(data)):
             at = first
             while number == 1 and at < end:
-                at = _parse_plain_feature(data, at, end, start, features) or _parse_any_feature(
+                at = _parse_single_bytes_feature(data, at, end, start, features) or _parse_any_feature(
                     data, at, end, start, features
                 )
                 if len(features) > count:
@@ -169,7 +169,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     return features
 
 
-def _parse_plain_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
+def _parse_single_bytes_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
     """Add a name with one bytes value, and return its end; 0: another form."""
     if data[at] != _FIELD_1_TAG:
         return 0

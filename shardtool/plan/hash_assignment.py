@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
-from shardtool.plan.shard_bounds import NO_LIMIT, RequestedShards, ShardBounds, ShardLimits
+from shardtool.plan.shard_bounds import NO_LIMIT, RequestedShards, ShardBounds, ShardCapacity
 from shardtool.units import format_size, pluralize
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class HashAssignment:
     `bounds` are the requested limits, `limits` those of a shard.
     """
 
-    def __init__(self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardLimits, bounds: ShardBounds) -> None:
+    def __init__(
+        self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardCapacity, bounds: ShardBounds
+    ) -> None:
         self._keys, self._sizes, self._limits, self._bounds = keys, sizes, limits, bounds
         self._hashes = keys.hashes(b"shardtool place")
         self._max_count = NO_LIMIT if limits.max_count is None else limits.max_count

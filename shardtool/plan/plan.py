@@ -32,7 +32,7 @@ from shardtool.plan.shard_bounds import (
     NO_LIMIT,
     RequestedShards,
     ShardBounds,
-    ShardLimits,
+    ShardCapacity,
     ShardRuns,
     cumulative_sizes,
     cut_shards,
@@ -77,7 +77,7 @@ class Plan:
     order: NDArray[np.int64] | None
     total: NDArray[np.int64]
     ends: NDArray[np.int64]
-    limits: ShardLimits = field(default_factory=ShardLimits)
+    limits: ShardCapacity = field(default_factory=ShardCapacity)
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     regions: NDArray[np.int64] | None = None
@@ -171,12 +171,12 @@ def make_plan(
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     if estimate is not None:
-        limits = ShardLimits(
+        limits = ShardCapacity(
             max_bytes, max_bytes if max_bytes == NO_LIMIT else int(max_bytes * _ESTIMATE_FILL_SHARE), bounds.max_count
         )
         sizes = np.minimum(estimate, limits.planned)
     else:
-        limits = ShardLimits(max_bytes, max_bytes, bounds.max_count)
+        limits = ShardCapacity(max_bytes, max_bytes, bounds.max_count)
         sizes = _sample_sizes(entries, stored, shard_format)
         which, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, which)
     chosen_sizes = sizes if which is None else sizes[which]

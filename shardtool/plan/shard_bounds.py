@@ -50,8 +50,8 @@ class RequestedShards(NamedTuple):
     where: str
 
 
-class ShardLimits(NamedTuple):
-    """The limits used to cut a plan's shards.
+class ShardCapacity(NamedTuple):
+    """How much one shard of the plan may hold, computed from the requested `ShardBounds`.
 
     Attributes:
         room: Record bytes per shard; `NO_LIMIT` if unlimited.
@@ -75,7 +75,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 
 
 def cut_shards(
-    total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardLimits, bounds: ShardBounds
+    total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
     """Return the ends of the requested number of shards, or of as few as possible.
 
@@ -126,7 +126,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 class ShardRuns:
     """Runs of samples that fit into one shard, or a single sample. `total` as in `Plan`."""
 
-    def __init__(self, total: NDArray[np.int64], limits: ShardLimits) -> None:
+    def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
         self.max_count = self.samples if limits.max_count is None else limits.max_count
 

@@ -105,7 +105,7 @@ def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart 
     if isinstance(part, str) and not folder.find_entries([name]):
         return _read_old_writer_part(folder, add_tag(pattern, part), part)
     try:
-        return _parse(folder.read(name), pattern, part, folder.full_path(name))
+        return _parse_record(folder.read(name), pattern, part, folder.full_path(name))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, CorruptShard) as error:
         found = os_error_text(error) if isinstance(error, OSError) else getattr(error, "found", error)
         run = f"run {option_text('part', str(part))}" if isinstance(part, RunPart) else "write the part"
@@ -114,7 +114,7 @@ def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart 
         raise CorruptShard(where, f"not a valid part record: {str(found)[:200]}", remedy=remedy) from None
 
 
-def _parse(data: bytes, pattern: ShardPattern, part: RunPart | str, where: str) -> PartRecord:
+def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where: str) -> PartRecord:
     body = data[_HEADER_BYTES:]
     if data[:_HEADER_BYTES] != _HEADER % crc32c(body):
         raise ValueError("wrong checksum, or a version that this program cannot read")

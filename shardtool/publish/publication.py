@@ -102,7 +102,7 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar; None: it exists. `replaces`: whether existing files may be replaced."""
+        """Publish a staged shard and sidecar; None: the file exists. `replaces`: whether files may be replaced."""
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
         if not shards and not others:

@@ -107,7 +107,7 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        readers: Readers of numeric fields; None: parse records.
+        readers: Functions that decode numeric fields, by field name; None: records must be parsed.
         lists: TFRecord features that are lists in every sample, which requires parsing records.
         size: Bytes of the file; 0: unknown.
         crc: CRC-32C of the file; -1: unknown.

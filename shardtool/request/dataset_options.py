@@ -142,8 +142,8 @@ class InspectOptions(BaseOptions):
 
     Attributes:
         full: Read the index of every shard, even above four million samples.
-        looks: Number of samples to open for images and labels.
-        seed: Seed for choosing the samples to open.
+        looks: Number of samples whose payloads are read to examine images and labels.
+        seed: Seed for choosing these samples.
     """
 
     full: bool = option(False, section="pages", rare=True)
@@ -199,7 +199,7 @@ class ExtractOptions(FilterOptions):
 
     Attributes:
         fields: Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).
-        by_key: Name files after the keys. By default, files have the names that `portable` replaced.
+        by_key: Name files after the keys. By default, files whose names `portable` changed get their original names.
         overwrite: Replace existing files whose bytes differ.
     """
 

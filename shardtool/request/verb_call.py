@@ -58,7 +58,7 @@ def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
     """Return the options object of a call.
 
     Raises:
-        InvalidRequest: It is an object of another class.
+        InvalidRequest: `given` is not an instance of `kind`.
     """
     if not isinstance(given, kind):
         remedy = "Pass a dict as **options." if isinstance(given, Mapping) else ""

@@ -72,7 +72,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
 
 def table_column(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return the only column of a table with this name."""
+    """Return the column with this name; refuse a table that has none or several."""
     indices: Sequence[int] = table.schema.get_all_field_indices(name)
     if not indices:
         raise missing_name_error("column", option, name, table.column_names)

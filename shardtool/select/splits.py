@@ -53,11 +53,11 @@ class SplitAssignment(NamedTuple):
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Return the split of each sample; `values` is the column `options.reads`.
+    """Return the split of each sample; `values` is the column `options.required_column`.
 
     Takes 1 µs and 2 bytes per sample; 40 bytes to sort labels.
     """
-    option_and_column = options.reads
+    option_and_column = options.required_column
     if option_and_column is None:
         return _assign_by_hash((hash_strings(names, _HASH_PERSON, options.seed) for _, names in keys.chunks()), options)
     if values is None or len(values) != len(keys):

@@ -126,14 +126,14 @@ class RecordedRun(NamedTuple):
     def selection_problem(self) -> str:
         """Why the recorded selection of samples cannot be repeated."""
         reason = (
-            f"depended on {option_text('join')} {self._missing_table}"
+            f"depended on {option_text('join')} {self._missing_table_text}"
             if self.table
             else "selected from a smaller source"
         )
         return f"{' and '.join(self.selecting_options)} {reason}"
 
     @property
-    def _missing_table(self) -> str:
+    def _missing_table_text(self) -> str:
         lost = self.table_problem or f"which was not found (name it with {option_text('join', 'PATH')})"
         return f"{self.table}, {lost}"
 
@@ -141,7 +141,7 @@ class RecordedRun(NamedTuple):
         """Yield what cannot be compared without the table."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
-            yield f"{what} against the source: created with {option_text('join')} {self._missing_table}"
+            yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
         if self.selecting_options:
             yield f"samples that only the source has: {self.selection_problem}"
 

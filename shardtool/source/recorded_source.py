@@ -76,7 +76,7 @@ class RecordedSource:
         This holds with `--stratify`, and for datasets that have grown.
         """
         split_options = self.run.options.make_split_options()
-        if split_options is None or split_options.reads is None:
+        if split_options is None or split_options.required_column is None:
             return []
         names = {dataset.split for dataset in self._datasets}
         splits = [
@@ -115,7 +115,7 @@ class RecordedSource:
         if split_options is not None:
             from shardtool.select.splits import assign_splits
 
-            values = source.labels(listed, split_options.reads[1]) if split_options.reads else None
+            values = source.labels(listed, split_options.required_column[1]) if split_options.required_column else None
             splits = assign_splits(entries.keys, split_options, values)
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
             numbers = {

@@ -68,7 +68,7 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: Type by field, except bytes; in a tar, the types that texts represent. None: unknown without a scan.
+        kinds: Type of each field that is not bytes; in a tar, the type that its text represents. None: requires a scan.
         index: Empty before the shard is listed.
         conflicts: By field, the first scanned feature that is not a single value or has another type.
         is_list: bool per row: whether the payload is the whole content of a list. None: no list was scanned.

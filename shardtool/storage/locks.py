@@ -1,8 +1,8 @@
 """File locks (`flock`), acquired without waiting.
 
 The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
-parent's shared locks, because it may read the file, and closes exclusive locks, because their threads do not run in the
-child. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
+parent's shared locks, because it may read the locked files. It closes exclusive locks, because the threads that hold
+them exist only in the parent. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations

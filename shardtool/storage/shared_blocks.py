@@ -128,7 +128,7 @@ class SharedBlocks:
         """Return a block, or None if it does not exist."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
-        entry = os.pread(self._fd, _ENTRY.size, self._entry(number))
+        entry = os.pread(self._fd, _ENTRY.size, self._entry_offset(number))
         start, size = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
         if not start:
             return None
@@ -147,8 +147,8 @@ class SharedBlocks:
                 return None
             for offset, data in parts:
                 write_all(self._fd, data, start + offset)
-            os.pwrite(self._fd, _END.pack(size), self._entry(number) + _ALIGNMENT_BYTES)
-            os.pwrite(self._fd, _END.pack(start), self._entry(number))
+            os.pwrite(self._fd, _END.pack(size), self._entry_offset(number) + _ALIGNMENT_BYTES)
+            os.pwrite(self._fd, _END.pack(start), self._entry_offset(number))
         except OSError:  # a full disk
             self._max_bytes = 0
             return None
@@ -169,7 +169,7 @@ class SharedBlocks:
         except OSError:
             return False
 
-    def _entry(self, number: int) -> int:
+    def _entry_offset(self, number: int) -> int:
         return _END.size + number * _ENTRY.size
 
     def _reserve(self, size: int) -> int | None:

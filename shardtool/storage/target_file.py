@@ -86,7 +86,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Refuse names that cannot be a file here or in a store."""
+    """Refuse a path that cannot name an output file, on a local disk or in a store."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))  # raises for read-only locations
     else:

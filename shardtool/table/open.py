@@ -186,7 +186,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column whose values do not fit its type, and invalid UTF-8; no reader checks these."""
+    """Refuse a column with values that do not fit its type or with invalid UTF-8; no reader checks this."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -190,7 +190,7 @@ def _render_scalar(array: pa.Array) -> pa.Array:
         texts = pc.replace_substring(texts, " ", "T")
         return texts if kind.tz is None else pc.binary_join_element_wise(texts, arrow.text_scalar("Z"), _EMPTY)
     if pa.types.is_duration(kind):
-        return _render_seconds(array)
+        return _render_durations(array)
     texts = pc.cast(array, pa.large_string())
     if pa.types.is_floating(kind):
         return _python_float_text(array, texts)
@@ -201,7 +201,7 @@ def _drop_zero_fraction(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, r"\.0+$", "")
 
 
-def _render_seconds(array: pa.Array) -> pa.Array:
+def _render_durations(array: pa.Array) -> pa.Array:
     digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[array.type.unit]
     texts: list[str | None] = []
     for count in array.view(pa.int64()).to_pylist():

@@ -206,14 +206,11 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
 
 
 class _Placement(NamedTuple):
-    """The centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
+    """Three sizes of a resize, as width and height in display orientation."""
 
-    All sizes are in display orientation.
-    """
-
-    kept: tuple[float, float]
-    scaled: tuple[int, int]
-    canvas: tuple[int, int]
+    kept: tuple[float, float]  # the central area of the source that is kept
+    scaled: tuple[int, int]  # that area after resampling
+    canvas: tuple[int, int]  # the output, on which the resampled area is centred
 
 
 def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:

@@ -123,7 +123,7 @@ class _Steps:
         return result
 
     def check(self, name: str, step: Callable[[], object], describe: Callable[[Any], str] = str) -> None:
-        """Run a step that no other step needs, and record its result."""
+        """Run a step and record its result. If it fails, later steps still run."""
         with suppress(_StepFailed):
             self.require(name, step, describe)
 

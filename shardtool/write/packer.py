@@ -236,7 +236,7 @@ class Packer:
         if stops:
             location = to_text(self.root) + path if failed.path else key
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
-            fix_text = f"Fix it and run again with {flag_text('resume')}"
+            fix_text = f"Fix the sample and run again with {flag_text('resume')}"
             remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         for file in self.files:  # outputs contain no folder names of this machine

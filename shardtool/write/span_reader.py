@@ -56,7 +56,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
     Raises:
         SampleFailed: The file has changed.
-        SourceTouched: Only its ctime differs from `ctime_ns`. None: not checked, because payload checksums are.
+        SourceTouched: Only the ctime differs from `ctime_ns`. If None, payload checksums are verified instead.
     """
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):

@@ -107,7 +107,7 @@ class ManifestSource(Source):
         self._columns: dict[str, pa.Array] = {}  # with the remaining rows
         self._labels: dict[str, pa.Array] = {}
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # of the remaining rows; None: all rows
+        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None: all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()

@@ -15,7 +15,7 @@ _totals: list[float] = [0, 0.0]  # retries, and seconds waited
 class RequestRetry(NamedTuple):
     """A retry of one or more `requests`.
 
-    `where` and `found` contain no secrets. `wait_s` is the sum.
+    `where` and `found` contain no secrets. `wait_s` is the total wait in seconds, summed over all `requests`.
     """
 
     where: str

@@ -150,7 +150,8 @@ class RemoteObject:
 
     def _check_response(self, response: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
         _check_unencoded(response, self._where)
-        content_range = response.headers.get("Content-Range", "")  # servers send 206 with it, rclone's sends 200
+        # Most servers send this header with status 206; rclone's server sends it with 200.
+        content_range = response.headers.get("Content-Range", "")
         if response.status == HTTPStatus.OK and not content_range:
             if offset or end < self.size:
                 raise self._no_ranges_error()

@@ -155,7 +155,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **values}
 
 
-_STORAGE_OPTIONS = {  # of one call, by the variables that they replace
+_STORAGE_OPTIONS = {  # storage options of one call, and the environment variable that each replaces
     "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
     "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN", "anonymous": ANONYMOUS_VARIABLE,

@@ -34,7 +34,7 @@ _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1  # between attempts to reserve space
 
-_WAIT_NOTE_S = 10.0  # before a waiting writer notes it
+_WAIT_NOTE_S = 10.0  # until a waiting writer reports the wait
 
 
 class CacheWriterOptions(NamedTuple):

@@ -5,8 +5,8 @@ the root of the source and, for a source in a store, the versions of the objects
 stamp and no file under that root is newer.
 
 The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
-finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another time
-and is not trusted. With `--trust size`, stamps are ignored.
+finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another
+time, so it is not trusted. With `--trust size`, stamps are ignored.
 """
 
 from __future__ import annotations

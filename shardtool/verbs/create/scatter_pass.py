@@ -18,7 +18,7 @@ from shardtool.dataset.shard_file import is_compressed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_text
-from shardtool.plan.shard_bounds import ShardLimits, ShardRuns, cumulative_sizes
+from shardtool.plan.shard_bounds import ShardCapacity, ShardRuns, cumulative_sizes
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.storage.staging import spool_advice
 from shardtool.units import format_size, pluralize
@@ -64,8 +64,8 @@ def scatter_payloads(
 ) -> list[Plan]:
     """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
-    A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
-    stay in their shards; packing skips them.
+    A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples with damaged
+    payloads stay in the plan; packing skips them later.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
@@ -137,7 +137,7 @@ def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bu
     """Return the end of each bucket: a piece of one shard within the limit, or one sample."""
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        ends.append(start + ShardRuns(total[start : end + 1], ShardLimits(planned=max_bucket_bytes)).fill())
+        ends.append(start + ShardRuns(total[start : end + 1], ShardCapacity(planned=max_bucket_bytes)).fill())
         start = end
     return np.concatenate(ends)
 

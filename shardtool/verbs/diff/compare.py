@@ -231,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # New names at the end do not count.
+        # Names that only one dataset has at the end are ignored.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
