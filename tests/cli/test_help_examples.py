@@ -58,10 +58,10 @@ def _folders(here: Path) -> None:
 
 def _tables(here: Path) -> None:
     keys = [f"{kind}/{at:04}" for kind in ("cat", "dog") for at in range(12)]
-    table = pd.DataFrame({"key": keys, "path": [f"imgs/{key}.jpg" for key in keys], "bi": [key[:3] for key in keys]})
+    table = pd.DataFrame({"key": keys, "path": [f"imgs/{key}.jpg" for key in keys], "label": [key[:3] for key in keys]})
     table.to_parquet(here / "table.parquet")
     table.to_csv(here / "table.csv", index=False)
-    pd.DataFrame({"id": keys, "key": keys, "label": table["bi"]}).to_csv(here / "labels.csv", index=False)
+    pd.DataFrame({"id": keys, "key": keys, "label": table["label"]}).to_csv(here / "labels.csv", index=False)
     with (here / "list.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["path"], *([f"{key}.{end}"] for key in keys for end in ("jpg", "json"))])
     (here / "urls.csv").write_text("key,url\na,http://127.0.0.1:9/a.jpg\n")
