@@ -147,12 +147,7 @@ def _with_row(key: str, fields: list[Field], start: int, stop: int, row: dict[st
     """Return a sample with its sidecar's row, which must tell where it lies."""
     assert (row.pop("__key__"), row.pop("__offset__"), row.pop("__size__")) == (key, start, stop - start)
     assert row.pop("__fields__") == [
-        {
-            "name": field.name,
-            "offset": field.offset,
-            "length": len(field.stored),
-            "crc32c": crc32c.crc32c(field.stored),
-        }
+        {"name": field.name, "offset": field.offset, "length": len(field.stored), "crc32c": crc32c.crc32c(field.stored)}
         for field in fields
     ]
     assert [field.name for field in fields] == sorted((field.name for field in fields), key=str.encode)

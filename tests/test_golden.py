@@ -33,9 +33,7 @@ _RUNS = {
     "killed-tar": [_SOURCE],
     "killed-tfrecord": [_SOURCE.replace(".tar", ".tfrecord")],
     "killed-map": [f"{_SOURCE} --map tests.mapped:doubled"],
-    "killed-reshard": [
-        "reshard finished-tar/out.json FOLDER/out-{000..}.tar --max-count 3 --workers 0 --quiet",
-    ],
+    "killed-reshard": ["reshard finished-tar/out.json FOLDER/out-{000..}.tar --max-count 3 --workers 0 --quiet"],
     "killed-append": [_BEFORE, _APPEND],
     "killed-update": [f"{_BEFORE} --exclude x", _UPDATE],
 }

@@ -157,10 +157,7 @@ def test_messages_use_the_naming_functions() -> None:
         (lambda: option_text("split_column", "bi"), ("split_column='bi'", "--split-by bi")),
         (lambda: option_text("classes", ("a", "b")), ("classes=('a', 'b')", "--classes a --classes b")),
         (lambda: flag_text("append", "resume"), ("append=True, resume=True", "--append --resume")),
-        (
-            lambda: flag_text("resume", "overwrite"),
-            ("resume=True, overwrite=True", "--resume --overwrite"),
-        ),
+        (lambda: flag_text("resume", "overwrite"), ("resume=True, overwrite=True", "--resume --overwrite")),
         (lambda: option_text("stat"), ("stat", "--no-stat")),
         (lambda: flag_text("portable"), ("portable=True", "--portable")),
         (lambda: call_text("verify", repair=True), ("`verify(repair=True)`", "`shardtool verify --repair`")),

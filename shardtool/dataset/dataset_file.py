@@ -441,8 +441,7 @@ def _parse_run(record: Json, appends: int) -> RunRecord:
     made: dict[str, object] = _get_typed(record, "made", dict)
     appended = _get_typed(made, "appended", list) if "appended" in made else []
     _require(
-        len(appended) == appends,
-        f"{len(appended):,} records of appends, but {appends:,} appends in the list of shards",
+        len(appended) == appends, f"{len(appended):,} records of appends, but {appends:,} appends in the list of shards"
     )
     for number, run in enumerate([made, *appended]):
         _require(type(run) is dict, f"the record of append {number} is {run!r:.80}")

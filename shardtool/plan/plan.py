@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.entries.arrow import number_array
-from shardtool.entries.record_sizes import (
-    MAX_SAMPLE_BYTES,
-    STORES_NUMBERS,
-    TRAILER_SIZE,
-    RecordColumns,
-    sample_sizes,
-)
+from shardtool.entries.record_sizes import MAX_SAMPLE_BYTES, STORES_NUMBERS, TRAILER_SIZE, RecordColumns, sample_sizes
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.format.tfrecord_write import KEY_FEATURE, encode_number
 from shardtool.messages import cli_option, option_text

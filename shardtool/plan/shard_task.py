@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.entries.record_sizes import (
-    STORES_NUMBERS,
-    RecordColumns,
-    head_and_tail_sizes,
-)
+from shardtool.entries.record_sizes import STORES_NUMBERS, RecordColumns, head_and_tail_sizes
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import to_bytes
 from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, ShardContent, ShardSamples, ShardSpans

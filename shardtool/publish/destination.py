@@ -9,12 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import skipped_list
-from shardtool.dataset.dataset_file import (
-    DatasetFile,
-    has_appends,
-    may_be_dataset_file,
-    parse_shard_names,
-)
+from shardtool.dataset.dataset_file import DatasetFile, has_appends, may_be_dataset_file, parse_shard_names
 from shardtool.errors import InvalidRequest, OutputExists, format_list
 from shardtool.messages import choose_text, flag_text
 from shardtool.names import to_local_name

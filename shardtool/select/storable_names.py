@@ -9,15 +9,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import flag_text, option_text
-from shardtool.names import (
-    MAX_NAME_BYTES,
-    field_problem,
-    has_early_dot,
-    is_utf8,
-    name_problem,
-    to_bytes,
-    to_text,
-)
+from shardtool.names import MAX_NAME_BYTES, field_problem, has_early_dot, is_utf8, name_problem, to_bytes, to_text
 from shardtool.skipped import Skipped
 from shardtool.table.rows import shorten
 from shardtool.units import pluralize

@@ -15,11 +15,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.select.add_fields import NewField, add_fields
 from shardtool.select.join import metadata_column, show_keys
-from shardtool.table.columns import (
-    check_field_names,
-    check_labels,
-    missing_name_error,
-)
+from shardtool.table.columns import check_field_names, check_labels, missing_name_error
 from shardtool.table.payloads import (
     check_field_values,
     check_list_field,

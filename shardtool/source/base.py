@@ -6,13 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import (
-    Bug,
-    InvalidRequest,
-    SampleFailed,
-    format_list,
-    printable,
-)
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import source_label
 from shardtool.skipped import Skipped, failed_rows, has_same_content

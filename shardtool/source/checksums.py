@@ -11,10 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import ShardFile, iter_payload, open_shard
-from shardtool.errors import (
-    CorruptShard,
-    is_out_of_memory,
-)
+from shardtool.errors import CorruptShard, is_out_of_memory
 from shardtool.execute.local_pool import usable_cores
 from shardtool.fingerprint import PAYLOAD_DIGEST_SIZE, crc32c
 from shardtool.format import zip_read

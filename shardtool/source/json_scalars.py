@@ -13,11 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
-from shardtool.errors import (
-    CorruptShard,
-    StoreFailed,
-    os_error_text,
-)
+from shardtool.errors import CorruptShard, StoreFailed, os_error_text
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode

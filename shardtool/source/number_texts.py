@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
-from shardtool.errors import (
-    CorruptShard,
-)
+from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_read import decode_numbers
 from shardtool.format.tfrecord_write import INT64_LIMIT, encode_number

@@ -12,12 +12,7 @@ from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.source.archive import ArchiveSource
 from shardtool.source.folder import FolderSource
 from shardtool.source.multi_folder import MultiFolderSource
-from shardtool.source.source_checks import (
-    FOLDER_OR_TABLE,
-    check_archive,
-    check_folder,
-    check_not_shards,
-)
+from shardtool.source.source_checks import FOLDER_OR_TABLE, check_archive, check_folder, check_not_shards
 from shardtool.storage.remote.address import is_url
 from shardtool.table.detect import find_archive, is_table
 

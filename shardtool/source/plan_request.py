@@ -7,11 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardtool.entries.classes import Classes
-from shardtool.errors import (
-    InvalidRequest,
-    os_error_text,
-    printable,
-)
+from shardtool.errors import InvalidRequest, os_error_text, printable
 from shardtool.messages import option_text
 from shardtool.request.option_spec import option_specs
 from shardtool.request.run_record import to_recorded_name

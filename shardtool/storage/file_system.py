@@ -164,8 +164,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
-            f"`create` and `reshard` with {flag_text('resume')}",
-            "`create --resume` and `reshard --resume`",
+            f"`create` and `reshard` with {flag_text('resume')}", "`create --resume` and `reshard --resume`"
         )
         remedy = f"{_SPACE_ADVICE[code]}, then run the same command again; {resume} keep finished shards."
     elif code == errno.EFBIG:

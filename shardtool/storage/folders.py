@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.storage import remote
-from shardtool.storage.remote.address import (
-    STORES,
-    WEB,
-    is_url,
-    parse_address,
-    refuse_near_url,
-)
+from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size

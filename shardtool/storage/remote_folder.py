@@ -18,11 +18,7 @@ from shardtool.storage import files
 from shardtool.storage.file_system import EntryInfo, write_errors
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote import failures, objects, retry
-from shardtool.storage.remote.address import (
-    display_address,
-    join_address,
-    parse_address,
-)
+from shardtool.storage.remote.address import display_address, join_address, parse_address
 from shardtool.storage.remote.buckets import delete_objects, list_objects, put_object
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.lock import check_held, hold_lock

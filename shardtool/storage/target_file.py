@@ -11,10 +11,7 @@ from typing import IO, TYPE_CHECKING
 from shardtool.storage import files, paths, remote
 from shardtool.storage.file_system import check_local_name
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote.address import (
-    is_url,
-    refuse_near_url,
-)
+from shardtool.storage.remote.address import is_url, refuse_near_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

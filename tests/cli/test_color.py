@@ -63,8 +63,7 @@ def test_a_note_on_a_terminal_has_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "env"),
-    [((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"}), (("--no-color",), {}), ((), {"TERM": ""})],
+    ("words", "env"), [((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"}), (("--no-color",), {}), ((), {"TERM": ""})]
 )
 def test_colours_can_be_turned_off(tmp_path: Path, words: tuple[str, ...], env: dict[str, str]) -> None:
     """NO_COLOR, `--no-color`, and a terminal of no type or of the type `dumb` turn colours off."""

@@ -33,10 +33,7 @@ _SWITCHES = (
     "--remote-debugging-pipe",
 )  # fmt: skip
 
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.skipif(not _CHROMIUM or not _DRIVER, reason="no chromium"),
-]
+pytestmark = [pytest.mark.clients, pytest.mark.skipif(not _CHROMIUM or not _DRIVER, reason="no chromium")]
 
 _CONTRAST = """
 const parse = (text) => text.match(/[\\d.]+/g).map(Number);

@@ -77,11 +77,7 @@ def test_errors(fault: Fault, secret: tuple[FaultyProxy, str], tmp_path: Path) -
     proxy, at = secret
     dataset = f"{at}/out.json?token={TOKEN}"
     proxy.set(fault)
-    for words in (
-        ("-v", "verify", dataset),
-        ("verify", dataset, "--json"),
-        ("copy", dataset, tmp_path / "x"),
-    ):
+    for words in (("-v", "verify", dataset), ("verify", dataset, "--json"), ("copy", dataset, tmp_path / "x")):
         code, text = tool(*words)
         assert code or fault.do == "etag", text
         _check(text, {})

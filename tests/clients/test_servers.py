@@ -29,10 +29,7 @@ def _store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("name", ["moto", "rclone", "azurite", "gcs"])
 def test_objects(
-    name: str,
-    request: pytest.FixtureRequest,
-    proxies: Callable[[Server], FaultyProxy],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, request: pytest.FixtureRequest, proxies: Callable[[Server], FaultyProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that was put, by itself or in parts, is listed, measured and read, also through the proxy."""
     proxy = proxies(request.getfixturevalue(name))

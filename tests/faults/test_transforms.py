@@ -132,9 +132,7 @@ def _expressions(folder: Path, odd: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("odd", "said"),
-    [("os._exit(3)", "status 3"), ("os.kill(os.getpid(), 11)", "SIGSEGV")],
-    ids=["exits", "crashes"],
+    ("odd", "said"), [("os._exit(3)", "status 3"), ("os.kill(os.getpid(), 11)", "SIGSEGV")], ids=["exits", "crashes"]
 )
 def test_a_function_that_ends_its_process(odd: str, said: str, place: Path) -> None:
     """A function that ends its process ends the run with 7; once fixed, the run can be resumed."""

@@ -135,10 +135,7 @@ def test_only_unchanged_readmes_are_ours(data: bytes) -> None:
         (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "reads x-0.tar.idx as a tar"),
         (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "reads x"),
         (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "reads val.json"),
-        (
-            ["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"],
-            "derives splits from names",
-        ),
+        (["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"], "derives splits from names"),
         (["train.index", "notes.txt"], ""),
         ([], ""),
         (["train-0.tar", "train-1.tar", "train.json", "notes.json", "b.json", "c.json"], ""),

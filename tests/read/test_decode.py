@@ -23,17 +23,7 @@ from PIL import Image, ImageOps, ImageSequence
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.read.decode import Decode, check_decoders
 from tests.helpers import ENVIRONMENT
-from tests.transform.test_image import (
-    LAID,
-    chunk,
-    deep,
-    exif,
-    file_of,
-    four_corners,
-    labels,
-    photo,
-    png,
-)
+from tests.transform.test_image import LAID, chunk, deep, exif, file_of, four_corners, labels, photo, png
 
 if TYPE_CHECKING:
     from collections.abc import Callable

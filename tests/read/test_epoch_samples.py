@@ -135,13 +135,7 @@ def test_orders_never_change() -> None:
 
 def test_weights_are_any_numbers() -> None:
     """Only the ratio of weights counts."""
-    alike: list[Sequence[float]] = [
-        [3, 1],
-        [0.75, 0.25],
-        [0.3, 0.1],
-        [3e9, 1e9],
-        [np.int64(3), np.int64(1)],
-    ]
+    alike: list[Sequence[float]] = [[3, 1], [0.75, 0.25], [0.3, 0.1], [3e9, 1e9], [np.int64(3), np.int64(1)]]
     for weights in alike:
         assert _mix([5, 5], weights).weights == (3, 1)
     assert _mix([5, 5], [1e-9, 1]).weights == (1, 2**19)

@@ -133,10 +133,7 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
             {"options": {"shuffle": True}},
             "options: dict; expected CreateOptions(...), or keyword arguments. Pass a dict as **options.",
         ),
-        (
-            {"options": VerifyOptions()},
-            "options: VerifyOptions; expected CreateOptions(...), or keyword arguments",
-        ),
+        ({"options": VerifyOptions()}, "options: VerifyOptions; expected CreateOptions(...), or keyword arguments"),
         (
             {"overwrite": True, "append": True},
             "overwrite: used with append, which keeps the dataset; expected one of them",

@@ -110,8 +110,7 @@ def test_tables_are_not_formatted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"),
-    [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})],
+    ("kind", "given"), [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})]
 )
 def test_lone_surrogates_are_refused(kind: type, given: dict[str, Any]) -> None:
     """Lone surrogates are refused, except those of file names that are not UTF-8."""

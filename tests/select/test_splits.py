@@ -340,8 +340,7 @@ def test_invalid_split_names_in_a_column_are_refused(values: list[Any], found: s
     "options", [{"shares": THREE, "stratify": "x y"}, {"shares": THREE, "group_by": "x"}, {"column": "x"}]
 )
 @pytest.mark.parametrize(
-    "missing",
-    [[None, 1.5], [float("nan"), 1.0], [None, "a"], [None, True], [None, b"a"], [None, dt.date(2020, 1, 1)]],
+    "missing", [[None, 1.5], [float("nan"), 1.0], [None, "a"], [None, True], [None, b"a"], [None, dt.date(2020, 1, 1)]]
 )
 def test_samples_without_a_value_are_refused(options: dict[str, Any], missing: list[Any]) -> None:
     """Nulls and NaN are refused with their number, the first five keys, and how to exclude them."""

@@ -153,10 +153,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         ["LJ-0000.wav", "LJ-0001.wav"],
     ),
     "COCO": (
-        {
-            **_files("val/{:04}.jpg"),
-            "instances.json": _coco("{:04}.jpg"),
-        },
+        {**_files("val/{:04}.jpg"), "instances.json": _coco("{:04}.jpg")},
         "6 samples lack the columns of instances.json, which is packed as a separate sample",
         "shardtool create src/val OUTPUT --join src/instances.json",
         ["0000.jpg", "0001.jpg"],
@@ -207,10 +204,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         ["0000.jpg", "0000.json"],
     ),
     "Pascal VOC": (
-        {
-            **_files("JPEGImages/{:06}.jpg", "Annotations/{:06}.xml"),
-            "ImageSets/Main/train.txt": b"000000\n",
-        },
+        {**_files("JPEGImages/{:06}.jpg", "Annotations/{:06}.xml"), "ImageSets/Main/train.txt": b"000000\n"},
         "7 of 13 samples lack jpg, 7 lack xml; files in Annotations, JPEGImages have the same names",
         "shardtool create src/Annotations src/JPEGImages OUTPUT",
         ["000000.jpg", "000000.xml"],
@@ -309,8 +303,7 @@ def test_sample_data_has_no_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--key-pattern", "(.+)_mask"], ["--fields", "jpg"], ["--include", "*.jpg"], ["--exclude", "*_mask*"]],
+    "words", [["--key-pattern", "(.+)_mask"], ["--fields", "jpg"], ["--include", "*.jpg"], ["--exclude", "*_mask*"]]
 )
 def test_explicit_options_suppress_the_note(words: list[str], tmp_path: Path) -> None:
     """A key pattern, or a choice of fields or files, suppresses the note."""

@@ -94,10 +94,7 @@ def _archives(place: Path) -> None:
         ("in", {"out": "{split}", "split": "train=0.5,val=0.5", "portable": False}),
         ("in", {"out": "{split}", "split_from_folder": True, "portable": False}),
         ("in", {"portable": True, "columns_from": ("json",), "sort_by": "n"}),
-        (
-            "in",
-            {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("cls=kind",), "classes": ("cls",)},
-        ),
+        ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("cls=kind",), "classes": ("cls",)}),
         ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("npy=vec",)}),
         ("both", {"shuffle": True}),
         ("table.parquet", {"meta": "all", "shuffle": True}),

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 _PARTS = st.text("ab.-/!é", min_size=1, max_size=4).map(lambda text: text.strip("/").replace("//", "/"))
 _NAMES = st.lists(_PARTS.filter(lambda text: text.strip(".") and ".." not in text), min_size=1, max_size=3)
-_RULES = [
-    ScanRules(),
-    ScanRules(dots="last", hidden=True),
-    ScanRules(include=("*.a", "b/*"), exclude=("ab", "a/b")),
-]
+_RULES = [ScanRules(), ScanRules(dots="last", hidden=True), ScanRules(include=("*.a", "b/*"), exclude=("ab", "a/b"))]
 
 
 def _is_plain(path: str) -> bool:

@@ -193,15 +193,7 @@ def test_other_sources_are_not_tables(tmp_path: Path) -> None:
     _write(tmp_path / "mixed" / "deep" / "t.parquet", _TABLE)
     (tmp_path / "mixed" / "a.jpg").write_bytes(b"")
     (tmp_path / "empty").mkdir()
-    sources: list[Any] = [
-        tmp_path / "mixed",
-        tmp_path / "empty",
-        "x.jpg",
-        "x.tar",
-        "csv",
-        "x.parquet.gz",
-        "x.gz",
-    ]
+    sources: list[Any] = [tmp_path / "mixed", tmp_path / "empty", "x.jpg", "x.tar", "csv", "x.parquet.gz", "x.gz"]
     for source in sources:
         assert not is_table(source)
     objects: list[object] = [[1], {}, 5]

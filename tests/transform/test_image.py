@@ -820,8 +820,7 @@ CUT = {"gif": 3}  # final bytes without pixels: a GIF's empty block and trailer
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["jpg-RGB", "jpg-progressive", "png-RGB", "png-P", "webp", "bmp-RGB", "gif", "ppm-RGB", "tiff-lzw"],
+    "name", ["jpg-RGB", "jpg-progressive", "png-RGB", "png-P", "webp", "bmp-RGB", "gif", "ppm-RGB", "tiff-lzw"]
 )
 def test_truncated_files_are_errors(name: str) -> None:
     """A file truncated anywhere is an error, even if it would pass unchanged."""

@@ -462,14 +462,7 @@ def test_a_list_of_a_thousand_names(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"max_size": "0"},
-        {"max_size": "many"},
-        {"max_count": 0},
-        {"shards_multiple_of": 0},
-        {"workers": -1},
-    ],
+    "options", [{"max_size": "0"}, {"max_size": "many"}, {"max_count": 0}, {"shards_multiple_of": 0}, {"workers": -1}]
 )
 def test_options_that_make_no_sense(options: dict[str, Any], small: Path, tmp_path: Path) -> None:
     """The library refuses what makes no sense, before it writes anything."""

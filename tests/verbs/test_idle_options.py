@@ -73,8 +73,7 @@ def test_the_field_of_the_note_can_be_made(column: str, kind: str, field: str, p
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--where", "label > 2"], ["--sort-by", "label"], ["--sort-by", "-caption"], ["--field", "txt=caption"]],
+    "words", [["--where", "label > 2"], ["--sort-by", "label"], ["--sort-by", "-caption"], ["--field", "txt=caption"]]
 )
 def test_a_join_that_is_used_needs_no_note(words: list[str], place: Path) -> None:
     """A column that chooses or sorts samples has done what it was joined for."""

@@ -320,12 +320,7 @@ def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: 
      ("cls", ["dog", "x"], (), "tfrecord", False)],
 )  # fmt: skip
 def test_text_where_a_reader_wants_numbers(
-    field: str,
-    values: list[Any],
-    classes: Any,
-    ending: str,
-    told: Any,
-    tmp_path: Path,
+    field: str, values: list[Any], classes: Any, ending: str, told: Any, tmp_path: Path
 ) -> None:
     """Text in a field that webdataset decodes as a whole number is told of, with `--classes`, by both verbs."""
     table = pd.DataFrame({"key": ["a", "b"], "label": values})

@@ -1150,8 +1150,7 @@ FORMS = ("{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar")
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
-    [(name, FORMS[(at + more) % 4]) for at, name in enumerate(DAMAGE) for more in (0, 2)],
+    ("name", "given"), [(name, FORMS[(at + more) % 4]) for at, name in enumerate(DAMAGE) for more in (0, 2)]
 )
 def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Path) -> None:
     """A shard that is cut, missing, no file or a link to none, and an index that is missing or another's, is named."""

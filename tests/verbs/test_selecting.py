@@ -82,10 +82,7 @@ def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path
 # A table of columns.
 
 
-@pytest.mark.parametrize(
-    "on_keys",
-    [pytest.param(True, id="keys"), pytest.param(False, id="paths")],
-)
+@pytest.mark.parametrize("on_keys", [pytest.param(True, id="keys"), pytest.param(False, id="paths")])
 def test_a_folder_and_a_table(source: Path, tmp_path: Path, *, on_keys: bool) -> None:
     """Samples seek their row by key, or by the path of a file, and it becomes metadata; both sides are counted."""
     ids = ["b/3", "a/1", "x/9"] if on_keys else ["b/3.jpg", "a/1.jpg", "x/9.jpg"]

@@ -94,14 +94,8 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            "--shards 70",
-            "70 shards for 60 samples; expected at least one sample per shard. Use at most --shards 60.",
-        ),
-        (
-            "--shards 2 --max-count 20",
-            "2 shards cannot hold 60 samples within the limits. Use --shards 3,",
-        ),
+        ("--shards 70", "70 shards for 60 samples; expected at least one sample per shard. Use at most --shards 60."),
+        ("--shards 2 --max-count 20", "2 shards cannot hold 60 samples within the limits. Use --shards 3,"),
         ("--shards 0", "--shards: 0; expected a whole number from 1 to"),
         ("--shards 40 --place hash", "expected a sample in each shard. Use --shards "),
         ("--place hash --equal-count", "--place hash: used with --equal-count; expected one of them"),

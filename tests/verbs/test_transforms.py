@@ -25,18 +25,7 @@ from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, SampleFailed, ShardError, create
 from tests import tfrecords
-from tests.helpers import (
-    ENVIRONMENT,
-    existing,
-    identity,
-    members,
-    read_tree,
-    shards,
-    sidecar,
-    tool,
-    typed,
-    write_tree,
-)
+from tests.helpers import ENVIRONMENT, existing, identity, members, read_tree, shards, sidecar, tool, typed, write_tree
 from tests.mapped import NOTED, payload
 from tests.stored import age, contents, skipped, sound
 

@@ -13,11 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.address import (
-    display_address,
-    is_web,
-    parse_address,
-)
+from shardtool.storage.remote.address import display_address, is_web, parse_address
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.retry import RetryState, TransientError, in_thread, with_retries
 from shardtool.storage.remote.store_access import store_for

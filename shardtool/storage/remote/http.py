@@ -10,19 +10,10 @@ from urllib.parse import urljoin, urlsplit
 
 from shardtool.errors import StoreFailed, redact_secrets
 from shardtool.storage.remote import failures, retry
-from shardtool.storage.remote.address import (
-    display_address,
-    is_huggingface,
-    is_web,
-)
+from shardtool.storage.remote.address import display_address, is_huggingface, is_web
 from shardtool.storage.remote.connections import connections_for
 from shardtool.storage.remote.fsspec import huggingface_request
-from shardtool.storage.remote.network import (
-    is_same_server,
-    proxy_for,
-    web_headers,
-    without_user,
-)
+from shardtool.storage.remote.network import is_same_server, proxy_for, web_headers, without_user
 from shardtool.storage.remote.signing import sign_url
 
 if TYPE_CHECKING:

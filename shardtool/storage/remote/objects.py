@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.address import (
-    display_address,
-    is_huggingface,
-    parse_address,
-    uses_fsspec,
-)
+from shardtool.storage.remote.address import display_address, is_huggingface, parse_address, uses_fsspec
 from shardtool.storage.remote.buckets import version_number
 from shardtool.storage.remote.fsspec import call_fsspec, cat_file
 from shardtool.storage.remote.http import (

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import (
-    display_address,
-    is_web,
-    parse_address,
-)
+from shardtool.storage.remote.address import display_address, is_web, parse_address
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.store_access import (
     AZURE_ACCOUNT_VARIABLES,

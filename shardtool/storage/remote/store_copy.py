@@ -14,13 +14,7 @@ from urllib.parse import quote
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote import failures, retry
-from shardtool.storage.remote.address import (
-    STORES,
-    display_address,
-    is_source_address,
-    is_url,
-    parse_address,
-)
+from shardtool.storage.remote.address import STORES, display_address, is_source_address, is_url, parse_address
 from shardtool.storage.remote.buckets import copy_in_bucket
 from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, connections_for
 from shardtool.storage.remote.objects import RemoteObject, object_crc

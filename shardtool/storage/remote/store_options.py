@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.address import (
-    parse_address,
-)
+from shardtool.storage.remote.address import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,10 +17,7 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage import files
 from shardtool.storage.remote import failures, retry
-from shardtool.storage.remote.address import (
-    display_address,
-    parse_address,
-)
+from shardtool.storage.remote.address import display_address, parse_address
 from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, PacedSocket, connections_for, peer_name
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.signing import sign_put

@@ -226,10 +226,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (["create", "img/cat", output], "Did you mean imgs/cat?"),
         (["inspect", "d/y.json"], "Did you mean d/x.json?"),
         (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
-        (
-            ["create", "a.csv", "b.csv", output],
-            "a.csv, b.csv: 1 key more than once: 'imgs/cat/1' (row 1 of a.csv",
-        ),
+        (["create", "a.csv", "b.csv", output], "a.csv, b.csv: 1 key more than once: 'imgs/cat/1' (row 1 of a.csv"),
         (["create", "imgs", "a.csv", output], "use --join a.csv."),
         (["create", "?.csv", output], "a.csv, b.csv: 1 key more than once"),
         (["create", "z*.csv", output], "z*.csv: a glob that matches no file"),

@@ -432,11 +432,7 @@ def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], s
 def test_an_append_needs_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
     """Without a complete dataset, an append is refused."""
     _refused(
-        new,
-        tar_pattern.replace("/out/", "/no/"),
-        tars.parent.with_name("no"),
-        InvalidRequest,
-        "without append=True",
+        new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "without append=True"
     )
     tars.unlink()
     _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, but 6 files")
