@@ -112,10 +112,18 @@ def fingerprint(samples: Iterable[Sample]) -> str:
 def age(folder: Path, source: Path) -> None:
     """Make the shards of a folder look as though the source had been old when they were packed."""
     changed = max(path.lstat().st_ctime_ns for path in [source, *source.rglob("*")])
+
+    def older(stamp: int) -> int:
+        own = stamp % _SECOND_NS  # it names the source's root
+        return changed + 1 + (own - changed - 1) % _SECOND_NS
+
     for shard in shards(folder):
-        own = shard.stat().st_mtime_ns % _SECOND_NS  # it names the source's root
-        until = changed + 1 + (own - changed - 1) % _SECOND_NS
+        until = older(shard.stat().st_mtime_ns)
         os.utime(shard, ns=(until, until))
+    for journal in folder.glob(".*.journal"):
+        lines = [json.loads(line) for line in journal.read_text().splitlines()]
+        aged = [{**line, "stamp": older(line["stamp"])} if "stamp" in line else line for line in lines]
+        journal.write_text("".join(f"{json.dumps(line)}\n" for line in aged))
 
 
 def _sound_shard(folder: Path, entry: dict[str, Any]) -> list[Sample]:

@@ -180,7 +180,7 @@ _AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
     """A file without read permission fails with its name and reason."""
@@ -199,7 +199,7 @@ def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
         code = f"import os; os.chmod({str(small / FILE)!r}, 0)"
     run = create(small, place / "out", *OPTIONS, "--on-error", on_error, code=code, before=before)
     plain(run)
-    if on_error == "raise":
+    if on_error == "stop":
         assert run.code == 6
         assert FILE in run.err
         assert "permission denied" in run.err
@@ -212,13 +212,7 @@ def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "on_error"),
-    [
-        ("appended", "raise"),
-        ("truncated", "raise"),
-        ("overwritten", "raise"),
-        ("appended", "skip"),
-        ("truncated", "skip"),
-    ],
+    [("appended", "stop"), ("truncated", "stop"), ("overwritten", "stop"), ("appended", "skip"), ("truncated", "skip")],
 )
 def test_file_changes_while_packed(fault: str, on_error: str, place: Path) -> None:
     """A large file that changes during the read fails by name, and none of it is in a shard."""
@@ -247,7 +241,7 @@ def _failed_alone(run: Run, on_error: str, large: Path, folder: Path) -> None:
     plain(run)
     assert not hidden(folder)
     assert run.all_gone()
-    if on_error == "raise":
+    if on_error == "stop":
         assert run.code == 6
         assert str(large) in run.err
         assert os.listdir(folder) == []
