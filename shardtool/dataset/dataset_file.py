@@ -130,7 +130,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content of a dataset file that lists only some of the shards."""
+        """Return the content for only some of the shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -205,7 +205,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field. Each part has the types and the fields of some shards (empty: unknown)."""
+    """Return the common type of each field. Each part has types and fields of some shards (empty: unknown)."""
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names
@@ -214,7 +214,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shards in a dataset file, perhaps damaged; None if this is another kind of file."""
+    """Return the shards in a dataset file, perhaps damaged; None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:

@@ -1,9 +1,9 @@
 """The definition of a duplicate: a sample with the same content as another one; keys and labels do not count.
 
-The content of a sample is its images, audio, video and arrays. A sample without these has its texts as content; without
-texts, its other bytes; without other bytes, its JSON. Labels and numbers are not content. Two samples are duplicates if
-their payloads have the same digests, in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only
-samples with equal sizes and CRC-32C are read.
+The content of a sample is its images, audio, video and arrays. Without these, its texts are its content; without texts,
+its other bytes; without these, its JSON. Labels and numbers are not content. Duplicates have the same payload digests,
+in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only samples with equal sizes and CRC-32C are
+read.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def content_rank(field: str) -> int:
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of the samples that have the same id as another sample."""
+    """Return a mask of samples whose id another sample has."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)

@@ -172,7 +172,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Raise an error for a broken link, which git-annex and DVC create for files that are not fetched."""
+    """Reject a broken link, which git-annex and DVC create for unfetched files."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
         raise InvalidRequest(
             path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
@@ -203,8 +203,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    A name like `train-00000-of-01024` may belong to a TensorFlow checkpoint, so the first bytes of a series are
-    checked.
+    `train-00000-of-01024` may be a TensorFlow checkpoint, so the first bytes of a series are checked.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -372,7 +371,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if the dataset file of these shards is damaged."""
+    """Reject shards whose dataset file is damaged."""
     if (path := damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 

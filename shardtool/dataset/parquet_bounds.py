@@ -5,7 +5,7 @@ dictionary indices of one long text, or levels that declare a million values nul
 proportional to the file's size.
 
 Numbers must have the type that Parquet specifies, and struct fields must not repeat. Otherwise other readers could read
-pages that this module did not check.
+unchecked pages.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -24,7 +24,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3,
 _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12  # depth of nested Thrift structs and lists
-_MAX_VALUES = 2**19  # values in a struct and its nested structs; each needs 100 bytes
+_MAX_VALUES = 2**19  # values in a struct and its nested structs
 _MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer

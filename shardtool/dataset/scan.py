@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Return the indices of the first two parts of each sample with interleaved fields.
 
-    If two parts have a field in common, the parts are duplicates: return an empty list.
+    Parts with a common field are duplicates: return an empty list.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}

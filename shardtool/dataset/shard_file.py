@@ -270,7 +270,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in steps of constant size, so that the same damage always loses the same bytes."""
+        """Decompress in constant steps, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

@@ -48,7 +48,7 @@ _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 _NUL_SUBSTITUTE = b"\xff"  # replaces NUL in keys of other tools; invalid UTF-8, so never part of shardtool's keys
-_MAX_DECODED_PER_KEY = 8  # decode a block of keys if it has at most this many keys per requested key
+_MAX_DECODED_PER_KEY = 8  # keys in a block to decode, per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -205,7 +205,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and the position of each field's name in this list, as uint16."""
+        """Return the sorted field names, and each field's position in them as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -254,7 +254,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the columns as parts of one block, with their offsets in the block."""
+        """Return the columns as parts of a block, with offsets."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()

@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar is rejected if it
-needs too much memory for its size and the size of its shard.
+Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
+for its size and the shard's size is rejected.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -75,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The `size` of its shard (None if the shard is missing) limits the size of the metadata.
+    """Parse a sidecar. The `size` of its shard (None: missing) limits the metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid, or needs too much memory for its shard.

@@ -179,8 +179,8 @@ class StoredDataset:
     def read(self) -> StoredDataset:
         """Return the dataset with the content of its dataset file.
 
-        A whole dataset consists of the shards in the dataset file. If the caller named shards, a dataset file that does
-        not list all of them is ignored.
+        A whole dataset consists of the shards in the dataset file. For named shards, a dataset file that does not list
+        all of them is ignored.
         """
         if self.dataset_file is None or not self.has_own_file:
             return self
@@ -222,7 +222,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return where keys end in member names, according to the sidecars: at the last dot if any key contains a dot."""
+    """Return where keys end, by the sidecars: at the last dot if any key contains a dot."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

@@ -168,7 +168,7 @@ class LocalPool(Pool):
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # Send the next task before the caller uses the result, so that the worker does not idle.
+                # Send the next task before the caller uses the result.
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:

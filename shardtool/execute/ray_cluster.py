@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 def version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a self-contained function, because on a node this package may be missing or have another version."""
+    """Return a self-contained function, because nodes may lack this package or have another version."""
 
     def versions() -> tuple[str, str, str]:
 

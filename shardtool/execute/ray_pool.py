@@ -212,7 +212,7 @@ class RayPool(Pool):
         while pending:
             done, _ = ray.wait([*pending], num_returns=len(pending), timeout=_NODE_CHECK_INTERVAL_S)
             for ref in done:
-                with suppress(*_LOST_ERRORS):  # a lost node will not run tasks, so it need not be checked
+                with suppress(*_LOST_ERRORS):  # a lost node runs no tasks
                     answers.append((pending[ref], ray.get(ref)))
                 del pending[ref]
             if pending and not done:  # Ray may wait for a node that has left
@@ -249,7 +249,7 @@ class RayPool(Pool):
                 found = "its raylet, which connects this process to the cluster, has exited"
                 raise WorkerDied(self._lost_node, found, remedy=self._advice)
             result = self._result(self._running.pop(number)[1], future)
-            feed()  # submit before the caller uses the result, so that no slot idles
+            feed()  # submit before the caller uses the result
             if reports is not None:
                 reports.end(number)
             yield number, cast("Result", result)

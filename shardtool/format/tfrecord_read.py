@@ -124,7 +124,7 @@ class LazyBytes:
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
-        self._first, self._block = 0, b""  # the last block that was read, for access to single bytes
+        self._first, self._block = 0, b""  # the last block read
 
     def __len__(self) -> int:
         return self._size
@@ -294,8 +294,8 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record lengt
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next record after damage, found by the checksum of its length.
 
-    `first` is the first offset to try; it precedes `offset` if the previous record may be damaged. `size` is -1 if it
-    is unknown and `read` is sequential.
+    `first` is the first offset to try: before `offset` if the previous record may be damaged. `size` is -1 if unknown
+    and `read` is sequential.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

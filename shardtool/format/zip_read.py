@@ -58,7 +58,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory. `before` is the number of bytes before the archive; offsets do not include these bytes."""
+    """The central directory. Offsets do not include the `before` bytes before the archive."""
 
     start: int
     end: int
@@ -156,7 +156,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the data descriptor after a member contains this CRC-32 and the number of bytes used."""
+        """Return whether the following data descriptor has this CRC-32 and size."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])

@@ -96,7 +96,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard, the ascending rows of its samples, and the index of each of these samples in `numbers`."""
+        """Yield each shard, the ascending rows of its samples, and the samples' indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -110,7 +110,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the dataset that contains a shard, and the shard's position in the dataset."""
+        """Return a shard's dataset, and the shard's position in the dataset."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard

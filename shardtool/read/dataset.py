@@ -167,8 +167,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the stages. If a stage skips a sample, a single read raises an error; a list omits and
-        counts the sample.
+        Samples pass through the stages. A skipped sample is an error; a list omits and counts skipped samples.
 
         Raises:
             IndexError: A number is out of range.
@@ -314,8 +313,8 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        The table has one row per sample: `__key__`, `__shard__`, the location, and the metadata. The table of a view is
-        in memory. Otherwise queries read the sidecars without checking them.
+        Each row is a sample: `__key__`, `__shard__`, the location, and the metadata. A view's table is in memory;
+        otherwise queries read unchecked sidecars.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 

@@ -1,7 +1,7 @@
 """Decode the fields of a sample. Nothing is unpickled.
 
-The last extension of a field name decides its type: `seg.png` is a png, `multi.cls` a cls. If the extension is unknown,
-the type in the dataset file is used. Other fields stay bytes.
+The last extension of a field name decides its type: `seg.png` is a png, `multi.cls` a cls. Otherwise the type in the
+dataset file is used. Other fields stay bytes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample, or raise SampleFailed.
 
-        Each decoder gets a random generator in the same state, so all fields of a sample get the same crop.
+        Each decoder gets an equal random generator, so all fields get the same crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")

@@ -51,8 +51,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Return the parts, window and ranks of an order.
 
-    Without `parts`, each rank has the same number of parts and the same window for any number of ranks. With `parts`,
-    the order does not depend on the number of ranks.
+    Without `parts`, each rank has the same number of parts and window for any number of ranks. With `parts`, the number
+    of ranks does not change the order.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):

@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # per shard: up to this number, single reads cost less than column arithmetic (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # per shard: above, column arithmetic costs less (measured)
 
 
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts skipped samples by path, `reasons` by reason, up to a thousand. Undamaged samples were dropped by
-    stages.
+    `shards` counts by path, `reasons` by up to a thousand reasons. Undamaged samples were dropped by stages.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class EntryInfo(NamedTuple):
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
     """Raise OutputExists for a folder, device, FIFO or socket, or a link to any of these.
 
-    `folder` is the descriptor of the folder that a relative path starts from.
+    A relative path starts from the descriptor `folder`.
     """
     with suppress(OSError, ValueError):  # if lstat fails, replacing the file fails, too
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
@@ -69,7 +69,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise an error if the path of a local file is an address, a folder or `-`."""
+    """Reject a path that is an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 

@@ -47,7 +47,7 @@ _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 
 # The size of a request doubles while reads are sequential.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
-_MAX_GAP_BYTES = 2**16  # after a larger gap, a read is no longer sequential
+_MAX_GAP_BYTES = 2**16  # larger gaps end sequential reading
 _MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
 MAX_READS = 3  # attempts to read a file whose ctime changes
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close

@@ -122,7 +122,7 @@ def list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # files may be readable in a folder that cannot be listed
+        if not isinstance(error, PermissionError):  # files in the folder may be readable
             raise_if_machine_error(error, folder or ".")
         raise
 

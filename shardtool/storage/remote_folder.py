@@ -1,8 +1,7 @@
 """An output folder in an object store.
 
 One PUT writes a shard, which is visible when the request completes. Small files are kept in memory until they are
-published. With `has_staging`, a file is first written as the object `.NAME.part`. To publish the file, the store copies
-this object.
+published. With `has_staging`, files are `.NAME.part` objects until the store copies them to publish them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _FileOrigin(NamedTuple):
             return None
         if _file_identity(fd) == self.identity:
             return fd
-        os.close(fd)  # another process or file has the same process id or descriptor
+        os.close(fd)  # process id or descriptor was reused
         return None
 
 
@@ -182,7 +182,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # the file is sparse; doubling its size keeps new mappings rare
+                os.ftruncate(fd, 2 * end)  # sparse; doubling the size keeps new mappings rare
             return start
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
 In a baseline JPEG, rows below the crop are not decoded: the height in its header is reduced. A JPEG whose crop is at
-least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are decoded
-completely. Damage below the crop is not detected.
+least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images are decoded completely. Damage below the
+crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -179,7 +179,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Decode the rows of a JPEG down to the end of the crop, at 1/scale of its size; return the image and the scale."""
+    """Decode a JPEG's rows down to the crop's end, at 1/scale; return image and scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)

@@ -8,8 +8,7 @@ On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
 memory.
 
-The next batch is requested from the loader only after `copied`, so the loader can reuse a batch's memory. On other
-devices, no streams are used.
+The next batch is requested only after `copied`, so the loader can reuse a batch's memory. Other devices use no streams.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # a tensor on another GPU, or a sparse one, is copied when the batch is returned
+            return tensor  # on another GPU, or sparse: copied when the batch is returned
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
@@ -226,7 +225,7 @@ class Prefetcher:
         loader: Any iterable of batches. Pinned batches save a copy.
         device: None: the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; None: 0.
-        std: Standard deviation of these values, in the same form as `mean`; None: 1.
+        std: Standard deviation, in the same form as `mean`; None: 1.
         channels_last: Store a pixel's channels next to each other.
         dtype: Type of the images; None: float32.
         depth: Number of batches on a CUDA device or being copied there.

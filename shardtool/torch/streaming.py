@@ -88,7 +88,7 @@ class StreamOptions:
         labels: Labels by key, stored in the field `label`.
         transform: Called with each sample after all other stages.
         rank: None: from torch.distributed, or RANK and WORLD_SIZE of the environment, or 0 of 1.
-        world_size: Number of ranks; None: found in the same way as `rank`.
+        world_size: Number of ranks; None: as for `rank`.
 
     The other options are those of `Dataset.stream`.
     """

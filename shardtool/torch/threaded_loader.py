@@ -1,8 +1,8 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
-The stream's thread reads shards ahead, a second thread passes samples to the decoder threads in chunks, and decoder
-threads run the stages and write the rows of a batch (`BatchRows`). The thread that finishes a batch last collates the
-batch. PyTorch reuses pinned memory only when no copy reads it.
+One thread reads shards ahead, another passes samples to decoder threads in chunks. The decoder threads run the stages,
+write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only when no copy reads
+it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Loader(StreamOptions):
     `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
-    in pinned memory if there is a GPU. Arrays and images of several shapes become a list of tensors. Numbers become a
+    in pinned memory if there is a GPU. Different shapes become a list of tensors. Numbers become a
     tensor of int64, float64 or bool. Everything else becomes a list.
 
     Attributes:

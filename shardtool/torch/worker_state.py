@@ -1,7 +1,7 @@
 """The state of a pass, shared by a DataLoader's workers and their parent.
 
-A worker reads ahead of training. From the state of any worker and the number of returned batches, the stream's state is
-computed. Workers share the skip counts and the start of a pass in memory.
+A worker reads ahead of training. Any worker's state and the number of returned batches give the stream's state. Workers
+share skip counts and the start of a pass in memory.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Tags of the hemisphere and of the degrees, the negative hemisphere, and the maximum in degrees.
+# Tags of hemisphere and degrees, negative hemisphere, maximum degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
 _IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)  # other TIFF tags describe the pixel layout

@@ -93,8 +93,8 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. Both keep the
             aspect ratio; `exact` does not. `crop` scales like `shorter`, then crops the centre. `pad` scales like
-            `longer`, then adds transparent borders if the written mode has alpha, else black ones. In a palette without
-            these, colour 0 is added.
+            `longer`, then adds transparent borders if the written mode has alpha, else black ones (colour 0 if the
+            palette has neither).
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.

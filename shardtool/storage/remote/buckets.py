@@ -34,7 +34,7 @@ class BucketEntry(NamedTuple):
         key: Without a trailing slash.
         size: Bytes; -1 for a folder.
         version: ETag as a number; 0 if there is none.
-        changed_ns: Time of the last change, by the store's clock.
+        changed_ns: Last change, by the store's clock.
     """
 
     key: str

@@ -129,7 +129,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # the response of a proxy that opens a tunnel has headers only
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy's tunnel response has headers only
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:

@@ -1,6 +1,6 @@
 """Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-fsspec file systems have no common form of file versions, so changes are detected by size and checksum only. Hugging
+fsspec has no common file versions, so only size and checksum detect changes. Hugging
 Face datasets are read over HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
 """
 
@@ -162,7 +162,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # do not cache the failure: the user may add a token or the repository later
+    _file_system.cache_clear()  # not cached: a token or the repository may be added later
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
     if problem := failures.HUGGINGFACE_MISSING.get(

@@ -33,7 +33,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: the signed URL, and the ETags of the Hub and of the content server."""
+    """A redirect of the Hub: signed URL, and the ETags of Hub and content server."""
 
     target: str
     linked: str
@@ -161,7 +161,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
     """Return the MD5 of a whole object from a store's response, or None.
 
-    S3's ETag is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
+    With KMS or customer keys, and in directory buckets, S3's ETag is not an MD5.
     """
     is_not_md5 = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     is_not_md5 |= "x-amz-server-side-encryption-customer-algorithm" in headers

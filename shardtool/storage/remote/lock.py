@@ -2,10 +2,10 @@
 
 A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
 response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
-its holder was a process on this machine that has exited.
+its holder, a process on this machine, has exited.
 
-A shared holder creates its own object, then checks for an exclusive lock. An exclusive holder creates its lock, then
-checks for shared ones. So at least one of two conflicting holders finds the other.
+A process creates its lock, shared or exclusive, then checks for conflicting locks. So at least one of two conflicting
+processes finds the other's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-LEASE_S = 300  # a lock expires after this time without renewal
+LEASE_S = 300  # lifetime of a lock without renewal
 _RENEW_INTERVAL_S = 45
 UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks, for stores without conditional writes
 _END_TIMEOUT_S = 10  # maximum wait for a renewal in progress
@@ -143,7 +143,7 @@ class Lease:
 
     def release(self) -> None:
         """Release the lock."""
-        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock belongs to the parent
+        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock is the parent's
             return
         self._ended.set()
         self._thread.join(_END_TIMEOUT_S)

@@ -193,7 +193,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # the facts of a local file
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return the content of an object, read with one request, with size and version.
 
-    `check_size` is called with the size before the object is read. It can raise, or return False to skip reading.
+    `check_size` is called with the size. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:

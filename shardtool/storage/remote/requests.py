@@ -45,7 +45,7 @@ def caller_threads() -> ThreadPoolExecutor:
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the result of `call` for each item, in order.
 
-    `call` may wait for requests. After a failure, no further call is started, and running calls are not awaited.
+    `call` may wait for requests. After a failure, no call is started or awaited.
     """
     failed: list[BaseException] = []
 
@@ -69,7 +69,7 @@ def imap_requests(
     """Yield the result of `call` for each item, in order; at most `at_once` items are running or unread.
 
     An error is raised after running calls have stopped. The threads exist only during the iteration, so a later fork
-    cannot copy a lock that one of them holds.
+    copies no lock that they hold.
     """
     from concurrent.futures import ThreadPoolExecutor
 

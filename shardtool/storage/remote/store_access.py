@@ -116,7 +116,7 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of an S3 source with its own server or credentials.
 
     Variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without it. If one is set, the endpoint comes
-    only from prefixed variables or `endpoint`. If one sets credentials, all credentials come from prefixed variables.
+    only from prefixed variables or `endpoint`; if one sets credentials, all credentials do.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -309,7 +309,7 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session; None if obstore finds credentials by itself.
 
-    Without credentials, obstore asks the metadata service even if the user disabled this service.
+    Without credentials, obstore asks the metadata service even if it is disabled.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

@@ -52,7 +52,7 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    `fill` writes the data. If the connection is lost, `fill` is called again and starts from scratch.
+    `fill` writes the data, and is called again if the connection is lost.
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
