@@ -1,9 +1,9 @@
 """The definition of a duplicate: a sample with the same content as another one; keys and labels do not count.
 
 The content of a sample is its images, audio, video and arrays. Without these, its texts are its content; without texts,
-its other bytes; without these, its JSON. Labels and numbers are not content. Duplicates have the same payload digests,
-in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only samples with equal sizes and CRC-32C are
-read.
+its other bytes; without other bytes, its JSON. Labels and numbers are not content. Duplicates have the same payload
+digests, in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only samples with equal sizes and
+CRC-32C are read.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 _NUL_SUBSTITUTE = b"\xff"  # replaces NUL in keys of other tools; invalid UTF-8, so never part of shardtool's keys
-_MAX_DECODED_PER_KEY = 8  # keys in a block to decode, per requested key
+_MAX_DECODED_PER_KEY = 8  # decode a whole block up to this many keys per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 

@@ -1,6 +1,6 @@
 """Run tasks in worker processes of this machine.
 
-The standard library's pools do not fit:
+The standard library's pools are not suitable:
 
 - `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
   containers. Their spawned workers run the user's main script again.

@@ -31,7 +31,7 @@ def queryable_table(
 ) -> pa.Table:
     """Return the columns of a shard that a query can use (`select.query`).
 
-    Missing `columns` are null, except a missing label column if the shard has a field of the same name.
+    Missing `columns` are null, except labels that the shard has as a field.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)

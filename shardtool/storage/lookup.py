@@ -122,7 +122,7 @@ def list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # files in the folder may be readable
+        if not isinstance(error, PermissionError):  # the folder's files may still be readable
             raise_if_machine_error(error, folder or ".")
         raise
 

@@ -205,7 +205,7 @@ class Folder:
     def discard_staged(self, names: Iterable[str]) -> None:
         """Delete files staged for these final names."""
         final_names = {*names}
-        with suppress(OutputFailed):  # then nothing was staged
+        with suppress(OutputFailed):  # if this fails, nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:

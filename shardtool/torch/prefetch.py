@@ -6,7 +6,7 @@ On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 2. Copies to the device are enqueued, followed by the event `copied`.
 3. Images are normalised on the device, followed by the event `ready`.
 4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
-memory.
+   memory.
 
 The next batch is requested only after `copied`, so the loader can reuse a batch's memory. Other devices use no streams.
 """

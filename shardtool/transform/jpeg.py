@@ -5,7 +5,7 @@ None, and Pillow decodes the image.
 
 - A JPEG near the memory limit is left to Pillow.
 - A JPEG that causes a libjpeg warning is left to Pillow. After `crop_jpeg_rows`, one warning is expected, because data
-follow the kept rows. The file must then end with the end marker.
+  follow the kept rows. The file must then end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """

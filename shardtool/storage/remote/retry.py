@@ -29,7 +29,7 @@ _SECONDS_EXPECTED = "seconds, such as 300"
 MAX_SETTING = 1e9  # limit for each number in these variables
 _RETRY_ADVICE = "Try again when the server can be reached."
 _UNREACHABLE_ADVICE = "Check the address, proxy and firewall, or try again later."
-SLICE_S = 0.2  # between two checks for cancellation
+SLICE_S = 0.2  # time between two checks for cancellation
 
 
 class RetryPolicy(NamedTuple):
