@@ -342,8 +342,8 @@ class IndexDifference(NamedTuple):
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
     """Yield a difference in sample count, then the first other difference.
 
-    If only checksums differ, yield every difference. If the scan of the second index
-    ended early, its last sample is ignored.
+    If only checksums differ, yield every difference. If the scan of the second index ended early, its last sample
+    is ignored.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -48,7 +48,7 @@ class TransformFacts(NamedTuple):
     Attributes:
         consumed: Planned samples that were processed.
         dropped: Of the consumed samples, those dropped by the user's function.
-        skipped: Of the consumed samples, the skipped ones.
+        skipped: Of the consumed samples, those skipped.
         left_out: The rows of the skipped samples, unless another run retries them.
     """
 

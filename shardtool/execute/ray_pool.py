@@ -87,7 +87,7 @@ class RayPool(Pool):
         as_remote = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")
         self._remote_task = as_remote(ray_task.run_task)
         self._environment = ray.put(ray_task.TaskEnvironment.here())
-        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # each run uses other temporary names
+        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes temporary names different for each run
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
         """Connect to a cluster, or start one here, like `ray.init`.

@@ -44,7 +44,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Runs the stages on each sample of a batch, and collates the results. An empty batch is replaced by another."""
+    """Runs the stages on each sample of a batch, and collates the results. Another batch replaces an empty batch."""
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))

@@ -132,7 +132,7 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample, or raise SampleFailed.
 
-        Each decoder gets an equal random generator, so all fields get the same crop.
+        Each decoder gets a generator in the same state, so all fields get the same crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")

@@ -40,7 +40,7 @@ _MAX_SAMPLES_READ_SINGLY = 50  # per shard; for more samples, column arithmetic 
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts by path, `reasons` by up to a thousand reasons. Undamaged samples were dropped by stages.
+    `shards` counts samples by path, `reasons` by reason (at most a thousand). Undamaged samples were dropped by stages.
     """
 
     def __init__(self) -> None:
