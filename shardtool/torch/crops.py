@@ -1,8 +1,8 @@
 """Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
 In a baseline JPEG, rows below the crop are not decoded: the height in its header is reduced. A JPEG whose crop is at
-least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images are decoded completely. Damage below the
-crop is not detected.
+least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are decoded completely.
+Damage below the crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """

@@ -1,7 +1,7 @@
 """Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-fsspec has no common file versions, so only size and checksum detect changes. Hugging
-Face datasets are read over HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
+fsspec has no common file versions, so only size and checksum detect changes. Hugging Face datasets are read over
+HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ NETWORK_VARIABLES = (
 def proxy_for(url: str) -> str | None:
     """Return a server's proxy, or None."""
     parts = urlsplit(url)
-    variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case last
+    variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
     if not proxy or _bypasses_proxy(parts.hostname or "", variables.get("no_proxy", ("", ""))[1]):
         return None

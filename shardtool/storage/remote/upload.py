@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 _HTTPS_PORT = 443
 _CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
-_MAX_REFUSAL_BYTES = 2**18  # maximum wait for a response before the body is sent
+_MAX_REFUSAL_BYTES = 2**18  # of a response that arrives before the body is sent
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
