@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _KEY = "__key__"
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and the reason
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and why others are rejected
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -51,7 +51,7 @@ class ShardWriter(Writer):
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
         maxcount: Maximum samples per shard; may be a float.
-        maxsize: Maximum bytes of a finished shard, as for `maxcount`.
+        maxsize: Maximum bytes of a finished shard; may be a float.
         post: Called with the path of each published shard. It may move the shard.
         start_shard: Number of the first shard.
         verbose: Whether to print the name of each shard.

@@ -1,1 +1,1 @@
-"""Finished datasets on disk: dataset files, shards, indexes, and the only reader of sidecars."""
+"""Finished datasets on disk: dataset files, shards, indexes and sidecars. Only this package parses sidecars."""

@@ -46,13 +46,13 @@ _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN_LINE = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM_LINE = '  "checksum": "crc32c:'
-_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # from the checksum to the end of the file
+_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # bytes from the checksum to the end of the file
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
 _MAX_OPTION_NUMBER = 2**128  # seeds may be large
 _MAX_NESTING = 8
-_MAX_FINGERPRINT_LENGTH = 80  # characters; shardtool writes 67
+_MAX_FINGERPRINT_LENGTH = 80  # in characters; shardtool writes 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
@@ -72,7 +72,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return the keys of wids, then of shardtool; `url` is relative to the dataset file."""
+        """Return a JSON object: keys of wids, then keys of shardtool. `url` is relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -94,8 +94,8 @@ class DatasetFile:
         made: The run that created the dataset, and the runs that appended.
         fingerprint: The content fingerprint; empty: unknown.
         skipped_crc: CRC-32C of `out.skipped`; None: no such file.
-        types: Types of fields stored as text; for TFRecord, of numbers too.
-        appends: First shard of each append, in the order of `appended` in `made`.
+        types: Types of fields stored as text; for TFRecord, also types of numeric fields.
+        appends: First shard of each append, in the same order as `appended` in `made`.
         shards_folder: Subfolder of the shards, such as `train/tars`; empty: the dataset file's folder.
         part_of: For a subset, the number of shards of the whole dataset; otherwise 0. A subset has no `field_bytes`,
             `skipped` or `fingerprint`, and no `fields` if some samples lack a field.
@@ -130,7 +130,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content for some of the shards."""
+        """Return the content for only some of the shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -205,7 +205,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field; `parts` have types and fields (empty: unknown)."""
+    """Return the common type of each field. Each part has types and fields of some shards (empty: unknown)."""
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names
@@ -214,7 +214,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shards in a dataset file, perhaps damaged; None: another file."""
+    """Return the shards in a dataset file, perhaps damaged; None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
@@ -234,7 +234,7 @@ def parse_urls(data: bytes) -> list[Any] | None:
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the shards in a dataset file or wids index, and whether it is a dataset file of shardtool.
 
-    Names are local and relative to the file's folder; they may not exist.
+    Names are local paths relative to the file's folder; the shards may not exist.
     """
     is_own, names = True, parse_shard_names(data)
     if names is None:  # wids lists URLs; our file names may contain colons
@@ -297,7 +297,7 @@ def has_appends(data: bytes) -> bool:
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """Parse and check a dataset file.
 
-    Totals are correct, and there is at least one shard. Names are plain and follow the pattern.
+    The result has correct totals and at least one shard. Shard names are plain and follow the pattern.
 
     Raises:
         CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
@@ -322,7 +322,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return a dataset file's content; None: missing or damaged."""
+    """Return a dataset file's content; None if the file is missing or damaged."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
@@ -335,7 +335,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, record: Json) -> None:
-    """Check that numbers are finite and strings, except file names in options, Unicode."""
+    """Check that numbers are finite, and that strings are valid Unicode, except file names in options."""
     try:
         _to_json({**document, "shardtool": {**record, "made": None}}).encode()
         _to_json(record["made"]).encode("utf-8", "surrogateescape")
@@ -349,7 +349,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition; not per shard, because the message is always formatted."""
+    """Check a condition. Too slow to call per shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 
@@ -419,7 +419,7 @@ def _parse_pattern(record: Json, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern; a range must produce the listed names."""
     text: str = _parse_file_name(record, "pattern")
     if any(mark in text for mark in "{}<>"):
-        # Other braces could expand to any number of names.
+        # Other braces in a pattern could expand to any number of names.
         _require(_RANGE_PATTERN.fullmatch(text), f"an invalid pattern {text!r:.80}")
         pattern, count = parse_pattern(text), len(shards)
         enough = pattern.count is None or pattern.count >= count

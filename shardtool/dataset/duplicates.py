@@ -1,8 +1,9 @@
 """The definition of a duplicate: a sample with the same content as another one; keys and labels do not count.
 
-The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then JSON.
-Labels and numbers are not content. The digests of the payloads decide: BLAKE2b (RFC 7693) of 16 bytes, in any order.
-Digests are not stored, so sizes and CRC-32C select the samples that are worth reading.
+The content of a sample is its images, audio, video and arrays. Without these, its texts are its content; without texts,
+its other bytes; without other bytes, its JSON. Labels and numbers are not content. Duplicates have the same payload
+digests, in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only samples with equal sizes and
+CRC-32C are read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # must be odd
 
 
 class Content(NamedTuple):
@@ -54,9 +55,9 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a number for each sample, equal for duplicates; 0: no content.
+        """Return a number for each sample, equal for duplicates; 0 if the sample has no content.
 
-        `sizes` and `crcs` (None: unknown) are those of `rows`.
+        `sizes` and `crcs` (None: unknown) contain one value for each of `rows`.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -69,7 +70,7 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, in any order. `digests` are per row; empty: unreadable."""
+        """Return groups of duplicates, in any order. `digests` has a digest per row, empty if unreadable."""
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():
@@ -111,7 +112,7 @@ def content_rank(field: str) -> int:
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which samples have the id of another sample."""
+    """Return a mask of samples whose id another sample has."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)

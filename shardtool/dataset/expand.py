@@ -1,6 +1,6 @@
 """Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Unlisted shards form a separate dataset: their run may be unfinished.
+Shards that no dataset file lists form a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, for `find_dataset`; some may not exist.
+    """Return the datasets that `dataset` names, as arguments of `find_dataset`; some may not exist.
 
-    Other files in a list are the shards of one dataset, unless a listed dataset file contains them.
+    Shards in a list form one dataset, except shards that a dataset file in the list contains.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -253,7 +253,7 @@ def _is_companion_file(name: str) -> bool:
 
 
 def _shard_paths(name: str) -> tuple[str, ...] | None:
-    """Return the shards of a dataset; empty: it does not exist; None: it is damaged."""
+    """Return the shards of a dataset; empty if the dataset does not exist, None if it is damaged."""
     try:
         return find_dataset(name, lacking=True).paths
     except InvalidRequest:

@@ -19,7 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """A feature of TFRecords. `lacking`: some samples lack it; a single value then has a default."""
+    """A feature of TFRecords. With `lacking`, some samples lack the feature; a single value then has a default."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False
@@ -27,7 +27,7 @@ class TfFeature:
 
     @property
     def default(self) -> str | int:
-        """The parser's value for a sample without the feature."""
+        """The value that the parser returns for a sample without the feature."""
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:

@@ -1,8 +1,9 @@
 """Find the shards of one dataset.
 
-The web cannot be listed, so a range there needs an end. No dataset file can cause reads outside the user's folder.
+Web servers cannot list files, so a range of URLs needs an end. No dataset file can cause reads outside the user's
+folder.
 
-Ranges and globs also match names in a dataset file of that folder, to report lost shards.
+Ranges and globs also match the names in a dataset file of the same folder, so that missing shards are reported.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` rejects other digits, such as superscripts
 _MAX_LISTED_MISSING = 1000
-_MAX_PROBED_FILES = 8  # per numbered series: files to check for shard content; the first ones may be empty
+_MAX_PROBED_FILES = 8  # files to check for shard content, per numbered series: the first files may be empty
 _RANGE_MARKS = "{<%"
 _GLOB_MARKS = "*?["
 _PRINTF_RANGE = re.compile(r"%\d*d", re.ASCII)
@@ -59,7 +60,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` is where keys end in member names, if not recorded; None: read it from the sidecars.
+    `dots` defines where keys end in member names, if the dataset file does not record this; None: use the sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -69,7 +70,7 @@ def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDatase
     """Find the shards of a dataset. With `lacking`, return missing shards of a range as `missing`.
 
     Raises:
-        InvalidRequest: There are none, some of a range are missing, or a folder contains several datasets.
+        InvalidRequest: There are no shards, some shards of a range are missing, or a folder contains several datasets.
     """
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
@@ -171,7 +172,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Refuse a broken link, as git-annex and DVC leave for unfetched files."""
+    """Reject a broken link, which git-annex and DVC create for unfetched files."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
         raise InvalidRequest(
             path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
@@ -202,7 +203,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    `train-00000-of-01024` may be a TensorFlow checkpoint; the first bytes of a series decide.
+    `train-00000-of-01024` may be a TensorFlow checkpoint, so the first bytes of a series are checked.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -242,7 +243,7 @@ def _from_pattern(text: str) -> StoredDataset:
         _check_range(pattern)
     present = select(existing or [])
     file, listed, recorded = _find_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
-    if existing is None and not listed:  # missing shards fail when they are read
+    if existing is None and not listed:  # reading a missing shard raises an error later
         first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
         present = [pattern.shard(index) for index in range(count)] if is_file(first) else []
     elif not present and not any(mark in text for mark in _RANGE_MARKS):
@@ -313,13 +314,13 @@ def _from_dataset_file(path: str) -> StoredDataset:
         raise InvalidRequest(path, os_error_text(error), expected=EXPECTED_DATASET, remedy=remedy) from None
     names, is_own = parse_listed_shards(data, path)
     folder = folder_of(path)
-    if not is_url(path):  # no links in stores
+    if not is_url(path):  # stores have no links
         check_folders_inside(path, {os.path.dirname(name) for name in names})
     return make_dataset([join(folder, name) for name in names], path, folder, has_own_file=is_own, is_whole=True)
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Check that no folder is a link out of the dataset file's folder."""
+    """Check that no subfolder is a link to a folder outside the dataset file's folder."""
     folder = os.path.dirname(path)
     root = os.path.join(os.path.realpath(folder or "."), "")
     for subfolder in sorted(folders - {""}):
@@ -330,7 +331,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file, perhaps damaged; `listed`: raise if it is unreadable."""
+    """Return whether a file is a dataset file, perhaps damaged. With `listed`, raise if the file is unreadable."""
     return _read_dataset_file(path, listed=listed) is not None
 
 
@@ -350,7 +351,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield default names of the dataset file of some shards."""
+    """Yield the default names of a dataset file for these shards."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -359,7 +360,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of some shards' dataset file if it is damaged."""
+    """Return the path of the dataset file of these shards if the file is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -370,7 +371,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Refuse shards whose dataset file is damaged."""
+    """Reject shards whose dataset file is damaged."""
     if (path := damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
@@ -380,8 +381,8 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    If no file lists all, return one with a default name that lists some, or is damaged. At a URL only default names are
-    tried, because a folder may be large.
+    If no file lists all shards, return a file with a default name that lists some of them or is damaged. At a URL, only
+    default names are tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (

@@ -1,10 +1,11 @@
 """Compute how much memory a Parquet file needs, before pyarrow decodes it.
 
-A small file can expand to terabytes when it is decoded: through sizes in its footer or in a page header, many
+A small file can expand to terabytes when it is decoded. The cause can be sizes in its footer or in a page header, many
 dictionary indices of one long text, or levels that declare a million values null. This module's own memory and time are
 proportional to the file's size.
 
-Numbers must have Parquet's type, and struct fields must not repeat: other readers could otherwise read unchecked pages.
+Numbers must have the type that Parquet specifies, and struct fields must not repeat. Otherwise other readers could read
+unchecked pages.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -22,9 +23,9 @@ PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
-_MAX_DEPTH = 12  # nested Thrift structs and lists
-_MAX_VALUES = 2**19  # in a struct, nested ones included; 100 bytes each
-_MAX_CHUNKS = 2**16  # columns times row groups; a kilobyte each in pyarrow
+_MAX_DEPTH = 12  # depth of nested Thrift structs and lists
+_MAX_VALUES = 2**19  # values in a struct and its nested structs
+_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # fields of a schema element
@@ -36,13 +37,13 @@ _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # fields of a page header
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# Without DELTA_BYTE_ARRAY (7): an empty value can repeat a megabyte of the previous one.
+# DELTA_BYTE_ARRAY (7) is excluded: an empty value can repeat a megabyte of the previous value.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7  # FIXED_LEN_BYTE_ARRAY
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
 _LEVEL_BYTES = 4  # two levels per value
-_Struct = dict[int, tuple[int, Any]]  # field to type and value
+_Struct = dict[int, tuple[int, Any]]  # maps a field's number to its type and value
 
 
 class ParquetLeaf(NamedTuple):
@@ -50,7 +51,7 @@ class ParquetLeaf(NamedTuple):
 
     Attributes:
         path: Names from the top level down, joined by dots.
-        width: Bytes of a value in memory; for text, of its offset.
+        width: Bytes per value in memory; for text, bytes per offset.
         repeated: Whether a row may have several values.
     """
 
@@ -146,7 +147,7 @@ def _leaves_below(
     if len(names) > _MAX_NESTING or (names and not count):
         raise ValueError("columns nested too deeply, or an empty group")
     for _ in range(count):
-        element = next(elements, {})  # {} lacks a name, which `_text` refuses
+        element = next(elements, {})  # {} has no name, so `_text` raises an error
         path = (*names, _text(element, _NAME).decode("utf-8", "backslashreplace"))
         is_repeated = repeated or (_REPEATS in element and _number(element, _REPEATS, _I32) == _REPEATED)
         if _TYPE not in element:
@@ -187,7 +188,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
     is_dictionary = False
     offset = _number(chunk, _DATA_OFFSET, _I64)
     if _DICTIONARY_OFFSET in chunk and (dictionary_offset := _number(chunk, _DICTIONARY_OFFSET, _I64)):
-        offset = min(offset or dictionary_offset, dictionary_offset)  # a row group without rows has its data page at 0
+        offset = min(offset or dictionary_offset, dictionary_offset)  # without rows, the data page offset is 0
     end = offset + _number(chunk, _CHUNK_SIZE, _I64)
     if end > len(data):
         raise ValueError("pages outside the file")
@@ -291,7 +292,7 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and values of a list. Each value takes a byte, which bounds `count`."""
+        """Return the type and values of a list. Each value needs at least a byte, which limits `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, kind = byte >> 4, byte & 15
@@ -304,7 +305,7 @@ class _ThriftReader:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:  # nearly all numbers are this short
+        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:  # nearly all numbers have one byte
             self.offset += 1
             return byte
         number, self.offset = read_varint(self._data, self.offset, len(self._data))

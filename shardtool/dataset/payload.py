@@ -10,7 +10,7 @@ from shardtool.format.varint import count_varints, encode_varint
 from shardtool.names import IMAGE_ENDINGS
 
 MAX_INSPECTED_IMAGE_BYTES = 2**26
-MAX_JSON_NESTING = 100  # levels; Python's recursion limit is 1000
+MAX_JSON_NESTING = 100  # levels of nesting; Python's recursion limit is 1000
 MAX_TEXT_BYTES = 2**20
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
@@ -77,7 +77,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers in a TFRecord feature of `kind` `int64` or `float`, packed or not.
 
-    If `count` is None, `data` counts as packed if possible.
+    If `count` is None, `data` is interpreted as packed if possible.
 
     Raises:
         ValueError: `data` contains no such numbers.
@@ -88,11 +88,11 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
         packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
         return decode_numbers(data, kind)
-    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # as one packed part of a list
+    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # the numbers are one packed part of a list
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the name of a label, and its number if it is one."""
+    """Return the name of a label, and its number if the label is a number."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -102,7 +102,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return width, height and mode from an image header, or its problem."""
+    """Return width, height and mode from an image header, or a description of its problem."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage
@@ -118,7 +118,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 def duration_s(data: bytes, length: int) -> float | None:
     """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
 
-    `data` can be the first few thousand of `length` bytes (not enough for Ogg and some MP4).
+    `data` can be only the first few thousand of `length` bytes, which is not enough for Ogg and some MP4.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,
     RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
@@ -127,7 +127,7 @@ def duration_s(data: bytes, length: int) -> float | None:
     if data[:4] == b"RIFF":
         seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: sample rate; the last 36: samples
+        stream_info = int.from_bytes(data[18:26], "big")  # first 20 bits: sample rate; last 36: samples
         seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
         seconds = _ogg_seconds(data) if len(data) == length else 0.0
@@ -175,7 +175,7 @@ _KILOBITS = (
     (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
 )
-_SAMPLE_RATES = (44_100, 48_000, 32_000)  # Hz, for MPEG-1; a half for MPEG-2, a quarter for 2.5
+_SAMPLE_RATES = (44_100, 48_000, 32_000)  # Hz, for MPEG-1; MPEG-2 has half of these rates, MPEG-2.5 a quarter
 
 
 def _mp3_seconds(data: bytes, length: int) -> float:

@@ -1,7 +1,7 @@
 """Read a damaged shard past the damage.
 
-A tar does not record which members form a sample. So a sample next to a lost range is complete only if it has every
-field of the shard.
+A tar does not record which members form a sample. So a sample next to a lost range counts as complete only if it has
+every field that occurs in the shard.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: Corrup
     try:
         block = bytes(shard.read(error_offset, tar_write.TAR_BLOCK_BYTES))
         end = tar_resync.next_header(shard.read, error_offset, error_offset + (error_offset == start), shard.size)
-    except CorruptShard:  # a compressed shard cannot be read past it
+    except CorruptShard:  # a compressed shard cannot be read past the damage
         return LostRange(start, -1, error_text(error))
     return LostRange(start, -1 if end is None else end, error_text(error), tar_resync.damaged_name(block))
 

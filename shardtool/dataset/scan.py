@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Return samples with interleaved fields: the indices of their first two parts.
+    """Return the indices of the first two parts of each sample with interleaved fields.
 
-    If two parts share a field, they are duplicates: return none.
+    Parts with a common field are duplicates: return an empty list.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -44,21 +44,21 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     return [*interleaved.values()]
 
 
-_FILE_NAME_FEATURE = b"image/filename"  # in TensorFlow's image datasets
+_FILE_NAME_FEATURE = b"image/filename"  # key in TensorFlow's image datasets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
 _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
-# Memory of a scan: about the size of a plain shard, perhaps a thousand times that of a compressed one.
+# A scan may need as much memory as a plain shard has bytes, or perhaps a thousand times the size of a compressed shard.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
-_MEMORY_CHECK_BYTES = 2**22  # of a shard, between two checks
+_MEMORY_CHECK_BYTES = 2**22  # bytes of a shard between two memory checks
 _MAX_VARINT_BYTES = 11
 _MAX_FIELD_NAMES = 2**16  # the fingerprint has uint16 codes
-_MAX_LISTED_DAMAGE = 100  # per kind and shard
+_MAX_LISTED_DAMAGE = 100  # maximum per kind of damage and shard
 
 
 class ShardScanTask(NamedTuple):
@@ -95,7 +95,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first list in a feature, or the first value of another type."""
+    """The first value of a feature that is a list, or has another type."""
 
     sample: int
     kind: FeatureType
@@ -112,18 +112,18 @@ class ShardScan:
         sizes: int64 per sample, bytes of its records with padding.
         counts: uint32 per sample, fields.
         codes: uint32 per field, indices into `names`.
-        kinds: Per name: `bytes`, `int64` or `float`.
+        kinds: Type of each name: `bytes`, `int64` or `float`.
         offsets: int64 per field, of its payload.
         lengths: int64 per field, of its payload.
         crcs: uint32 per field, or empty.
         nonzero_padding: With checksums, the first offsets of padding that is not zero.
         digest: The content fingerprint; None: unknown, for example for floats.
-        text_rows: With checksums, uint64 rows of fields that are one integer.
-        text_lengths: uint8 per text row, bytes of the integer as text.
-        text_crcs: uint32 per text row, CRC-32C of the integer as text.
+        text_rows: With checksums, uint64 rows of the fields whose payload is one integer.
+        text_lengths: uint8 per row in `text_rows`, length of the integer as text.
+        text_crcs: uint32 per row in `text_rows`, CRC-32C of the integer as text.
         unrecognised: Members outside samples, such as folders.
         ambiguous_headers: Offset and problem of headers that tar readers interpret differently.
-        conflicts: For TFRecord, by field code: its first value of another type, or else its first list.
+        conflicts: For TFRecord, by field code: the field's first value of another type or, without one, its first list.
         list_rows: For TFRecord, rows that hold a complete list, see `ExampleFeature.whole`.
         lost: With `salvage`, unreadable ranges.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
@@ -239,7 +239,7 @@ def _content_digest(scan: ShardScan) -> int:
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
     rank = {code: position for position, code in enumerate(sorted(range(len(scan.names)), key=scan.names.__getitem__))}
-    ordered: dict[bytes, list[int] | None] = {}  # None: already sorted
+    ordered: dict[bytes, list[int] | None] = {}  # None means already sorted
     end = 0
     for count in scan.counts:
         first, end = end, end + count
@@ -277,7 +277,7 @@ class _ScanMemory:
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
         self._text_bytes = self._keys = self._names = self._members = self._rows = 0
-        self._has_long_name = False  # long field names count per use, because tables repeat them
+        self._has_long_name = False  # long field names count once per use, because tables repeat them
 
     def check(self, end: int) -> int:
         """Check the scan up to `end`; return the offset of the next check."""
@@ -467,5 +467,5 @@ def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_re
     earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)
-    if feature.whole:  # such a list never has exactly one value
+    if feature.whole:  # a complete list never has exactly one value
         scan.list_rows.append(len(scan.codes))

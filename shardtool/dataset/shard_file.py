@@ -1,6 +1,7 @@
 """Read the bytes of one shard, compressed or not, and detect its format.
 
-The file name determines the format or, for names like `train-00000-of-01024` and blobs in a store, the first bytes.
+The file name determines the format. For names like `train-00000-of-01024`, and for blobs in a store, the first bytes
+determine the format.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # decompressed per call; damage loses a whole step
+_STEP_BYTES = 2**14  # bytes decompressed per call; after damage, a whole step is lost
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a file may claim 4 GiB
+_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half of this; a file may claim to need 4 GiB
 
 
 class ShardFile:
-    """The bytes of one shard, read through a window: one request serves many headers.
+    """The bytes of one shard. Reading through a window gets many headers with one request.
 
-    Distant reads fetch only a few bytes.
+    A read far from the window fetches only a few bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -96,14 +97,15 @@ class ShardFile:
 class ChecksummedFile(ShardFile):
     """The bytes of one shard, and its CRC-32C.
 
-    Blocks are added to the CRC while in the CPU cache. The result of `read` is valid until the next call.
+    Each block is added to the CRC while the block is in the CPU cache. The result of `read` is valid until the next
+    call.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        self._crc = self._end = self._held = 0  # CRC of the bytes before `_end`; number of bytes in the window
+        self._crc = self._end = self._held = 0  # `_crc` covers the bytes before `_end`; `_held`: bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes at `offset`; fewer only at the end of the file."""
@@ -150,7 +152,7 @@ class ChecksummedFile(ShardFile):
 
 
 class _XzStream:
-    """Decompresses xz files with any number of streams; pyarrow has no xz codec."""
+    """Decompresses xz files, which may have several streams; pyarrow has no xz codec."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._packed = file, b""
@@ -190,7 +192,7 @@ class _XzStream:
 class CompressedFile:
     """The bytes of a compressed shard, read sequentially. Only bytes kept by `hold` can be read again.
 
-    If `packing` is None, it is detected. `packed_size` is the size of the file.
+    If `packing` is None, the compression is detected. `packed_size` is the size of the file.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -198,7 +200,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).packing
-        with ShardFile(path) as shard:  # does not open FIFOs
+        with ShardFile(path) as shard:  # this call does not open FIFOs
             self.packed_size, file = shard.size, shard.stream()
         self._stream: Any  # with `read` and `close`
         try:
@@ -268,7 +270,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in constant steps: damage always loses the same bytes."""
+        """Decompress in constant steps, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -284,14 +286,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error of a shard that cannot be opened, or must be fetched."""
+    """Return the error for a shard that cannot be opened, or must be fetched first."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what exists instead of a shard, and how to get it."""
+    """Describe what exists in place of a missing shard, and how to get the shard."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -317,7 +319,7 @@ def detect_kind(path: str) -> ShardName:
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # it may be missing or damaged
+        return ShardName("tfrecord")  # the shard may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 

@@ -1,6 +1,6 @@
 """The index of one shard as columns.
 
-It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
+The index comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
 (`written_index`).
 """
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # After `for_reading`, int32 for shards below 2 GiB.
+    # After `for_reading`, offsets are int32 for shards below 2 GiB.
     Offsets = NDArray[np.int64]
 
 
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so never part of our keys
-_MAX_DECODED_PER_KEY = 8  # decode a block with at most this many per requested key
+_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in keys of other tools; invalid UTF-8, so never part of shardtool's keys
+_MAX_DECODED_PER_KEY = 8  # decode a whole block up to this many keys per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -57,17 +57,17 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_ends: [samples + 1]: start of each key in `keys`, and the length of `keys`.
+        key_ends: [samples + 1]: start of each key in `keys`, then the length of `keys`.
         starts: [samples]: offset of each sample's first record.
-        sizes: [samples]: bytes from there to the end of the sample's last record.
-        firsts: [samples + 1]: each sample's first row in the columns below, and the number of rows.
-        codes: [fields]: index into `names` of each field's name.
+        sizes: [samples]: bytes from that offset to the end of the sample's last record.
+        firsts: [samples + 1]: each sample's first row in the columns below, then the number of rows.
+        codes: [fields]: the name of each field, as an index into `names`.
         offsets: [fields]: offset of each payload in the shard.
         lengths: [fields]: length of each payload in bytes.
         crcs: uint32 [fields]: CRC-32C of each payload; None: unknown.
         kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
-        metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries.
-        walk: The scan behind the index, if any.
+        metadata: The sidecar's other columns, each in one chunk; text columns may be dictionary-encoded.
+        walk: The scan that the index was created from, if any.
         damage: The error in the sidecar that required a scan.
     """
 
@@ -122,18 +122,18 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The sidecar's columns without the shard's name; text may be in dictionaries."""
+        """The sidecar's columns without the shard's name; text columns may be dictionary-encoded."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
         return self._table(names, self.metadata)
 
     def plain_table(self) -> pa.Table:
-        """Return the table without dictionaries."""
+        """Return the table without dictionary encoding."""
         return self._table(decode_strings(self._field_names(), self.codes), self.plain_metadata())
 
     def plain_metadata(self) -> pa.Table:
-        """Return the metadata without dictionaries."""
+        """Return the metadata without dictionary encoding."""
         schema = pa.schema([self.schema.field(name) for name in self.metadata.column_names])
         return self.metadata if self.metadata.schema.equals(schema) else self.metadata.cast(schema)
 
@@ -160,10 +160,10 @@ class ShardIndex:
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples; `rows` must ascend."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
-        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # half the time
+        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # takes half the time
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
-            if len(text) == ends[-1] - block_start:  # all ASCII: offsets in bytes are offsets in characters
+            if len(text) == ends[-1] - block_start:  # if all keys are ASCII, offsets in bytes are offsets in characters
                 return [text[start - block_start : end - block_start] for start, end in zip(starts, ends, strict=True)]
         return [str(keys[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
@@ -205,13 +205,13 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and uint16 positions in them per field."""
+        """Return the sorted field names, and each field's position in them as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard; None without checksums, and for TFRecord."""
+        """Return the content fingerprint of a tar shard; None for TFRecord, or without checksums."""
         if self.crcs is None:
             return None
         names, codes = self.codes_by_name()
@@ -241,7 +241,7 @@ class ShardIndex:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the columns are in memory that processes share."""
+        """Whether the columns are in memory shared between processes."""
         return isinstance(self.keys, memoryview)
 
     @property
@@ -254,7 +254,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of one block with their offsets."""
+        """Return the columns as parts of a block, with offsets."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -306,7 +306,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the starts of adjacent parts and the end of the last one, as int64."""
+    """Return the starts of adjacent parts, then the end of the last part, as int64."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
@@ -340,13 +340,14 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the difference in sample count, then the first other difference. If only checksums differ, yield each one.
+    """Yield a difference in sample count, then the first other difference.
 
-    If the second index is from a scan that ended early, its last sample is ignored.
+    If only checksums differ, yield every difference. If the scan of the second index ended early, its last sample
+    is ignored.
     """
     samples = min(len(first), len(second))
     if second.error is not None:
-        samples = max(0, samples - 1)  # the last one may be truncated
+        samples = max(0, samples - 1)  # the last sample may be truncated
     elif len(first) != len(second):
         yield IndexDifference("samples", f"{len(first):,}", f"{len(second):,}")
     difference = next(_column_differences(first, second, samples), None)

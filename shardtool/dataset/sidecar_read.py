@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
 Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
-for its size and its shard's is rejected.
+for its size and the shard's size is rejected.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -49,15 +49,15 @@ METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
-_MIN_FIELD_BYTES = 2  # per field of a shard
-_MAX_SAMPLES_PER_BYTE = 8  # same for fields; real sidecars have at most 1
+_MIN_FIELD_BYTES = 2  # minimum bytes in a shard per field
+_MAX_SAMPLES_PER_BYTE = 8  # also the maximum fields per byte; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
-_INDEX_BYTES_PER_FIELD = 64  # in memory, without names and keys
+_INDEX_BYTES_PER_FIELD = 64  # bytes in memory per field, without names and keys
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # memory per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # would change how columns are decoded; shardtool writes none
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # metadata that changes how pyarrow decodes columns; shardtool does not write it
 _MAX_ERROR_LENGTH = 300
 
 
@@ -75,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The `size` of its shard (None: missing) bounds the metadata.
+    """Parse a sidecar. The `size` of its shard (None: missing) limits the metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid, or needs too much memory for its shard.
@@ -85,7 +85,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
     try:
         return _parse_index(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # pyarrow's is also an ArrowException
+        raise  # pyarrow's MemoryError is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
@@ -110,7 +110,7 @@ def parse_shard_sidecar(
 ) -> ShardIndex:
     """Parse the sidecar of the shard `name`, and compare it with its `entry`, if any.
 
-    `size` and errors are as for `parse_sidecar`.
+    `size` and the errors are the same as for `parse_sidecar`.
     """
     if entry is not None:
         check_listed_sidecar(data, where, entry)
@@ -147,7 +147,7 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # sums below cannot overflow
+        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so the sums below cannot overflow
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
         raise ValueError(f"samples that overlap or exceed a shard of {size:,} bytes")

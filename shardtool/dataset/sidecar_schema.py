@@ -37,8 +37,8 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # others are metadata
-# Payloads were not read, so checksums are null.
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+# For sidecars that were created without reading payloads: the checksums are null.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
@@ -47,9 +47,9 @@ class TransformFacts(NamedTuple):
 
     Attributes:
         consumed: Planned samples that were processed.
-        dropped: Of these, dropped by the user's function.
-        skipped: Of these, skipped.
-        left_out: The skipped samples, unless another run retries them.
+        dropped: Of the consumed samples, those dropped by the user's function.
+        skipped: Of the consumed samples, those skipped.
+        left_out: The rows of the skipped samples, unless another run retries them.
     """
 
     content: int

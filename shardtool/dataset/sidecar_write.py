@@ -45,10 +45,10 @@ def written_index(
     Args:
         shard_format: `tar` or `tfrecord`.
         content: The planned samples of the shard.
-        columns: Their metadata, if any.
+        columns: The metadata columns of the samples, if any.
         field_crcs: CRC-32C of each written field, as uint32.
         skipped: Indices of planned samples that were not written.
-        source_paths: The path of each field, each followed by NUL; empty: no such column.
+        source_paths: The source path of each field, each followed by NUL; empty if there is no such column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -98,7 +98,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
         raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
-    # Parquet does not preserve all Arrow types. The dataset file lists the types that a reader gets.
+    # Parquet does not preserve all Arrow types, so the dataset file lists the types that a reader gets.
     return data, column_types(
         pq.read_schema(pa.BufferReader(data)) if metadata.num_columns else with_shard_column(table.schema)
     )
@@ -130,7 +130,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # the plan does not determine them
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # the plan does not determine these facts
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
         codes = number_array(np.zeros(len(table), np.int8))
@@ -145,7 +145,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():  # one by one, because pyarrow does not keep the order of a dict
+        for name, value in facts.items():  # add items one by one, because pyarrow does not keep the order of a dict
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 

@@ -69,7 +69,7 @@ def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
 
 
 def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
-    """Merge newer rows into an older list, which keeps its order."""
+    """Merge newer rows into an older list without changing the order of the older rows."""
     rows = [Skipped(printable(row.key), printable(row.path), row.code, printable(row.message)) for row in new]
     rows.sort(key=lambda row: (*_sort_key(row), row.code, row.message))
     return list(heapq.merge(old, rows, key=_sort_key))
@@ -86,7 +86,7 @@ def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[
 
 
 def unmerge_skipped(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
-    """Return the older rows that `merge_skipped` combined with `newer`."""
+    """Undo `merge_skipped`: return the older rows that were combined with `newer`."""
     remaining = Counter(merge_skipped((), newer))
     older = []
     for row in rows:

@@ -101,7 +101,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            if self.index_folder is None:  # it may mean "missing" where listing is not allowed
+            if self.index_folder is None:  # if listing is not allowed, stores report missing objects as access denied
                 return None
             raise
         except OSError as error:
@@ -131,7 +131,7 @@ class StoredDataset:
     Attributes:
         shards: In the order of their names; some may not exist.
         dataset_file: Its path, if any; it may list other shards, too.
-        argument: How the caller named the dataset.
+        argument: The caller's argument that named the dataset.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
         has_own_file: Whether shardtool wrote the dataset file, perhaps damaged. Sidecars are then in its folder.
         is_whole: Whether the caller named the whole dataset: its file, folder, or complete range. Unlisted shards are
@@ -179,8 +179,8 @@ class StoredDataset:
     def read(self) -> StoredDataset:
         """Return the dataset with the content of its dataset file.
 
-        A whole dataset consists of the shards in the file. For named shards, a file that does not list them all is
-        ignored.
+        A whole dataset consists of the shards in the dataset file. For named shards, a dataset file that does not list
+        all of them is ignored.
         """
         if self.dataset_file is None or not self.has_own_file:
             return self
@@ -222,7 +222,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return where keys end by the sidecars: at the last dot if a key contains one."""
+    """Return where keys end, by the sidecars: at the last dot if any key contains a dot."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

@@ -1,4 +1,4 @@
-"""Detect shards of an unfinished run: sidecars record how many shards their run planned.
+"""Detect shards of an unfinished run. Sidecars record the number of shards that the run planned.
 
 A dataset file created for the published shards of an interrupted run would hide the missing shards.
 """
@@ -29,7 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    An item of `facts` is None if that shard has no valid sidecar; its run is then unknown.
+    An item of `facts` is None if that shard has no valid sidecar; the shard's run is then unknown.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.request.output_options import WorkerOptions
 
-_RAY_VARIABLES = {  # defaults; Ray reads these when it is imported
+_RAY_VARIABLES = {  # default values of variables that Ray reads when it is imported
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # suppresses a deprecation warning
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps the nodes' logs off stdout
-    "RAY_gcs_server_port_wait_time_s": "1",  # each attempt at an unresponsive cluster takes half a minute
+    "RAY_gcs_server_port_wait_time_s": "1",  # each attempt to connect to an unresponsive cluster takes half a minute
     "GRPC_VERBOSITY": "NONE",
 }
 

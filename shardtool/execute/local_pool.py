@@ -1,16 +1,16 @@
 """Run tasks in worker processes of this machine.
 
-The standard library's pools do not fit:
+The standard library's pools are not suitable:
 
 - `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
   containers. Their spawned workers run the user's main script again.
 - `multiprocessing.Pool` hangs if a worker is killed. `concurrent.futures` leaves workers behind if the parent is
   killed.
 
-Here, each worker has a pipe in each direction, and one that closes when its parent dies.
+Here, each worker has one pipe in each direction, and a third pipe that closes when its parent dies.
 
-Workers are forked (5 ms) if no other thread runs, on the command line before heavy imports. Otherwise they are new
-processes.
+Workers are forked (5 ms) if the parent has a single thread; the command line forks before heavy imports. Otherwise
+workers are new processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0  # a worker without progress is reported after this time
-_SIGNAL_GRACE_S = 0.2  # time for a signal to the process group to reach this process too
+_SIGNAL_GRACE_S = 0.2  # time until a signal to the process group also reaches this process
 
 
 def usable_cores() -> int:
@@ -62,7 +62,7 @@ class _Worker:
     results: int  # read end of the result pipe
     lifeline: int  # write end of the lifeline, never written to
     process: subprocess.Popen[bytes] | None
-    number: int | None = None  # current task
+    number: int | None = None  # number of the current task
     task_text: str = ""  # description of the task
     last_heard: float = 0.0  # time of the last message
     status: int | None = None  # exit status
@@ -72,7 +72,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process, unless it was waited for: its pid may be reused."""
+        """Kill the process, unless `wait` has returned: the pid may then be reused."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -92,7 +92,8 @@ class _Worker:
 class LocalPool(Pool):
     """Worker processes; the end of the `with` block kills them.
 
-    One worker per core starts now, and more if there are tasks. The start method `auto` forks if no other thread runs.
+    One worker per core starts at once, and the others when there are tasks for them. The start method `auto` forks if
+    no other thread runs.
 
     Raises:
         WorkerDied: A worker cannot be started.
@@ -167,7 +168,7 @@ class LocalPool(Pool):
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # Before the caller uses the result: the worker does not idle.
+                # Send the next task before the caller uses the result.
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:
@@ -225,12 +226,12 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = sys.path if root in sys.path else [root, *sys.path]  # the worker can import what this process can
+    path = sys.path if root in sys.path else [root, *sys.path]  # the worker can import the same modules as this process
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # The mask is inherited. Otherwise, Ctrl-C during start-up would print a traceback.
+    # The worker inherits the signal mask. Otherwise, Ctrl-C during start-up would print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
@@ -239,7 +240,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has one thread, counting threads unknown to Python."""
+    """Return whether this process has one thread; threads that Python does not know also count."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-_MAX_CHECKED_PATHS = 6  # of more paths, only three are checked
+_MAX_CHECKED_PATHS = 6  # if there are more paths, only three are checked
 
 
 class Pool:
@@ -41,7 +41,7 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Refuse machines that do not see this process's files, folder or module.
+        """Raise an error if a machine does not have this process's files, output folder or module.
 
         Args:
             paths: Files and folders; a few existing ones are checked.
@@ -56,7 +56,7 @@ class Pool:
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it finishes; tasks are drawn as workers become free.
+        """Yield (number, result) of each task as it finishes; the next task is requested when a worker is free.
 
         Args:
             function: A module-level function of the task and, with `progress`, a callback.
@@ -72,7 +72,7 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                with redirect_stdout(sys.stderr):  # as in workers: a user's function may print
+                with redirect_stdout(sys.stderr):  # as in workers, because a user's function may print
                     result = function(task, *callbacks)
             except PlainError:
                 raise

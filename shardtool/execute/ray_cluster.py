@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5.0
 _SCHEMES = ("", "ray")
-NO_CLUSTER_TEXT = "Could not find"  # start of Ray's message
+NO_CLUSTER_TEXT = "Could not find"  # the start of a message of Ray
 _START_ADVICE = "Start one with `ray start`, or set the address of a running one."
 
 _CONNECT_ADVICE = (
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 def version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a self-contained function: the package may be missing or differ."""
+    """Return a self-contained function, because nodes may lack this package or have another version."""
 
     def versions() -> tuple[str, str, str]:
 
@@ -70,7 +70,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Refuse an address without an answer: Ray would wait for a minute.
+    """Raise an error if nothing answers at an address: Ray would wait for a minute.
 
     Raises:
         InvalidRequest: Nothing answers, or the address is invalid.

@@ -1,8 +1,8 @@
 """A pool whose workers are the processes of a Ray cluster.
 
-Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. A task returns
-an exception as its result, which ends the run. Tasks are submitted as slots become free. Sample data passes through
-neither this process nor Ray's object store (docs/decisions/018-ray.md).
+Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. If a task
+fails, its result is the exception, which ends the run. Tasks are submitted as slots become free. Sample data passes
+through neither this process nor Ray's object store (docs/decisions/018-ray.md).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class RayPool(Pool):
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
         self._max_workers, self._advice = options.workers, advice
-        self._owns_connection = not ray.is_initialized()  # whether this pool connects and disconnects
+        self._owns_connection = not ray.is_initialized()  # whether this pool opened the connection and must close it
         self._closed, self._lost_node = False, ""
-        self._running: dict[int, tuple[Any, str]] = {}  # by number: the result's reference, and the task's description
+        self._running: dict[int, tuple[Any, str]] = {}  # by task number: result reference, description
         self._counts: Any = None
         self._on_lost: Callable[[tuple[int, Future[ray_task.TaskResult]]], None] = lambda _: None
         self._connect(options.address, cores, observer or Observer())
@@ -87,7 +87,7 @@ class RayPool(Pool):
         as_remote = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")
         self._remote_task = as_remote(ray_task.run_task)
         self._environment = ray.put(ray_task.TaskEnvironment.here())
-        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes spool names differ between runs
+        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes temporary names different for each run
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
         """Connect to a cluster, or start one here, like `ray.init`.
@@ -146,7 +146,7 @@ class RayPool(Pool):
     def close(self) -> None:
         """Cancel the running tasks, wait until none of them stages files, then disconnect."""
         if self._lost_node:
-            return  # any call to Ray would now end this process
+            return  # from now on, any call to Ray would end this process
         running, self._running = [ref for ref, _ in self._running.values()], {}
         for ref in running:
             ray.cancel(ref, force=True)
@@ -212,7 +212,7 @@ class RayPool(Pool):
         while pending:
             done, _ = ray.wait([*pending], num_returns=len(pending), timeout=_NODE_CHECK_INTERVAL_S)
             for ref in done:
-                with suppress(*_LOST_ERRORS):  # a lost node will not run tasks either
+                with suppress(*_LOST_ERRORS):  # a lost node runs no tasks
                     answers.append((pending[ref], ray.get(ref)))
                 del pending[ref]
             if pending and not done:  # Ray may wait for a node that has left
@@ -249,7 +249,7 @@ class RayPool(Pool):
                 found = "its raylet, which connects this process to the cluster, has exited"
                 raise WorkerDied(self._lost_node, found, remedy=self._advice)
             result = self._result(self._running.pop(number)[1], future)
-            feed()  # before the caller uses the result: no slot idles
+            feed()  # submit before the caller uses the result
             if reports is not None:
                 reports.end(number)
             yield number, cast("Result", result)
@@ -264,7 +264,7 @@ class RayPool(Pool):
     def _result(self, task_text: str, future: Future[ray_task.TaskResult]) -> object:
         try:
             answer = future.result()
-        except exceptions.RayTaskError as error:  # before the task started: its arguments cannot be loaded there
+        except exceptions.RayTaskError as error:  # the task did not start: the node cannot load its arguments
             raise Bug.of(task_text, error) from None
         except exceptions.RayError as error:
             found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
@@ -301,7 +301,7 @@ class _TaskReports:
             except exceptions.GetTimeoutError:
                 return
             except exceptions.RayError:
-                pass  # the actor's node was lost; the actor restarts
+                pass  # the actor's node was lost; Ray restarts the actor
         self._pending = self.actor.take.remote()
 
     def _pass_on(self, number: int, samples: int, size: int) -> None:
@@ -311,5 +311,5 @@ class _TaskReports:
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))
 
     def end(self, number: int) -> None:
-        """Forget a finished task: its result contains all counts."""
+        """Discard the counts of a finished task: its result contains all counts."""
         self._reported.pop(number, None)

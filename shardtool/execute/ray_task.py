@@ -1,6 +1,6 @@
-"""Run tasks on the nodes of a Ray cluster, and check what a node can see. Does not import Ray.
+"""Run tasks on the nodes of a Ray cluster, and check which files and modules a node has. Does not import Ray.
 
-A task may run twice at the same time, because a seemingly dead node may still write. So each attempt has its own
+A task may run twice at the same time, because a node that seems dead may still write. So each attempt uses different
 temporary names, and the parent publishes the files of the attempt whose result it received.
 """
 
@@ -73,9 +73,9 @@ class TaskEnvironment(NamedTuple):
 
 
 def _function_sources(function: str) -> dict[str, str]:
-    """Return the source of a function's module, and of its imports in that folder.
+    """Return the source of a function's module, and of the modules that it imports from the same folder.
 
-    Installed packages are excluded: nodes must have them, and they contain more than sources.
+    Installed packages are excluded: nodes must have these packages, which may contain files other than sources.
     """
     import sysconfig
 
@@ -102,7 +102,7 @@ def _function_sources(function: str) -> dict[str, str]:
 
 
 class _SentModules:
-    """Imports the modules that were sent with a task, if the node has none of that name.
+    """Imports the modules that were sent with a task, if the node has no module of the same name.
 
     Does not import `importlib.abc`, which takes 10 ms.
     """
@@ -111,7 +111,7 @@ class _SentModules:
         self.sources = sources
 
     def enter(self) -> None:
-        """Register as the last finder; forget modules that an earlier run has imported."""
+        """Register this object as the last finder; remove modules that an earlier run has imported."""
         from shardtool.transform.transformer import get_transformer
 
         previous = [finder for finder in sys.meta_path if isinstance(finder, _SentModules)]
@@ -137,7 +137,7 @@ class _SentModules:
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, or its error: Ray would change the type of a raised exception."""
+    """The result of a task, or its error, which is not raised because Ray would change the type of the exception."""
 
     result: object = None
     error: Exception | None = None

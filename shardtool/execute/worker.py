@@ -3,8 +3,8 @@
 Messages are pickles, each preceded by its length (4 bytes, little-endian), in one pipe for each direction. A worker
 exits when its parent closes the pipe.
 
-It also exits during a task if its parent dies: then a third pipe, the lifeline, closes, and the kernel sends SIGIO,
-which terminates the process.
+A worker also exits during a task if its parent dies. A third pipe, the lifeline, then closes, and the kernel sends
+SIGIO, which terminates the worker.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
-        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep nohup's setting
+        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep the setting of nohup
             signal.signal(signum, signal.SIG_DFL)
     _redirect_stdout({tasks, results, lifeline})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
@@ -103,7 +103,7 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     except (PipeClosed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - every error must reach the parent
-        answer(FAILED, 0, as_reportable(location, error))  # it ends the run, so the number is irrelevant
+        answer(FAILED, 0, as_reportable(location, error))  # this error ends the run, so the number is irrelevant
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
@@ -112,5 +112,5 @@ def _redirect_stdout(pipes: set[int]) -> None:
         return  # the pipes got these numbers: stdout and stderr were closed
     try:
         os.dup2(2, 1)
-    except OSError:  # closed
+    except OSError:  # stderr is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,1 +1,1 @@
-"""The bytes of the shard formats: no paths, no processes, no I/O."""
+"""Encode and decode the bytes of shard formats, without opening files or starting processes."""

@@ -1,7 +1,7 @@
 """Read tar shards, as common tools write them. Opens no file.
 
-Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. Unlike `tarfile`,
-damage or an early end raises `CorruptShard`.
+If GNU tar, bsdtar and `tarfile` disagree about a header, this module follows the majority and reports the difference.
+Unlike in `tarfile`, damage or an early end raises `CorruptShard`.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -18,22 +18,22 @@ from shardtool.format.tar_write import TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); fewer bytes only at the end
+    Read = Callable[[int, int], bytes | memoryview]  # arguments: offset, length; returns fewer bytes only at the end
     Note = Callable[[int, str], None]
 
 
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # longer headers are an attack
+_MAX_EXTENDED_BYTES = 2**20  # treat longer extended headers as an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
-_SPARSE_TYPE = b"S"  # its map may continue in blocks after the header
+_SPARSE_TYPE = b"S"  # the map of a sparse file may continue in blocks after the header
 _SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
-_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # GNU tar: volumes, directory listings
+_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # types of GNU tar: volumes, directory listings
 _PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # not allowed in a global header
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
@@ -56,7 +56,7 @@ class TarMember(NamedTuple):
 
     Attributes:
         name: As stored, a leading `./` included.
-        offset: Of its first header, extended headers included.
+        offset: Offset of its first header, which may be an extended header.
         data: Offset of its payload.
         end: Offset of the next header.
     """
@@ -132,10 +132,10 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header (regular file, short name); -1: another header, or damage.
+    """Return the size in a common header (regular file, short name); -1 for another header, or damage.
 
-    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero, so it does not
-    overflow.
+    A hot path: 1 us. The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so the sum
+    does not overflow.
     """
     size_text = block[124:135]
     if (
@@ -221,7 +221,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
-    if is_sparse:  # the payload is a map and the parts that are not zero
+    if is_sparse:  # the payload consists of a map, and the parts of the file that are not zero
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
     name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
     link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
@@ -311,7 +311,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
 
 
 def _signed_sum(block: bytes) -> int:
-    """Some old programs summed signed bytes."""
+    """Return the checksum of old programs that summed signed bytes."""
     return sum(memoryview(block[:148] + block[156:]).cast("b")) + _BLANK_CHECKSUM
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 _WINDOW_BYTES = 2**20
-_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # tools pad the checksum of a header differently
+_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # tools differ in how they pad the checksum
 _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next header after a damaged one at `offset`; None: there is none.
+    """Return the offset of the next header after a damaged header at `offset`, or None.
 
     `first` is the first offset to try. `size` is the size of the tar; -1 if it is unknown and `read` is sequential.
     """
@@ -47,7 +47,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether members end exactly at `end`; those of a nested tar end earlier."""
+    """Return whether members end exactly at `end`; the members of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

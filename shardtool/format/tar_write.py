@@ -18,7 +18,7 @@ from zlib import adler32
 
 TAR_BLOCK_BYTES = 512
 TRAILER = bytes(2 * TAR_BLOCK_BYTES)
-PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # by length
+PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # zero bytes by length
 USTAR_NAME_BYTES = 100
 USTAR_PREFIX_BYTES = 155
 MAX_USTAR_SIZE = 8**11 - 1
@@ -37,7 +37,7 @@ _PAX_NAME = b"././@PaxHeader"
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
     """Write the header blocks of a member, 512 bytes or more; return the index after them.
 
-    A hot path: 0.8 us per member. The low half of Adler-32 is the byte sum plus one for up to 256 bytes.
+    A hot path: 0.8 us per member. For up to 256 bytes, the low half of Adler-32 is the sum of the bytes plus one.
 
     `into` has space for `header_size` bytes; `name` has no NUL and no slash at the end.
     """
@@ -71,7 +71,7 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
     """Return the size of a member's header blocks.
 
-    `splits`: whether `split_prefix` can split a name over 100 bytes.
+    `splits` means that `split_prefix` can split a name over 100 bytes.
     """
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:
@@ -111,7 +111,7 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 
 def _cut_name(name: bytes, length: int) -> bytes:
-    """Truncate a name between UTF-8 characters; strict readers reject half characters."""
+    """Truncate a name between UTF-8 characters, because strict readers reject incomplete characters."""
     while length and name[length] & _UTF8_TOP_BITS == _UTF8_CONTINUATION:
         length -= 1
     return name[:length]

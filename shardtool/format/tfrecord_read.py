@@ -29,13 +29,13 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # more is an attack
+_MAX_NAMES_BYTES = 2**24  # treat more as an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
 
 class TFRecord(NamedTuple):
-    """A record: `offset` of its length field, offset (`data`) and `size` of its data, and its checksum."""
+    """A record: `offset` of its length field, offset (`data`) and `size` of its data, and checksum of the data."""
 
     offset: int
     data: int
@@ -110,7 +110,7 @@ def is_record_start(start: bytes) -> bool:
 
 
 def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
-    """Compare the CRC-32C of a record's data with the record."""
+    """Compare the CRC-32C of a record's data with the checksum in the record."""
     masked = mask_crc(crc)
     if masked != record.crc:
         found = f"record data with checksum {masked:08x}"
@@ -124,7 +124,7 @@ class LazyBytes:
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
-        self._first, self._block = 0, b""  # the last block, for single bytes
+        self._first, self._block = 0, b""  # the last block read
 
     def __len__(self) -> int:
         return self._size
@@ -143,7 +143,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example, whose bytes are at `start` in the shard. A hot path: 3 us per common feature.
 
     Raises:
-        CorruptShard: It is not an Example, or its features would need a hundred times its bytes.
+        CorruptShard: The record is not an Example, or its features would need a hundred times its size in memory.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -170,7 +170,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
 
 def _parse_single_bytes_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
-    """Add a name with one bytes value, and return its end; 0: another form."""
+    """Add a feature with one bytes value, and return its end; 0 if the feature has another form."""
     if data[at] != _FIELD_1_TAG:
         return 0
     size, at = read_varint(data, at + 1, end)
@@ -221,7 +221,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed int64_list; None if it is not one valid varint."""
+    """Return the number in a packed int64_list; None if the list is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -288,14 +288,14 @@ def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, in
         yield tag >> 3, first, at
 
 
-_PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record that is not empty and below 4 GiB
+_PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record length from 1 byte to 4 GiB
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next record after damage, by the checksum of its length.
+    """Return the offset of the next record after damage, found by the checksum of its length.
 
-    `first` is the first offset to try, before `offset` if the previous record may be damaged; `size` -1: unknown,
-    `read` is sequential.
+    `first` is the first offset to try: before `offset` if the previous record may be damaged. `size` is -1 if unknown
+    and `read` is sequential.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

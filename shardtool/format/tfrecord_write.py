@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 KEY_FEATURE = b"__key__"
-FRAME_HEAD_BYTES = 12  # length and its checksum
-FRAME_TAIL_BYTES = 4  # checksum of the data
+FRAME_HEAD_BYTES = 12  # bytes of the length and its checksum
+FRAME_TAIL_BYTES = 4  # bytes of the checksum of the data
 MAX_DATA_BYTES = 2**31 - 1  # protobuf's limit
 MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
 INT64_LIMIT = 2**63
@@ -47,15 +47,15 @@ def mask_crc(crc: int) -> int:
 
 
 class FeatureHead:
-    """The bytes before the payloads of one field of a `kind`; None is bytes.
+    """The bytes before the payloads of one field; `kind` None means bytes.
 
-    `whole`: a payload is a whole list, with tags and lengths.
+    With `whole`, a payload is a whole list, with tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
 
     def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
-        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, tag of the value
+        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # a map entry: key, then tag of the value
         self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
@@ -118,7 +118,7 @@ def encode_tfrecord_sample(
 ) -> list[bytes | memoryview]:
     """Return the record of one sample, in parts.
 
-    `fields` are sorted by the bytes of the names; numbers are as `encode_number` returns them.
+    `fields` are sorted by the bytes of the names. Numbers are encoded by `encode_number`.
     """
     features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
     features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]

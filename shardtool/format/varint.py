@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class ByteSource(Protocol):
-    """Indexable bytes."""
+    """Bytes that can be indexed."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -43,7 +43,7 @@ def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
     """Return the unsigned varint at `at`, and the index after it.
 
     Raises:
-        ValueError: It does not end before `end`, or within ten bytes.
+        ValueError: The varint does not end before `end`, or within ten bytes.
     """
     value = shift = 0
     while at < end and shift < 7 * _MAX_VARINT_BYTES:

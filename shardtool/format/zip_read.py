@@ -1,7 +1,7 @@
 """Read zip archives. Claimed sizes are checked against the file. Opens no file.
 
-Supports stored and deflated members, zip64 and data descriptors. The central directory is authoritative, and CRC-32s
-are verified. Encrypted members, other methods and split archives are listed or rejected.
+Supports stored and deflated members, zip64 and data descriptors. Members are found by the central directory only, and
+their CRC-32 is verified. Encrypted members, other methods and split archives are listed or rejected.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -30,11 +30,11 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # a number that is in the extra field of this id
-_UNIX_SYSTEM = 3  # its members have file modes
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # the number is in the extra field with this id
+_UNIX_SYSTEM = 3  # members created on Unix have file modes
 _MAX_DEFLATE_RATIO = 1032  # decompressed bytes per deflated byte
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # in addition to twice the original size
+_PACKED_SLACK_BYTES = 2**16  # added to twice the original size
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
@@ -58,7 +58,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory. `before`: bytes before the archive, which offsets omit."""
+    """The central directory. Offsets do not include the `before` bytes before the archive."""
 
     start: int
     end: int
@@ -105,7 +105,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the blocks of a member of `size` bytes, which are verified only at the end.
+    """Yield the blocks of a member of `size` bytes. The CRC-32 is verified only after the last block.
 
     Raises:
         CorruptShard: The member is damaged.
@@ -156,7 +156,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the following data descriptor has this CRC-32 and the used bytes."""
+        """Return whether the following data descriptor has this CRC-32 and size."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
@@ -170,7 +170,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield at most `size` + 1 bytes; end early at damage."""
+    """Yield at most `size` + 1 bytes; stop early at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:

@@ -27,7 +27,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index of the nearest aspect ratio (ascending) by sample number."""
+    """Return, by sample number, the index of the nearest of the `aspects`, which ascend."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -44,13 +44,13 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Runs the stages on each sample of a batch, and collates it. A batch without remaining samples is replaced."""
+    """Runs the stages on each sample of a batch, and collates the results. Another batch replaces an empty batch."""
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))
 
     def with_on_error(self, on_error: OnError) -> SizeBatches:
-        """Return the stage with this `on_error` of the stages of its samples."""
+        """Return a copy whose stages for samples have this `on_error`."""
         stages, lists = cast("partial[object]", self.function).args
         return SizeBatches(stages.with_on_error(on_error), lists)
 
@@ -64,7 +64,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             skipped.append((error, number))
 
         kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, index))
-    if "__on_skip__" in bundle:  # a replacement's batch was counted already
+    if "__on_skip__" in bundle:  # in a replacement batch, skipped samples were counted already
         for skipped_sample in skipped[not kept :]:  # the stream counts one sample of an empty batch
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

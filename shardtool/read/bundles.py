@@ -1,8 +1,8 @@
 """Order and read bundles of several samples, one per position of an epoch.
 
-A rule cuts a window of positions into bundles, from the sizes of its samples in the sidecars. It returns four int64
-columns with one row per piece, sorted by bundle: bundle number, sample, start in the sample, and length. Ranks, workers
-and states count bundles as samples.
+A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
+four int64 columns with one row per piece, sorted by bundle: bundle number, sample, start in the sample, and length.
+Ranks, workers and states count bundles as samples.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks: longest first, each into the fullest block that has room.
+    """Pack whole documents into blocks: longest first, each into the fullest block with enough room.
 
-    A document longer than a block is cut into blocks and a remainder.
+    A document longer than a block is split into full blocks and a remainder.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """
@@ -61,7 +61,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # number of free tokens to the blocks with that many
+    room: dict[int, list[int]] = {}  # maps a number of free tokens to the blocks with this number
     rooms: list[int] = []  # the keys of `room`, ascending
     used = 0
     for length, remaining in zip(
@@ -87,7 +87,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # keeps the window's order within a block
+    order = np.argsort(bundles, kind="stable")  # stable: documents keep the window's order within a block
     return bundles[order], documents[order], starts[order], counts[order]
 
 
@@ -123,16 +123,16 @@ class Bundle(NamedTuple):
 _MIN_BUNDLES_IN_WINDOW = 64  # bundles per window; with fewer, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position
+_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes the bundle's order and position
 _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of bundles in an epoch; `first` is its first number."""
+    """The order of bundles in an epoch; `first` is the first bundle number."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # a window holds as many bundles as single samples
+        # a window contains as many bundles as it would contain single samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -151,11 +151,11 @@ class BundleOrder:
 
     @property
     def length(self) -> int:
-        """Bundles in the epoch."""
+        """Number of bundles in the epoch."""
         return self._ends[-1]
 
     def numbers(self, positions: Numbers) -> Numbers:
-        """Return the process-wide bundle number of each position."""
+        """Return the bundle number of each position, unique in this process."""
         return positions + self._first
 
     def bundle(self, position: int) -> Bundle:
@@ -184,8 +184,8 @@ class BundleReader:
 
     Args:
         sizes: int64 [span]: size of each sample; 0 if unused.
-        rule: Cuts a window into bundles.
-        limit: Tokens, or samples, per bundle.
+        rule: Function that divides a window into bundles.
+        limit: Maximum tokens, or samples, per bundle.
         facts: Other inputs of the fingerprint.
     """
 
@@ -217,11 +217,11 @@ class BundleReader:
 
     @property
     def length(self) -> int:
-        """Bundles in an epoch without shuffling."""
+        """Number of bundles in an epoch without shuffling."""
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call divides the whole epoch."""
+        """Return the number of bundles in an epoch. The first call divides the whole epoch into bundles."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -255,7 +255,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return bundles in order, built on demand; a damaged sample makes its bundle an error."""
+        """Return bundles in order, built on demand. A bundle with a damaged sample is returned as an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -316,7 +316,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns a shard's sizes; a negative one is an error. `what` is for messages.
+    `of_shard` returns the sizes in a shard; a negative size is an error. `what` is for messages.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

@@ -54,17 +54,17 @@ class Catalog:
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
         fingerprint: A hash of the samples' metadata and order.
         fields: Number of samples that have each field.
-        kinds: Type of numeric TFRecord fields.
+        kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each of several datasets; `shared`, `split` and `appends` are then empty.
-        shared: Shared memory: a block per shard index, then one for keys.
+        parts: If there are several datasets, the catalog of each; `shared`, `split` and `appends` are then empty.
+        shared: Shared memory: one block per shard index, then one block for keys.
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
-        split: Split, or name of the dataset file or folder.
+        split: Name of the split, dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether keys can be split from member names.
-        appends: Shard positions from which sidecars may have other columns.
+        can_scan: Whether scans can split keys from member names.
+        appends: Positions of the shards from which on sidecars may have different columns.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard, the ascending rows of its samples, and their indexes in `numbers`."""
+        """Yield each shard, the ascending rows of its samples, and the samples' indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -110,7 +110,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return a shard's dataset, and its position there."""
+        """Return a shard's dataset, and the shard's position in the dataset."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -124,7 +124,7 @@ class Catalog:
 
     @property
     def splits(self) -> Mapping[str, list[Catalog]]:
-        """Datasets by split name."""
+        """The catalogs of the datasets, by split name."""
         splits: dict[str, list[Catalog]] = {}
         for dataset in self.datasets:
             splits.setdefault(dataset.split, []).append(dataset)
@@ -185,7 +185,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:
         heads = [*map_paths(StoredShard.head, shards, lambda shard: shard.path)]
-        if None in heads:  # scanned shards follow the key rule that the sidecars of the others record
+        if None in heads:  # scan shards with the key rule that the sidecars of the other shards record
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -200,7 +200,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads}
     else:
-        shards = tuple(replace(shard, entry=None) for shard in shards)  # `firsts` has the counts; keeps pickles small
+        shards = tuple(replace(shard, entry=None) for shard in shards)  # smaller pickles: `firsts` has the counts
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [
             file.fingerprint,

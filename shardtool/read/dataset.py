@@ -167,7 +167,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the stages. A skipped sample is an error, but a list omits and counts it.
+        Samples pass through the stages. A skipped sample is an error; a list omits and counts skipped samples.
 
         Raises:
             IndexError: A number is out of range.
@@ -183,7 +183,7 @@ class Dataset(Streamable[SampleT]):
             return self._with_chosen(self._resolve_positions(positions))
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
-        if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
+        if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas objects
             samples = read_valid(self.reader, self._resolve_many(cast("SampleIndexes", which)))
             return [*self.stages.apply_each(samples, self.count_dropped)] if self.stages.stages else samples
         try:
@@ -292,8 +292,8 @@ class Dataset(Streamable[SampleT]):
     def where(self, query: str) -> Self:
         """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
 
-        Besides sidecar columns, a query can use `key`, `shard`, `size` (bytes of all fields) and `fields` (their
-        number).
+        Besides sidecar columns, a query can use `key`, `shard`, `size` (bytes of all fields) and `fields` (number of
+        fields).
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -313,7 +313,7 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. A view's rows are in memory;
+        Each row is a sample: `__key__`, `__shard__`, the location, and the metadata. A view's table is in memory;
         otherwise queries read unchecked sidecars.
         """
         return read_table(self.reader.catalog, self.source.chosen)
@@ -359,8 +359,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. A `Cache` means its finished shards; pass the result of `refresh` to open the same shards in
-            several processes.
+            a warning. For a `Cache`, its finished shards are opened; pass the result of `refresh` to open the same
+            shards in several processes.
         check: Compare the CRC-32C of each payload with the index.
         cache: Copy shards here before they are read.
         on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it.
@@ -399,7 +399,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    """Return shares for `parse_shares`; rounding makes 1 - 0.9 equal 0.1."""
+    """Return shares for `parse_shares`, rounded so that 1 - 0.9 equals 0.1."""
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}

@@ -39,13 +39,13 @@ ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdataset; a `label` may be text
-_MAX_SHOWN_BYTES = 40  # of a payload in an error
+_MAX_SHOWN_BYTES = 40  # bytes of a payload that an error shows
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
-_BAND_PIXELS = 2**18  # converted at a time
-_MAX_ERROR_CHARS = 200  # of a library's message
+_BAND_PIXELS = 2**18  # pixels converted at a time
+_MAX_ERROR_CHARS = 200  # length of a library's message
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's position in the pipeline
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # argument: the stage's position in the pipeline
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
@@ -64,7 +64,7 @@ def has_rng_parameter(function: object) -> bool:
 
 
 class DecodedField(NamedTuple):
-    """The value of a decoded field, with additional fields for the sample."""
+    """The value of a decoded field, and fields that the decoder adds to the sample."""
 
     value: object
     extra_fields: Mapping[str, object]
@@ -95,7 +95,7 @@ class Decode:
     shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
-        on_error: None: as the dataset was opened, or else `raise`.
+        on_error: None: the option of `open`, or else `raise`.
         only: The fields to decode; None: all.
         types: Recorded type of values by field.
     """
@@ -132,7 +132,7 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample, or raise SampleFailed.
 
-        Each decoder gets an equal random generator, so two fields are cropped alike.
+        Each decoder gets a generator in the same state, so all fields get the same crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -274,9 +274,9 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # with its transposed copy
-_UNKNOWN_FRAMES = 2**62  # or more: claimed by a FLAC from a pipe
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # or more, or 0: claimed by a WAV from a pipe
+_AUDIO_COPIES = 2  # the audio and its transposed copy
+_UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims this many frames or more
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims this many bytes or more, or 0
 
 
 def _import_soundfile(where: str) -> Any:
@@ -361,5 +361,5 @@ _DECODERS: Mapping[str, Function] = {
 }
 
 
-_NUMBER_DECODERS = (float, _decode_bool)  # these also convert an int from a TFRecord
+_NUMBER_DECODERS = (float, _decode_bool)  # these decoders also convert an int from a TFRecord
 Size = tuple[int, int]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # mixes more than a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # the cache must hold all copied parts
+_PARTS_PER_RANK = 128  # shuffles more thoroughly than a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # fewer, because the cache must hold all copied parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
@@ -51,8 +51,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Return the parts, window and ranks of an order.
 
-    Without `parts`, a rank has the same number of parts and the same block size, however many ranks there are. With
-    `parts`, the order does not depend on the number of ranks.
+    Without `parts`, each rank has the same number of parts and window for any number of ranks. With `parts`, the number
+    of ranks does not change the order.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -67,7 +67,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or the chosen ones: int64 [n], in order."""
+    """All samples of a catalog, or chosen samples: int64 [n], in order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -79,7 +79,7 @@ class CatalogSamples:
 
     @cached_property
     def length(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return len(self.catalog) if self.chosen is None else len(self.chosen)
 
     def length_in(self, _: OrderOptions) -> int:
@@ -205,14 +205,14 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    seed = derive_state("mixed", options.seed, number)  # datasets of equal size get different shuffles
+                    seed = derive_state("mixed", options.seed, number)  # so that datasets of equal size differ in order
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
             first += source.span
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and its samples before, over all epochs."""
+        """Return the dataset at each position, and how many of its samples precede, over all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
@@ -276,7 +276,7 @@ def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
 
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Return weights as integers, exact within one part in 2^20 of the largest."""
+    """Return weights as integers; the error is at most 2^-20 of the largest weight."""
     _check_numbers("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))

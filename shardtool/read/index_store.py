@@ -1,7 +1,7 @@
 """The indexes of a catalog's shards.
 
-The first process that needs an index reads it into the catalog's `SharedBlocks`. Without them, each process keeps as
-many indexes as fit.
+The first process that needs an index reads it into the catalog's `SharedBlocks`. Without `SharedBlocks`, each process
+keeps as many indexes as fit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Value = TypeVar("Value")
 class LruCache(Generic[Key, Value]):
     """The most recently used values, up to a total `size` of `room`, but at least one. Safe in threads and forks.
 
-    `on_release` is called when a value is dropped.
+    `on_release` is called when a value is removed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LruCache(Generic[Key, Value]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = make()  # another thread may make the same value
+        value = make()  # another thread may create the same value
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = value
@@ -137,7 +137,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys]. A duplicate key always has the same one."""
+        """Return the sample number of each key, or -1: int64 [keys]. A duplicate key always has the same number."""
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -169,7 +169,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         key_hashes = hash_keys(keys)
         cursor = np.searchsorted(hashes, key_hashes)
         result, pending = np.full(len(keys), -1, np.int64), np.arange(len(keys))
-        while len(pending):  # more than once only for keys with equal hashes
+        while len(pending):  # repeated only for keys with equal hashes
             pending = pending[cursor[pending] < len(hashes)]
             pending = pending[hashes[cursor[pending]] == key_hashes[pending]]
             numbers = number_by_hash[cursor[pending]].astype(np.int64)
@@ -230,7 +230,7 @@ def _hash_buffer(count: int) -> Hashes:
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError), TemporaryFile() as file:
-            os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)  # a full disk raises here, not a signal later
+            os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)  # a full disk raises here, not SIGBUS later
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)
 
@@ -249,8 +249,8 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: The shard is damaged, or differs from the dataset file.
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
-    if dataset.listed and not is_url(shard.path):  # the first read of a remote shard checks its size
-        actual_size = shard.size()  # opening a missing shard reports this better
+    if dataset.listed and not is_url(shard.path):  # the first read checks a remote shard
+        actual_size = shard.size()  # opening a missing shard raises a better error
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

@@ -31,7 +31,7 @@ def queryable_table(
 ) -> pa.Table:
     """Return the columns of a shard that a query can use (`select.query`).
 
-    Missing `columns` are null. Missing labels stay missing if the shard has a field of this name.
+    Missing `columns` are null, except labels that the shard has as a field.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -129,7 +129,7 @@ def _index_of(shard: StoredShard) -> ShardIndex:
 
 
 class SelectedShard(NamedTuple):
-    """A shard and its selected samples; `first` is its first number, over all datasets."""
+    """A shard and its selected samples; `first` is the number of the shard's first sample, over all datasets."""
 
     dataset: StoredDataset
     shard: StoredShard
@@ -138,7 +138,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the damage that stopped the scan: later samples are unknown."""
+        """Raise the error that stopped the scan, because later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

@@ -85,15 +85,15 @@ def mix(
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     Each block of 64 samples has the exact proportions, in random order, even without `shuffle`. An exhausted dataset
-    starts its own next epoch, in another order. The next epoch of the mix continues where each dataset stopped. Without
-    options, each sample occurs once per epoch.
+    starts its own next epoch, in another order. In the next epoch of the mix, each dataset continues where it stopped.
+    Without options, each sample occurs once per epoch.
 
     Args:
-        datasets: Datasets, views or other mixes. Their own stages run before the mix's.
+        datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.
         weights: `[3, 1]` draws three of four samples from the first dataset. None: the lengths of the datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
-        repeat: How often to read each dataset per epoch, instead of weights. 0.5: another half in each epoch.
-        stop: When an epoch with weights ends: when one dataset is exhausted (`first`), when all were read completely
+        repeat: How often to read each dataset per epoch, instead of weights. 0.5 reads a different half in each epoch.
+        stop: With weights, an epoch ends when one dataset is exhausted (`first`), when all were read completely
             (`all`), or after this number of samples.
 
     Raises:

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
-_ADVICE_BYTES = 2**17  # some systems accept no more per call
-_ADVICE_BLOCK_BYTES = 2**20  # no advice for a block whose last byte is cached: it costs 1 us per 64 KB
+_ADVICE_BYTES = 2**17  # maximum per call on some systems
+_ADVICE_BLOCK_BYTES = 2**20  # skip blocks whose last byte is cached: advice costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
 
 
 class OpenFile:
-    """The bytes of one shard, closed with the last reference, so other threads can finish reading.
+    """The bytes of one shard. The file closes with the last reference, so other threads can finish reading.
 
     Attributes:
         fd: File descriptor; -1 for a remote shard.
@@ -81,11 +81,11 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # modules are gone at interpreter exit
+        if os is None:  # modules are deleted at interpreter exit
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease
+        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease on the copy
             self._held.close()
 
     def release_lease(self) -> None:
@@ -150,7 +150,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    while parts[-1] and count < length:  # network file systems may return less, and no call more than 2 GiB
+    while parts[-1] and count < length:  # network file systems may return less; each call returns at most 2 GiB
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
     if count < length:
@@ -178,15 +178,15 @@ class OpenFiles(LruCache[str, OpenFile]):
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
-        """Drop a damaged cached copy; return whether to read the shard again.
+        """Delete a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again only once: a second damaged copy has a damaged source.
+        A shard is copied again only once: if the second copy is damaged, so is the source.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):
                 return False
             if shard.path in self._renewed:
-                return self._kept.get(shard.path) is not file  # another thread has dropped it
+                return self._kept.get(shard.path) is not file  # another thread has deleted the copy
             self._renewed.add(shard.path)
             if self._kept.get(shard.path) is file:
                 del self._kept[shard.path]

@@ -1,4 +1,4 @@
-"""How samples are read, and what a cache of shards must provide."""
+"""Options for reading samples, and the interface of a cache of shards."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ReadOptions:
     """How samples are read; see `read.dataset.open`.
 
     Attributes:
-        fields: None: all.
+        fields: Fields to read; None: all.
         storage: An address with its storage options, for other processes.
     """
 

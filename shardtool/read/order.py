@@ -32,9 +32,10 @@ class OrderOptions:
 
     Attributes:
         shuffle: `full`: all samples in one random order.
-        parts: Parts that are read in parallel; a multiple of `ranks`.
-        window: Samples of a part that are shuffled together.
-        ranks: Each rank reads its own parts. 0: parts alternate in a fixed order, as in version 1 of states.
+        parts: Number of parts that are read in parallel; a multiple of `ranks`.
+        window: Number of samples of a part that are shuffled together.
+        ranks: Number of ranks; each reads its own parts. 0: parts alternate in a fixed order, as in version 1 of
+            states.
     """
 
     shuffle: Shuffle = True
@@ -115,7 +116,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
         permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
-        part = np.where(row < whole, permuted_part, part)  # the last row may lack some parts of a rank
+        part = np.where(row < whole, permuted_part, part)  # in the last row, a rank may have fewer parts
     start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
     window, within = row // options.window, row % options.window
     size = np.minimum(options.window, count - window * options.window)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class TokenField(NamedTuple):
-    """A field that holds a sequence of values.
+    """A field that contains a sequence of values.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
+        form: `npy`, plain `bytes`, or `values`, whose number cannot be computed from the field's size.
         head: For `npy`: the bytes before the shape.
         header: For `npy`: number of bytes before the values.
     """
@@ -66,7 +66,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return a sample's values; raise SampleFailed if number or type differ."""
+        """Return a sample's values; raise SampleFailed if their number or type is unexpected."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -83,7 +83,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the tokens per sample."""
+    """Return a token field, and the number of tokens of each sample."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())
@@ -122,7 +122,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block; raise SampleFailed if a document's length differs."""
+        """Return a block; raise SampleFailed if a document's length differs from the index."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

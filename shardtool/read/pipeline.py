@@ -1,6 +1,6 @@
 """The stages that a sample passes through: picklable functions of one sample, and `Batch`.
 
-`Pipeline.run` reads no more samples than its output needs, so the stream's position is that of the last output.
+`Pipeline.run` reads no more samples than its output needs, so the stream's position is the position of the last output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OnMissing = Literal["raise", "skip", "none"]
 SkipHandler: TypeAlias = "Callable[[SampleFailed], object]"
-_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # kept by `fields`
+_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # added fields that `fields` keeps
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more; fields selected after `decode` limit it."""
+        """Return these stages and one more; `decode` is limited to fields that a later stage selects."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -195,11 +195,11 @@ class Pipeline:
         return replace(self, stages=(*stages, stage))
 
     def with_on_error(self, on_error: OnError) -> Pipeline:
-        """Return the stages, of which each `decode` has this `on_error`."""
+        """Return the stages; each `decode` has this `on_error`."""
         return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
-        """Return how many samples or batches come out if none is skipped."""
+        """Return the number of output samples or batches if none is skipped."""
         for stage in self.stages:
             samples = stage.count(samples) if isinstance(stage, Batch) else samples
         return samples
@@ -209,7 +209,7 @@ class Pipeline:
         return next(self.apply_each([sample], _raise_skipped))
 
     def apply_each(self, samples: Iterable[object], on_skip: SkipHandler) -> Iterator[object]:
-        """Yield the result for each sample; `on_skip` gets the errors of those that a stream would skip."""
+        """Yield the result for each sample; `on_skip` gets the error of each sample that a stream would skip."""
         if any(isinstance(stage, Batch) for stage in self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
         return _run_stages(cast("tuple[Stage, ...]", self.stages), samples, on_skip)
@@ -236,7 +236,7 @@ class Pipeline:
         """Return the state; raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        if get_spawning_popen() is not None:  # cloudpickle, for example, accepts any function
+        if get_spawning_popen() is not None:  # only then: cloudpickle, for example, can pickle any function
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
                 if isinstance(stage, Map):

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # per shard: single reads cost less than column arithmetic (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # per shard; for more samples, column arithmetic costs less (measured)
 
 
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts by path, `reasons` by the first thousand reasons. Undamaged samples were dropped.
+    `shards` counts samples by path, `reasons` by reason (at most a thousand). Undamaged samples were dropped by stages.
     """
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of these fields, or this reader if that saves nothing.
+        """Return a reader of these fields, or this reader if reading fewer fields saves nothing.
 
-        If a sample may lack a field, return this reader, because the error lists all fields.
+        If a sample may lack a field, return this reader, because the error message lists all fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -139,7 +139,7 @@ class SampleReader:
         return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a damaged or dropped sample; raise a damaged one's error unless `on_error` is "skip"."""
+        """Count a damaged or dropped sample; raise a damaged sample's error unless `on_error` is "skip"."""
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])
@@ -204,18 +204,18 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read again for a complete error
+                pass  # read again to get a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
         """Return an open shard, kept until a cache drops it."""
         opened = self._open_shards.get(shard)
         if opened is None:
-            if (error := self._broken.get(shard)) is not None:  # do not scan or copy it again
+            if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # The dataset file or the record determines whether bytes are a list or a value.
+            # The dataset file or, without one, the record determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists
@@ -239,7 +239,7 @@ class SampleReader:
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # do not scan it, or log a warning, again
+                    self._broken[shard] = error  # do not scan the shard, or log a warning, again
             else:
                 return samples
         return [error] * len(rows)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads a sample
 _MIN_OWN_READ_BYTES = 2**12  # larger payloads are read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # smaller gaps are read: that costs less than another system call
-_MAX_BLOCK_BYTES = 2**18  # for small payloads
+_MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
+_MAX_BLOCK_BYTES = 2**18  # size of a block of small payloads
 _NOT_A_NUMBER = "does not match its feature type"
 _float = Struct("<f")
 _RESERVED_NAMES = frozenset(map(bytes.decode, RESERVED_NAMES))
@@ -229,7 +229,7 @@ class _BlockRead:
                     self._record_error(index, _NOT_A_NUMBER)
         width = int(counts[0])
         if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for index, code in enumerate(codes[:width].tolist()):  # by field: half the time of the loop below
+            for index, code in enumerate(codes[:width].tolist()):  # takes half the time of the loop below
                 name = names[code]
                 for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
@@ -392,6 +392,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads it again for a complete error
+            yield read_one(position)  # reads the sample again to get a complete error
         else:
             yield sample

@@ -34,8 +34,8 @@ class Share:
     positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
-        ends: What to do with the last positions if they cannot be divided evenly: `drop` them, `pad` them with the
-            first positions of the epoch, or give them to the first ranks (`uneven`).
+        ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
+            of the epoch (`pad`), or give them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
     """
 
@@ -69,7 +69,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop; `pad` may pass the end."""
+        """Return the position at which all ranks stop; with `pad`, perhaps after the epoch's end."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -77,7 +77,7 @@ class Share:
         return self.origin + (whole + (self.ends == "pad" and remainder > 0)) * self.world_size
 
     def count(self, length: int) -> int:
-        """Return how many samples the rank reads from `origin` on."""
+        """Return the number of samples that the rank reads from `origin` on."""
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> Numbers:
@@ -94,7 +94,7 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether a skipped sample is replaced. A single rank replaces no dropped sample."""
+        """Return whether a skipped sample is replaced. A single rank does not replace dropped samples."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def after(self, position: int) -> int:
@@ -105,7 +105,7 @@ class Share:
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples can replace a skipped one, starting in the current round.
 
-    `position` may be past the end with `pad`.
+    With `pad`, `position` may be past the end.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round

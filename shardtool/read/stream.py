@@ -56,7 +56,7 @@ def read_ahead(
     Jobs are iterated in the caller's thread. Closing ends the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    ending = sys.is_finalizing  # at interpreter exit, modules may be gone
+    ending = sys.is_finalizing  # at interpreter exit, modules may be deleted
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -70,13 +70,13 @@ def read_ahead(
             thread.shutdown(wait=True, cancel_futures=True)
 
 
-_READ_BYTES = 2**23  # fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # large samples; each is read on demand
+_READ_BYTES = 2**23  # this size fits into a processor's cache
+_LARGE_READ_BYTES = 2**25  # for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # the next read starts before the previous one finishes
 _ROUNDS_PER_READ = 2  # with fewer, there would be many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory if a state has more ranks
+_MAX_ROUND_GROWTH = 4  # limits memory if a state is from more ranks
 _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -87,7 +87,7 @@ class SampleSource(PipelineMethods[SampleT]):
     reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy that reads only the fields of other stages."""
+        """Return a copy with other stages; only their fields are read."""
         changed = super().with_stages(stages)
         changed.reader = self.reader.reader_of_fields(stages.required_fields)
         return changed
@@ -115,7 +115,7 @@ class Stream(SampleSource[SampleT]):
 
     Attributes:
         share: The share of this reader.
-        skipped: Damaged samples (`on_error="skip"`), and those dropped by stages.
+        skipped: Damaged samples (`on_error="skip"`), and samples dropped by stages.
     """
 
     if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
@@ -220,7 +220,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, unless the next iteration reads it already."""
+        """Go to an epoch, unless the next iteration reads that epoch anyway."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -282,7 +282,7 @@ class Stream(SampleSource[SampleT]):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards together
+        if not self.reader.copies or self._options.shuffle == "full":  # with "full", all shards are read together
             yield from jobs
             return
         seen, share = set[str](), self.share
@@ -293,7 +293,7 @@ class Stream(SampleSource[SampleT]):
             self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
 
         with closing(read_ahead(jobs, expect, jobs_ahead, name="copy")) as copies:
-            for positions, _ in copies:  # reading reports errors of copies
+            for positions, _ in copies:  # a copy's error is raised when the shard is read
                 yield positions
 
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
@@ -305,7 +305,7 @@ class Stream(SampleSource[SampleT]):
 
 
 def no_random_access_error(name: str) -> InvalidRequest:
-    """Return the error for a stream that is indexed."""
+    """Return the error for indexing a stream."""
     remedy = "In a DataLoader, use StreamDataset(dataset, batch_size), or MapDataset(dataset) for samples by number."
     return InvalidRequest(name, "indexed by a sample number", expected="iteration", remedy=remedy)
 
@@ -372,7 +372,7 @@ class EpochPass:
         start: Position that all ranks had reached before the current read.
         positions: int64 [n]: positions of the current read.
         numbers: int64 [n]: their sample numbers.
-        taken: How many of these were returned.
+        taken: Number of these samples that were returned.
     """
 
     order: StreamOrder

@@ -60,7 +60,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # users filter samples in such a loop
+        in_order.skipped.has_warned = True  # no warning: users filter samples in such a loop
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
@@ -136,8 +136,8 @@ class Streamable(SampleSource[SampleT]):
         Args:
             tokens: Tokens per block.
             field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. None: the only field.
-            by: `first-fit`: keep documents whole, longest first, each in the fullest block that has room; only cut
-                documents longer than a block. `concat`: concatenate documents and cut at block ends.
+            by: `first-fit`: keep documents whole, longest first, each in the fullest block with enough room; split only
+                documents longer than a block. `concat`: concatenate documents, and split at block ends.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
             length: Metadata column with the number of tokens. None: field sizes.
             pad: Token after the last document.

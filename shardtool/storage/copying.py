@@ -44,10 +44,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file and verify size and checksum; a local copy is staged, not published.
+    """Copy a file and verify the size and checksum of the copy; stage a local copy without publishing it.
 
-    The last block is written after the checksum matches, because an object appears with its last byte. `report_bytes`
-    receives block sizes. `keep_mtime` applies to local files.
+    The last block is written only after the checksum matches, because an object becomes visible with its last byte.
+    `report_bytes` receives block sizes. `keep_mtime` applies to local files.
 
     Raises:
         CorruptShard: The bytes differ, also on a second read.
@@ -65,7 +65,7 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    with suppress(CorruptShard):  # a network file system may return wrong bytes once
+    with suppress(CorruptShard):  # a network file system may return wrong bytes on the first read only
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
 
@@ -75,7 +75,7 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its files, and verify the copy; None if the caller must use `copy_verified`.
 
-    A wrong copy is visible until it is deleted.
+    A wrong copy is visible in the store until it is deleted.
 
     Raises:
         NotCopied: The store made no copy.
@@ -97,7 +97,7 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, files: Sequence[OriginalFile]) -> None:
-    """Rename staged files (`path` is the temporary name). In a store, the call can be repeated."""
+    """Rename staged files from their temporary name, `path`. In a store, the call can be repeated."""
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in files))
         return

@@ -27,7 +27,7 @@ _SPECIAL_KINDS = {
 
 
 _MOVE_ADVICE = "Choose another name, or move it."
-_MAX_PROBE_BYTES = 2**20  # read at the start and end of a file
+_MAX_PROBE_BYTES = 2**20  # bytes to read at the start and end of a file
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -35,7 +35,7 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 class EntryInfo(NamedTuple):
     """An entry of a folder.
 
-    `special` is the kind of an entry that a file must not replace, such as `a folder`; otherwise empty.
+    If a file must not replace the entry, `special` is its kind, such as `a folder`; otherwise it is empty.
     """
 
     size: int
@@ -49,11 +49,11 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Raise OutputExists if a path is a folder, device, FIFO or socket, or a link to one.
+    """Raise OutputExists for a folder, device, FIFO or socket, or a link to any of these.
 
-    The path may be relative to the descriptor `folder`.
+    A relative path starts from the descriptor `folder`.
     """
-    with suppress(OSError, ValueError):  # the system refuses to replace what it cannot stat
+    with suppress(OSError, ValueError):  # if lstat fails, replacing the file fails, too
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
@@ -69,7 +69,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Refuse an address, a folder or `-` as a local file."""
+    """Reject a path that is an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -131,7 +131,7 @@ def make_folders(path: str) -> list[Path]:
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
-        if not os.path.isdir(parent):  # otherwise created meanwhile
+        if not os.path.isdir(parent):  # otherwise another process has created the folder
             raise not_a_folder(str(parent), os.lstat(parent).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing

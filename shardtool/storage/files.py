@@ -41,13 +41,13 @@ _LARGE_FILE_BYTES = 2**25
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
-_CLOSE_TIMEOUT_S = 1.0  # the thread of a stalled server exits later
+_CLOSE_TIMEOUT_S = 1.0  # the thread of a server that sends nothing exits later
 _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 
 
 # The size of a request doubles while reads are sequential.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
-_MAX_GAP_BYTES = 2**16  # larger gaps end sequential access
+_MAX_GAP_BYTES = 2**16  # larger gaps end sequential reading
 _MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
 MAX_READS = 3  # attempts to read a file whose ctime changes
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
@@ -56,8 +56,8 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the content of a small regular file or object.
 
-    A file larger than `limit`, or a large one without `ending` at its end, raises OSError before it is read: sparse
-    files are cheap to make.
+    Raise OSError before reading a file that is larger than `limit`, or a large file that does not end in `ending`. A
+    sparse file can have any size.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -79,7 +79,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 def read_optional(path: str) -> bytes | None:
     """Return the content of a small file; None if it cannot be read.
 
-    A store that denies listing also denies access to missing objects.
+    A store that denies listing also reports missing objects as access denied.
     """
     try:
         return read_small(path)
@@ -107,7 +107,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     Attributes:
         sequential_read_bytes: Efficient size of sequential reads.
         random_read_bytes: Efficient size of random reads.
-        max_gap_bytes: Smaller gaps are read rather than skipped.
+        max_gap_bytes: Gaps between reads up to this size are read, not skipped.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**20, 2**12, 2**16
@@ -126,7 +126,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         """Return `length` bytes at `offset`; fewer only at the end."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # a network file system may return less
+            data += more  # a network file system may return fewer bytes than requested
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
@@ -142,7 +142,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        before = 0  # network file systems may return less, and a system call returns at most 2 GiB
+        before = 0  # network file systems may return fewer bytes, and a system call returns at most 2 GiB
         for part in parts:
             missing = part[max(0, done - before) :]
             before += len(part)
@@ -150,13 +150,13 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of a regular file in blocks that share `into`."""
+        """Yield the rest of a regular file in blocks; all blocks share the buffer `into`."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object at the current position; close it separately."""
+        """Return a file object at the current position; the caller must close it, too."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -281,7 +281,7 @@ class ReadAheadStream(io.RawIOBase):
     def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # a daemon cannot keep the process from exiting
+        if self._thread is None:  # a daemon thread does not prevent the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
         piece: bytes | BaseException | None = None

@@ -49,8 +49,8 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """List a store to check that it still has files of these sizes."""
-    if folder.has_staging:  # nothing is visible yet
+    """List a store to check that it still has the published files, with these sizes."""
+    if folder.has_staging:  # no file has been published yet
         return
     listed = folder.find_entries(sizes)
     for name, size in sizes.items():

@@ -1,8 +1,8 @@
 """File locks (`flock`), acquired without waiting.
 
 The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
-parent's shared locks, because it may read the locked files. It closes exclusive locks, because the threads that hold
-them exist only in the parent. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
+parent's shared locks, because the child may read the locked files. The child closes exclusive locks, because only the
+parent has the threads that use them. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, try again: a lock on a deleted file guards nothing.
+    If the file was deleted meanwhile, try again: other processes cannot see a lock on a deleted file.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_MAX_SINGLE_LOOKUPS = 4  # more files: one listing
+_MAX_SINGLE_LOOKUPS = 4  # for more files, list the folder once
 
 
 def stat_file(path: str) -> os.stat_result:
@@ -83,7 +83,7 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
         and is_url(folder := folders.pop())
         and not is_web(folder)
     ):
-        with suppress(AccessRefused):  # reading may be allowed, but not listing
+        with suppress(AccessRefused):  # the store may allow reading without listing
             sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
@@ -122,7 +122,7 @@ def list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # its files may still be readable
+        if not isinstance(error, PermissionError):  # the folder's files may still be readable
             raise_if_machine_error(error, folder or ".")
         raise
 
@@ -159,7 +159,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
     """Yield all objects below an address, with relative keys.
 
-    An empty object that represents a folder has no trailing slash.
+    The key of an empty object that represents a folder has no trailing slash.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

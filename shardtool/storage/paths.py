@@ -21,7 +21,7 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # set by options, inherited by workers; none holds a secret
+)  # options set these variables, workers inherit them; their values are not secret
 
 
 def join(folder: str, name: str) -> str:
@@ -50,7 +50,7 @@ def real_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source: `read_file` accepts it followed by a relative path.
+    """Return the root of a source: root and relative path together are a path for `read_file`.
 
     Roots end in a slash. The root of a web address ends in `#`, because a query may follow. With `needed`, a missing
     local folder raises InvalidRequest.

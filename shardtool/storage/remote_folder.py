@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
-One PUT writes a shard, visible when it completes. Small files are kept in memory until they are published. With
-`has_staging`, files are `.NAME.part` objects, which the store copies when they are published.
+One PUT writes a shard, which is visible when the request completes. Small files are kept in memory until they are
+published. With `has_staging`, files are `.NAME.part` objects until the store copies them to publish them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RemoteFolder:
         """Return the existing entries among `names`.
 
         Times are rounded to seconds, so they never equal a recorded time: a store's clock does not prove that a file is
-        unchanged. A single name has time 0.
+        unchanged. If there is only one name, its time is 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -96,7 +96,7 @@ class RemoteFolder:
     ) -> tuple[Result, DurableFile]:
         """Write an object, visible unless `has_staging`.
 
-        If `size` is None, a temporary file is written first. `fill` is called again after a failure.
+        If `size` is None, a temporary file is written first. After a failure, `fill` is called again.
         """
         if size is not None:
             with suppress(TruncatedUpload):

@@ -1,10 +1,10 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
 Blocks are stored in one unnamed temporary file in TMPDIR, whose pages the kernel can reclaim. Forked processes share
-the file. Others open it through /proc while its creator lives; afterwards they create their own blocks.
+the file. Other processes open the file through /proc while its creator runs; after that, they create their own blocks.
 
-File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
-is written.
+File layout: a word with the offset of the free space, then the offset and size of each block. A block is visible once
+its offset is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-_fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()  # their `after_fork` runs in a forked child
+_fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()  # objects whose `after_fork` runs in a forked child
 
 
 def _run_fork_hooks() -> None:
@@ -36,7 +36,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A lock that is free in a forked child."""
+    """A lock that is always free in a forked child."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -74,7 +74,7 @@ class _FileOrigin(NamedTuple):
             return None
         if _file_identity(fd) == self.identity:
             return fd
-        os.close(fd)  # reused process id or descriptor
+        os.close(fd)  # process id or descriptor was reused
         return None
 
 
@@ -84,7 +84,7 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Blocks by number; the first million are kept.
+    """Blocks by number; only the first million blocks are stored.
 
     Safe in threads and processes. Pickling shares the blocks.
     """
@@ -98,7 +98,7 @@ class SharedBlocks:
 
     def _start(self, fd: int | None) -> None:
         self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
-        self._mappings: list[mmap.mmap] = []  # the last one maps the whole file
+        self._mappings: list[mmap.mmap] = []  # the last mapping covers the whole file
         self._origin: _FileOrigin | None = None
         if fd is not None:
             self._origin = _FileOrigin(os.getpid(), fd, _file_identity(fd))
@@ -161,7 +161,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor is ours: a program may close all."""
+        """Return whether the descriptor is still ours: a program may close all its descriptors."""
         if self._origin is None:
             return False
         try:
@@ -182,7 +182,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # sparse; doubling keeps new mappings rare
+                os.ftruncate(fd, 2 * end)  # sparse; doubling the size keeps new mappings rare
             return start
 
     @contextmanager

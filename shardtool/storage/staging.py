@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
-_attempt_suffix = ""  # distinguishes temporary names of attempts at the same task
+_attempt_suffix = ""  # part of temporary names, different for each attempt at a task
 
 
 class DurableFile(NamedTuple):
@@ -205,7 +205,7 @@ class Folder:
     def discard_staged(self, names: Iterable[str]) -> None:
         """Delete files staged for these final names."""
         final_names = {*names}
-        with suppress(OutputFailed):  # then nothing was staged
+        with suppress(OutputFailed):  # if this fails, nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
@@ -286,7 +286,7 @@ class Folder:
         does not delete the lock file.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # it is deleted at the end
+        check_replaceable(path)  # the lock file is deleted at the end
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:

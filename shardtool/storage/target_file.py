@@ -68,14 +68,14 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is copied first.
 
-    A file without `magic` at its start raises OSError before the rest is fetched.
+    If the file does not start with `magic`, raise OSError before reading the rest.
     """
     if not is_url(path):
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with remote.remote_folder.StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # needs no range requests
+        for block in source.blocks(memoryview(b"")):  # this works without range requests
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)

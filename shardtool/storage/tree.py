@@ -44,7 +44,7 @@ def are_safe_paths(paths: bytes, longest: int) -> bool:
 
 
 def path_problem(path: bytes) -> str:
-    """Return why a path cannot be below a folder, or ""."""
+    """Return the reason why a path is unsafe, or ""."""
     if _UNSAFE_PART.search(path) or b"\0" in path:
         return "not a path below the folder"
     too_long = len(path) > _MAX_PATH_BYTES or max(map(len, path.split(b"/"))) > _MAX_NAME_BYTES
@@ -52,14 +52,14 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write into, created if missing. Links in its own path are followed."""
+    """A folder to write into, created if missing. Links in the path of this folder are followed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # descriptors: files arrive folder by folder
+        self._parents: dict[bytes, int] = {}  # descriptors of the open folders: files arrive folder by folder
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -1,6 +1,6 @@
 """Shards for TensorFlow and Keras: TFRecords for `tf.data`, and batches of any dataset for `fit`.
 
-TensorFlow and Keras are imported when needed. Bytes of TFRecords do not pass through Python.
+TensorFlow and Keras are imported when needed. TensorFlow reads TFRecords without Python.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tf_dataset(
         shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
         seed: Seed of the shuffle.
-        epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
+        epoch: Epoch, counted from 0: every pass has the order of this epoch. None: every pass has a different order.
         batch_size: Samples per batch; the last can be smaller. None: no batches.
 
     Returns:

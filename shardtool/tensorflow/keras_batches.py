@@ -55,7 +55,8 @@ class BatchSequence:
     """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
-    after reading batches for their shapes. Older releases do not report starts, so each end counts there.
+    after reading batches only for their shapes. Older releases do not report the start of an epoch, so every end
+    counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(lacking=True)  # absent from records of some tools
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
+_OPTIONAL_KEY = TfFeature(lacking=True)  # missing in records of some tools
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # compressions that TensorFlow supports, with its names
 
 
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
-    `size` counts bytes of shards, or of payloads. `packing` is TensorFlow's name of the compression, or "".
+    `size` is the bytes of all shards, or of their payloads. `packing` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -120,7 +120,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Merge features; samples can lack one that is not in all datasets."""
+    """Merge the features of datasets. Samples may lack a feature that is not in all datasets."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

@@ -1,6 +1,6 @@
 """Shards in PyTorch: datasets for the stock `DataLoader`, a loader that decodes in threads, a prefetcher to the GPU.
 
-PyTorch is optional.
+PyTorch is an optional dependency.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
-Rows below the crop of a baseline JPEG are not decoded: its header is given a smaller height. A JPEG whose crop is at
-least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are decoded
-whole. Damage below the crop is not noticed.
+In a baseline JPEG, rows below the crop are not decoded: the height in its header is reduced. A JPEG whose crop is at
+least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are decoded completely.
+Damage below the crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-Box: TypeAlias = "tuple[int, int, int, int]"  # in pixels of the whole image
-_INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
+Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
+_INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of the crop's last row
 _CROP_ATTEMPTS = 10
 
 
@@ -48,9 +48,9 @@ class _Crop:
     place: str | None
 
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
-        """Return boxes of the whole image in the square's coordinates, clipped; a box outside has no area.
+        """Convert boxes of the whole image to coordinates of the crop, clipped; a box outside the crop has no area.
 
-        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is that field's value.
+        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is the value of the position field.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -90,7 +90,7 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length of the shorter side after scaling. None: only scale smaller images, to `size`.
+        shorter: Length of the shorter side after scaling. None: scale only images smaller than `size`, to `size`.
         place: Field for the position; see `move`.
     """
 
@@ -123,9 +123,9 @@ class CenterCrop(_Crop):
 class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
-    Like torchvision, area and aspect ratio are random. If ten attempts do not fit into the image, the largest centred
-    part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop depends only on the seed and
-    the position in the epoch: fields of a sample get the same crop.
+    Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the largest
+    centred part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop depends only on the
+    seed and the position in the epoch, so all fields of a sample get the same crop.
 
     Attributes:
         size: Width and height of the result.
@@ -179,7 +179,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop at 1/scale, and the scale."""
+    """Decode a JPEG's rows down to the crop's end, at 1/scale; return image and scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
@@ -198,7 +198,7 @@ def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
-    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last: a fifth of Pillow's time
+    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last takes a fifth of Pillow's time
     scaled = interpolate(whole, (size, size), mode="bilinear", antialias=True)
     pixels: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
     return np.ascontiguousarray(pixels)

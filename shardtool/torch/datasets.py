@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # classes of accelerate and transformers
+_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # class names in accelerate and transformers
 
 
 class _ErrorFromText(type):
-    """A class of errors that PyTorch can create from a text.
+    """The metaclass of errors that PyTorch can create from a text.
 
     Classes are pickled by name unless their metaclass is registered with copyreg.
     """
@@ -58,7 +58,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of errors that leave a worker: PyTorch passes on only class and text."""
+    """Keep the class of errors raised in a worker: PyTorch sends only class and text to the parent."""
     try:
         yield
     except PlainError as error:
@@ -111,7 +111,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset, unless it is a mix: its datasets may number classes differently."""
+        """The dataset. A mix raises InvalidRequest, because its datasets may number classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare
@@ -168,15 +168,15 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass starts the current epoch; a complete pass moves to the next one. Workers read ahead, so a `break` among
-    the last batches counts as complete. `set_epoch` also reaches persistent workers. A state resumes with any number of
-    ranks and workers.
+    Each pass starts the current epoch; a complete pass moves to the next one. Workers read ahead, so a pass that stops
+    among the last batches may count as complete. `set_epoch` also reaches persistent workers. A state resumes with any
+    number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last pass
+    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # the group of the last pass
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)
@@ -221,16 +221,16 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Skipped samples. While workers run, counts may be 1/16 too low."""
+        """Counts of skipped samples. While workers run, counts may be 1/16 too low."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Raise InvalidRequest unless the DataLoader, known by its frame, requests `batch_size` samples."""
+        """Raise InvalidRequest unless the DataLoader, found through its frame, requests `batch_size` samples."""
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
-            del frame  # breaks a reference cycle
+            del frame  # avoids a reference cycle
             try:
                 yield from samples
             finally:
@@ -242,12 +242,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             requested = caller["possibly_batched_index"]
             size = len(requested) if isinstance(requested, list) else 1
             self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
-            if size != self.batch_size:  # 1 if the DataLoader makes no batches
+            if size != self.batch_size:  # `size` is 1 if the DataLoader makes no batches
                 found = f"{self.batch_size} in the StreamDataset, {size} in the DataLoader"
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Reject callers that would divide the samples of a rank again."""
+        """Raise an error for callers that would divide the samples of a rank again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:

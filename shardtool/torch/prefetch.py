@@ -1,15 +1,14 @@
 """Copy the next batch to the GPU while the model computes.
 
-On a CUDA device, steps 2 and 3 run on their own stream:
+On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 
-1. The loader returns a batch. A tensor outside pinned memory is copied there.
+1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory.
 2. Copies to the device are enqueued, followed by the event `copied`.
 3. Images are normalised on the device, followed by the event `ready`.
-4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` keeps its memory from being
-   reused.
+4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
+   memory.
 
-The loader's next batch is requested only after `copied`, so a loader can reuse its memory. Other devices use no
-streams.
+The next batch is requested only after `copied`, so the loader can reuse a batch's memory. Other devices use no streams.
 """
 
 from __future__ import annotations
@@ -136,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, in `send`.
 
-    `send` returns a function that returns the batch, called once on the stream that uses it. `wait` returns when the
-    last batch's memory is no longer read.
+    `send` returns a function that returns the batch; call it once, on the stream that uses the batch. `wait` returns
+    when the last batch's memory is no longer read.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -162,7 +161,7 @@ class StreamTransfer:
         self._device, self._change = device, change
         self._stream = torch.cuda.Stream(device)
         self._copied: torch.cuda.Event | None = None
-        self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until it was copied
+        self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until the copy finishes
 
     def send(self, batch: Any) -> TakeBatch:
         """Enqueue the copies, then the changes."""
@@ -191,7 +190,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # on another GPU, or sparse: copied when it is returned
+            return tensor  # on another GPU, or sparse: copied when the batch is returned
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
@@ -200,7 +199,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # leaves the core to the decoders
+        event = torch.cuda.Event(blocking=True)  # sleeping leaves the core to the decoders
         event.record(self._stream)
         return event
 
@@ -226,7 +225,7 @@ class Prefetcher:
         loader: Any iterable of batches. Pinned batches save a copy.
         device: None: the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; None: 0.
-        std: Standard deviation, as `mean`; None: 1.
+        std: Standard deviation, in the same form as `mean`; None: 1.
         channels_last: Store a pixel's channels next to each other.
         dtype: Type of the images; None: float32.
         depth: Number of batches on a CUDA device or being copied there.
@@ -314,7 +313,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch that is being copied, or the end; with the loader's state after it, and its error."""
+    """A batch that is being copied, or the end of the iteration; with the loader's state after it, and any error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None

@@ -79,7 +79,7 @@ _STREAM_OPTIONS = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_
 
 @dataclass(eq=False, repr=False)
 class StreamOptions:
-    """What to read, in which order, and what to do with each sample.
+    """The samples to read, their order, and the stages for each sample.
 
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
@@ -88,7 +88,7 @@ class StreamOptions:
         labels: Labels by key, stored in the field `label`.
         transform: Called with each sample after all other stages.
         rank: None: from torch.distributed, or RANK and WORLD_SIZE of the environment, or 0 of 1.
-        world_size: As `rank`.
+        world_size: Number of ranks; None: as for `rank`.
 
     The other options are those of `Dataset.stream`.
     """

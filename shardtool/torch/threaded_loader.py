@@ -1,8 +1,8 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
-The stream's thread reads shards ahead, another passes samples to the decoders in chunks, and the decoder threads run
-the stages and fill rows of the batch (`BatchRows`). The last one collates. Torch reuses pinned memory only when no copy
-reads it.
+One thread reads shards ahead, another passes samples to decoder threads in chunks. The decoder threads run the stages,
+write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only when no copy reads
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     State = dict[str, object]
 
 
-SKIPPED = object()  # replaces a skipped sample
+SKIPPED = object()  # placeholder for a skipped sample
 
 
 @dataclass(eq=False, repr=False)
@@ -48,12 +48,12 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in a DataLoader.
 
-    Each iteration starts the current epoch; a complete one moves the loader to the next epoch. After `load_state_dict`,
-    one iteration continues from the state.
+    Each iteration starts the current epoch; a complete iteration moves the loader to the next epoch. After
+    `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
-    in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64
-    or bool. Everything else becomes a list.
+    in pinned memory if there is a GPU. Different shapes become a list of tensors. Numbers become a
+    tensor of int64, float64 or bool. Everything else becomes a list.
 
     Attributes:
         threads: Decoder threads. None: the number of usable cores.
@@ -61,7 +61,7 @@ class Loader(StreamOptions):
         lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
         collate: Makes a batch from a list of samples.
         pin_memory: None: if there is a GPU.
-        depth: Batches prepared ahead.
+        depth: Number of batches prepared ahead.
 
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
@@ -145,7 +145,7 @@ class Loader(StreamOptions):
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Damaged samples, and those dropped by stages."""
+        """Damaged samples, and samples dropped by stages."""
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
@@ -240,7 +240,7 @@ class _PendingBatch:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-_IN_ROW: Any = object()  # a value copied into its row
+_IN_ROW: Any = object()  # placeholder for a value that was copied into its row
 
 
 class BatchRows:
@@ -288,7 +288,7 @@ class _FieldRows:
             if rows is not None and value.shape == rows.shape[1:] and value.dtype == rows.dtype:
                 rows[row].copy_(value)
                 value = _IN_ROW
-        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # Pillow's images
+        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # also Pillow images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:
@@ -298,7 +298,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # the others of its list are tensors
+                    tensor = torch.from_numpy(array.copy())  # the other values of the list are tensors, too
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value

@@ -1,7 +1,7 @@
 """The state of a pass, shared by a DataLoader's workers and their parent.
 
-A worker reads ahead of training. With the number of returned batches, the state of any worker becomes the stream's.
-Workers share skip counts, and where a pass starts, in memory.
+A worker reads ahead of training. Any worker's state and the number of returned batches give the stream's state. Workers
+share skip counts and the start of a pass in memory.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # ask every worker: any may have skipped samples
+    # check every worker: each may have skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -104,11 +104,11 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
-_TALLY_STEP_DIVISOR = 16  # report after 1/16 more skipped samples: each report uses a new block
+_TALLY_STEP_DIVISOR = 16  # report when the count has grown by 1/16, because each report uses a new block
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of one worker number, shared by `publish`."""
+    """Counters of the workers with one number, shared by `publish`."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """Where a pass starts, in shared memory; `blocks` provide the lock.
 
-    The first worker of a pass chooses: the next epoch, if all workers finished the last pass.
+    The first worker of a pass chooses the start: the next epoch, if all workers finished the last pass.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -169,18 +169,18 @@ class SharedPassStart:
         return epoch, position
 
     def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Start the next pass here, for all workers of a group."""
+        """Start the next pass of all workers of a group at this position."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at an epoch, unless an unfinished pass reads it."""
+        """Start the next pass at an epoch, unless an unfinished pass reads this epoch."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
                 self.go_to(epoch, 0)
 
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass; the first one determines where.
+        """Record that a worker starts a pass. The first worker determines the start.
 
         `group` is the seed, the worker's number of passes, and the number of workers. The pass continues from
         `resumed`.

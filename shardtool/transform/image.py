@@ -6,8 +6,8 @@
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
   (CMYK, grey, RGB) changes.
 - Values that may be labels or measurements are never blended, and keep all bits unless you request otherwise. Modes 1,
-  P, PA, I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own
-  format and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
+  P, PA, I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. These images keep their mode in
+  their own format and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to a photograph: palettes become colours, white becomes 255 for any bit depth, and
   jpg replaces transparency by white. Other conversions are refused (`image-depth`).
 - Changing an image with several frames or pages is an error (`animated-image`).
@@ -92,8 +92,9 @@ class ImageOptions:
     Attributes:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. Both keep the
-            aspect ratio; `exact` does not. `crop` covers, then cuts out the centre. `pad` fits, then adds transparency
-            if the written mode has alpha, else black; a palette without either adds colour 0.
+            aspect ratio; `exact` does not. `crop` scales like `shorter`, then crops the centre. `pad` scales like
+            `longer`, then adds transparent borders if the written mode has alpha, else black ones (colour 0 if the
+            palette has neither).
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
@@ -169,7 +170,7 @@ def change_image(data: bytes | memoryview, field: str, options: ImageOptions) ->
         BadImage: The image is damaged, truncated or too large, or the change would lose part of it.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # Pillow's warnings are harmless, or the image is refused
+        warnings.simplefilter("ignore")  # a warning of Pillow is harmless, or decoding raises an error
         return _change_image(data, field, options)
 
 
@@ -209,7 +210,7 @@ class _Placement(NamedTuple):
     """Three sizes of a resize, as width and height in display orientation."""
 
     kept: tuple[float, float]  # the central area of the source that is kept
-    scaled: tuple[int, int]  # that area after resampling
+    scaled: tuple[int, int]  # the kept area after resampling
     canvas: tuple[int, int]  # the output, on which the resampled area is centred
 
 
@@ -309,7 +310,7 @@ def _resample(
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
-    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # 0 outside the image
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # the mask is 0 outside the image
     fill = _padding_colour(image)
     if fill and (left < 0 or top < 0):
         placed.paste(fill, (0, 0, *canvas))
@@ -318,7 +319,7 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the transparent colour, else black; 0 if the palette lacks both."""
+    """Return the transparent colour or, without one, black; 0 if the palette has neither."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":
@@ -355,7 +356,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Pillow's PNG writer truncates indices to the palette's bits: give each index a colour."""
+    """Give each index a colour, because Pillow's PNG writer truncates indices to the bits that the palette needs."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

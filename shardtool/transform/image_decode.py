@@ -1,7 +1,7 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
 - The content determines the format, not the name: `ImageNet/n02105855_2933.JPEG` is a PNG.
-- Only seven formats are tried; EPS would start a program.
+- Only seven formats are tried. EPS, for example, would start another program.
 - Of a multi-picture JPEG (MPO), only the first picture is used; the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
   GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # lost by decoding to eight bits
+DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits loses
 
 # Pillow's own error limit: 0.7 GB per worker for decoded RGB at four bytes a pixel. Pillow already warns at half of it,
 # which would refuse real images: a scanned A0 sheet at 300 dpi has 139 million pixels.
@@ -45,10 +45,10 @@ IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 # pixels takes 1.02 GB. WebP is limited to 53 million pixels, because libwebp keeps four copies.
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
-_COEFFICIENT_BYTES = 2  # per colour and pixel of a progressive JPEG
-_PILLOW_BITS = 8  # per value
+_COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG
+_PILLOW_BITS = 8  # bits per value
 
-_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # other modes take 4
+_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # other modes take 4 bytes
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
@@ -66,10 +66,10 @@ TRANSPOSES = {  # by EXIF orientation, to turn the image upright
 
 FIRST_SIDEWAYS = 5  # this and later orientations swap width and height
 _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # number of channels by colour type
 _PIECE_BYTES = 2**16
 
-_PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # text chunks that may contain the orientation
+_PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # PNG text chunks that may have the orientation
 
 
 class BadImage(ValueError):
@@ -95,7 +95,7 @@ def decode_image(
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
-        exact: Return stored values, and refuse an image whose values Pillow does not preserve.
+        exact: Return stored values; raise an error for an image whose values Pillow does not preserve.
         max_bytes: Memory limit, including turning and conversion to RGB.
         on_loss: Called if the image has more bits or pages than the result.
 
@@ -130,7 +130,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Convert 8-bit pixels to mode RGB: alpha is dropped, and a palette becomes its colours."""
     if image.mode == "RGB":
         return image
-    image.info.pop("transparency", None)  # Pillow would warn that it is lost
+    image.info.pop("transparency", None)  # otherwise Pillow would warn that transparency is lost
     return image.convert("RGB")
 
 
@@ -140,7 +140,7 @@ class OpenedImage:
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         kind: Format.
-        turn: EXIF orientation still to apply after decoding; for TIFF, Pillow applies it.
+        turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
         upright: Whether the orientation is 1.
         deep: Whether Pillow discards all but the upper eight bits of each value.
         white: The largest possible value, which is white; 0 if there is none.
@@ -163,7 +163,7 @@ class OpenedImage:
         if width * height > max_pixels:
             raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,}")
         self.deep, self.white = _has_deep_colours(image), _white_value(image)
-        if self.kind == "PNG":  # reading EXIF may decode it
+        if self.kind == "PNG":  # reading EXIF may decode the image
             self.check_memory()
         profile = image.info.get("icc_profile")
         self.profile = profile if isinstance(profile, bytes) else None
@@ -186,7 +186,7 @@ class OpenedImage:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3  # conversion to RGB, turning, or the array
+        copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3  # a copy: RGB, turned, or an array
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
             peak_bytes = max(3 * pixel_bytes, peak_bytes)
@@ -278,7 +278,7 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image and the extent of its content, in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`, whose content may end inside the last pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`. Its content may then end within the last pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -302,7 +302,7 @@ def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, in
         if all(name != b"IEND" for name, _ in _png_chunks(data)):
             return "a PNG without its last chunk"
         last = image.crop((0, image.height - 1, *image.size)).tobytes()
-        if last.count(0) == len(last) or image.info.get("interlace"):  # missing rows are 0
+        if last.count(0) == len(last) or image.info.get("interlace"):  # missing rows have the value 0
             return "" if _png_has_rows(data) else "a PNG with fewer rows than its header declares"
     if picture.kind == "GIF" and not _gif_has_end(data):
         return "a GIF of several frames without an end mark"
@@ -381,7 +381,7 @@ def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
         raise BadImage("image-depth", f"{values}: no defined conversion to 8-bit colours")
     white = _MAX_16_BIT if picture.kind == "PPM" else picture.white  # Pillow scales PPM to 16 bits
     grey = to_sixteen_bits(image).point(_eight_bit_table(white), "L")
-    grey.info.pop("transparency", None)  # it refers to a 16-bit value
+    grey.info.pop("transparency", None)  # the transparency refers to a 16-bit value
     return grey
 
 
@@ -429,7 +429,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
 def _image_error(error: Exception, data: bytes | memoryview) -> BadImage:
     if isinstance(error, Image.DecompressionBombError):
         return BadImage("image-too-large", f"too many pixels to decode: {error}")
-    if isinstance(error, UnidentifiedImageError):  # its message contains a memory address
+    if isinstance(error, UnidentifiedImageError):  # the message contains a memory address
         return BadImage("bad-image", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM, or the header is damaged")
     text = str(error) or type(error).__name__
     riff = bytes(data[:4]) == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)

@@ -4,8 +4,8 @@ Used for upright 8-bit JPEGs in grey or three colours. Otherwise, or without sim
 None, and Pillow decodes the image.
 
 - A JPEG near the memory limit is left to Pillow.
-- A JPEG that causes a libjpeg warning is left to Pillow. One warning is expected after `crop_jpeg_rows`: data follow
-  the kept rows. Then the file must end with the end marker.
+- A JPEG that causes a libjpeg warning is left to Pillow. After `crop_jpeg_rows`, one warning is expected, because data
+  follow the kept rows. The file must then end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 
 _SEQUENTIAL_MARKERS, _PROGRESSIVE_MARKER = (0xC0, 0xC1), 0xC2
-_SKIPPED_MARKERS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # tables, comments and application data
+_SKIPPED_MARKERS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # markers of tables, comments and application data
 _APP1_MARKER = 0xE1
 _BITS, _CHANNELS = 8, (1, 3)
-_BLOCK_PIXELS = 8  # per side
+_BLOCK_PIXELS = 8  # width and height of a block
 _END_MARKER = b"\xff\xd9"
 
-# Before an end or restart marker; fatal faults have other messages.
+# Extra data before an end or restart marker; fatal errors have other messages.
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours, and their coefficients in a progressive JPEG
 _MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
 _SCALE_FRACTIONS = (8, 4, 2)
 
-# The EXIF tag in either byte order, and XMP.
+# The orientation tag of EXIF in either byte order, and of XMP.
 _ORIENTATION_PATTERN = re.compile(rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL)
 
 _UPRIGHT_TAGS = (b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01", b"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00")

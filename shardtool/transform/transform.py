@@ -1,6 +1,6 @@
 """Describe the changes to samples with plain values, which are sent to workers.
 
-A condition on values found while reading, such as the image size, can exclude a sample.
+A condition on values that are known only after reading, such as the image size, can exclude a sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}  # columns of `probe`, with Arrow types
-ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # size before the change
+ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # size before the image is changed
 EXIF_COLUMN = "exif"
 
 
@@ -34,7 +34,7 @@ class ReadCondition(NamedTuple):
     """The part of a query that needs values found while reading samples.
 
     Attributes:
-        query: In the language of `select/query.py`.
+        query: Query in the language of `select/query.py`.
         classes: Class names of columns that contain class numbers.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY_ITEM = "__key__"
 _MAX_TRACE_LINES = 12
-_INVALID_KEY_PARTS = {"", ".", ".."}  # between slashes
+_INVALID_KEY_PARTS = {"", ".", ".."}  # parts of a key between slashes
 
 
 class BadSample(Exception):
@@ -177,7 +177,7 @@ def _encode_payload(name: str, value: object) -> Payload:
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # NumPy scalar
+        value = value.item()  # a NumPy scalar
     if isinstance(value, bool):
         value = int(value)
     try:

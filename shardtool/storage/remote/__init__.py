@@ -1,6 +1,6 @@
-"""Object stores, web servers and fsspec. Only what reads or writes them imports the modules in `STORE_MODULES`.
+"""Object stores, web servers and fsspec. The modules in `STORE_MODULES` are imported on first use.
 
-The other modules (addresses, store options, retries, parallel requests and notices) serve local files, too.
+Code for local files also uses the other modules: addresses, store options, retries, parallel requests and notices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Remote addresses: `s3://BUCKET/KEY`, `gs://`, `az://CONTAINER/KEY`, `http(s)://`.
 
 Store keys are written unencoded (`s3://b/a b#1.tar`). Web paths are percent-encoded (`https://h/a%20b%231.tar`). The
-query (`?token`) of a web address also applies to files next to it.
+query (`?token`) of a web address also applies to other files in the same folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardtool.errors import InvalidRequest, redact_secrets
 STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
-SCHEME_ALIASES = {  # names that other tools use
+SCHEME_ALIASES = {  # scheme names that other tools use
     "s3a": "s3",
     "s3n": "s3",
     "gcs": "gs",
@@ -28,8 +28,8 @@ SCHEME_ALIASES = {  # names that other tools use
 }
 
 
-INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # scheme to the command that installs its library
-SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source
+INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # maps a scheme to the command that installs its library
+SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # prefix of environment variables for the source
 SOURCE_MARKER = "source="  # precedes the source's server
 OPTIONS_MARKER = "options="  # precedes the name of one call's storage options
 _LOCAL_SCHEMES = ("file", "local", "data")
@@ -60,7 +60,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_near_url(path: str) -> None:
-    """Refuse a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
+    """Raise an error for a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(
@@ -136,7 +136,7 @@ def display_address(text: str) -> str:
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of an unencoded `name`, perhaps with slashes."""
+    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
     if not name:
         return folder
     parts = parse_address(folder)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _PAGE_KEYS = 1000
-_requesting_process: dict[str, int] = {}  # `pid`: the process that made the first request
+_requesting_process: dict[str, int] = {}  # `pid` is the process that made the first request
 
 
 class BucketEntry(NamedTuple):
@@ -34,7 +34,7 @@ class BucketEntry(NamedTuple):
         key: Without a trailing slash.
         size: Bytes; -1 for a folder.
         version: ETag as a number; 0 if there is none.
-        changed_ns: By the store's clock.
+        changed_ns: Last change, by the store's clock.
     """
 
     key: str
@@ -72,9 +72,9 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix; after a failure, continue after the last key with content.
+    """Yield all objects below a prefix; after a failure, continue after the last non-empty object.
 
-    obstore strips the trailing slash of an empty object's key, so its key cannot be the start.
+    obstore strips the trailing slash of an empty object's key, so the listing cannot continue from that key.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -89,7 +89,7 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                     else:
                         yielded.add(entry.key)
                 attempts.record_progress()
-        except TransientError as error:  # obstore's iterator would end as if it were complete
+        except TransientError as error:  # after an error, obstore's iterator would end like a complete listing
             attempts.wait_or_give_up(error)
         else:
             return
@@ -164,8 +164,8 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Return an ETag as a 63-bit number, equal for listing and response; 0 if there is none."""
-    tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
+    """Return an ETag as a 63-bit number, equal for listings and responses; 0 if there is no ETag."""
+    tag = etag.removeprefix("W/").strip('"')  # Azure's listings contain ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 

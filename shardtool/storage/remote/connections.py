@@ -1,4 +1,4 @@
-"""HTTP connections that fail when too little data arrives: urllib3 pools.
+"""HTTP connections with a minimum speed, in urllib3 pools.
 
 urllib3 and http.client read from a `PacedSocket`. A separate thread opens connections, because name lookups, TLS
 handshakes and proxies cannot be interrupted.
@@ -43,8 +43,8 @@ _MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 class PacedSocket(io.RawIOBase):
     """A socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    It waits in slices and checks for cancellation. The first byte must arrive within `first_wait_s`. At most
-    `max_bytes` further bytes are accepted; None: no limit.
+    It waits in slices and checks for cancellation. The first byte must arrive within `first_wait_s`. Later reads accept
+    at most `max_bytes` in total; None means no limit.
 
     Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
@@ -129,7 +129,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy tunnel has headers only
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy's tunnel response has headers only
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
@@ -148,7 +148,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     class SecureConnection(Connection, HTTPSConnection):
         def _tunnel(self) -> None:
             super()._tunnel()
-            self.sock.settimeout(self.timeout)  # the TLS handshake must not time out after one slice
+            self.sock.settimeout(self.timeout)  # the TLS handshake may take longer than one slice
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection

@@ -1,6 +1,6 @@
 """Convert failures of obstore, urllib3 and servers to errors of this package.
 
-Messages of libraries, obstore's too, are not shown or chained, because they contain signed URLs, keys and passwords
+Messages of libraries, including obstore, are not shown or chained, because they contain signed URLs, keys and passwords
 (docs/decisions/017-remote-stores.md).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends it with status 400 to a silent client
+_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if the client sends nothing
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_REGION_ADVICE = "Check the region and the endpoint of the bucket."
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
@@ -43,7 +43,7 @@ _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED_CODES = ("", "AccessDenied", "AuthorizationPermissionMismatch")
 CLOCK_ADVICE = "Set the clock of this machine (NTP)."
-CREDENTIAL_ERRORS = {  # error code of a store: advice
+CREDENTIAL_ERRORS = {  # maps a store's error code to advice
     **dict.fromkeys(_EXPIRED_CODES, "Get new credentials, then run the same command again."),
     "AuthenticationFailed": f"Use the key or token of this account. {CLOCK_ADVICE}",
     "InvalidAccessKeyId": "Use a key id that this server knows, and check the endpoint.",
@@ -53,9 +53,9 @@ CREDENTIAL_ERRORS = {  # error code of a store: advice
 }
 
 
-# Requests to a cloud machine's metadata service, the last source of credentials.
+# Requests to a cloud machine's metadata service, where libraries look for credentials last.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
-_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # message of http.client
+_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # a message of http.client
 _PROXY_ADVICE = (
     "Set HTTPS_PROXY or HTTP_PROXY to http://USER:PASSWORD@HOST:PORT, or list servers to reach directly in NO_PROXY."
 )
@@ -66,7 +66,7 @@ _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 # Error names of rustls, in messages of obstore.
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
-HUGGINGFACE_MISSING = {  # by the Hub's X-Error-Code
+HUGGINGFACE_MISSING = {  # maps the Hub's X-Error-Code to a message
     "RepoNotFound": "no such repository, or no access with this token",
     "RevisionNotFound": "no such revision",
 }
@@ -81,7 +81,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions; `lists`: the request lists objects."""
+    """Convert obstore's exceptions; `lists` means that the request lists objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -139,7 +139,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert a missing bucket or a conflict."""
+    """Convert the errors of a write for a missing bucket or a conflict."""
     where = display_address(address)
     try:
         yield
@@ -184,7 +184,7 @@ def _server_name(url: str) -> str:
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
     """Convert urllib3's exceptions for a request.
 
-    `url` is empty if the response has started.
+    `url` is empty after the response has started.
     """
     from http.client import HTTPException
 
@@ -195,7 +195,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
         yield
     except HTTPError as error:
         raise _connection_error(address, error, url) from None
-    except BaseSSLError as error:  # a connection without a pool raises this, and the next one, unwrapped
+    except BaseSSLError as error:  # connections without a pool raise this exception, and the next one, unwrapped
         raise _connection_error(address, SSLError(error), url) from None
     except OSError as error:
         if not _TUNNEL_ERROR.match(str(error)):

@@ -1,6 +1,6 @@
 """Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-fsspec file systems disagree about versions, so only size and checksum show changes. Hugging Face datasets are read over
+fsspec has no common file versions, so only size and checksum detect changes. Hugging Face datasets are read over
 HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
-# Exception names of Python, httpx, requests and aiohttp if there is no response.
+# Names of the exceptions that Python, httpx, requests and aiohttp raise if there is no response.
 _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Timeout", "ClientConnectionError"}
 
 
@@ -100,7 +100,7 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
 
 def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
-    """Call with fsspec's file system; retry transient failures."""
+    """Call a function with fsspec's file system; retry transient failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
@@ -162,7 +162,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # a token or the repository may be added later
+    _file_system.cache_clear()  # not cached: a token or the repository may be added later
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
     if problem := failures.HUGGINGFACE_MISSING.get(

@@ -26,14 +26,14 @@ PIECE_BYTES = 2**20
 _SUCCESS_STATUSES = (200, 201, 204, 206, 416)
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
-_MAX_REASON_BYTES = 4096  # read from an error or unused response
-_MAX_LENGTH_DIGITS = 18  # of a Content-Length: no file is larger
+_MAX_REASON_BYTES = 4096  # bytes to read from an error or unused response
+_MAX_LENGTH_DIGITS = 18  # digits of a Content-Length: no file is larger
 _USER_AGENT = "shardtool"
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: signed URL, ETags of Hub and content server."""
+    """A redirect of the Hub: signed URL, and the ETags of Hub and content server."""
 
     target: str
     linked: str
@@ -48,8 +48,8 @@ def request_object(
     `links` caches one redirect of the Hub, which limits the request rate.
 
     Returns:
-        Status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or call
-            `discard_response`.
+        Status 200, 201, 204, 206, or 416 for a range after the end. Read the response completely, `close` it, or call
+        `discard_response`.
 
     Raises:
         TransientError: The request can be retried.
@@ -88,7 +88,7 @@ def _follow_redirects(
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
-        linked = linked or response.headers.get("X-Linked-Etag", "")  # the Hub's ETag is the SHA-256; a CDN has its own
+        linked = linked or response.headers.get("X-Linked-Etag", "")  # the Hub's ETag is the SHA-256, a CDN's is not
         if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
             return response, HuggingFaceLink(target, linked, response.headers.get("ETag", ""))
         discard_response(response)
@@ -108,7 +108,7 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What a first request shows about a connection.
+    """What the response to a first request shows about the connection.
 
     `proxy` (a URL) and `code` (of the store's error) may be empty. `certificate_expiry` is None for plain HTTP.
     `refused` is the error; None if the object exists.
@@ -123,7 +123,7 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object, perhaps missing, and describe the response.
+    """Request an object, which may not exist, and describe the response.
 
     Raises:
         TransientError: There is no response.
@@ -161,7 +161,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
     """Return the MD5 of a whole object from a store's response, or None.
 
-    S3's ETag is no MD5 with KMS or customer keys, or in a directory bucket.
+    With KMS or customer keys, and in directory buckets, S3's ETag is not an MD5.
     """
     is_not_md5 = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     is_not_md5 |= "x-amz-server-side-encryption-customer-algorithm" in headers
@@ -202,7 +202,7 @@ def iter_body(
             received += len(piece)
             yield piece
     finally:
-        response.close()  # a completely read connection is back in the pool
+        response.close()  # after a complete response, the connection is already back in the pool
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:

@@ -1,11 +1,11 @@
 """A lock in an object store: an object that names its holder and is renewed.
 
 A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
-response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock whose process on
-this machine has exited is free.
+response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
+its holder, a process on this machine, has exited.
 
-A shared holder creates its own object, then looks for an exclusive one; an exclusive holder does the reverse. So at
-least one sees the other.
+A process creates its lock, shared or exclusive, then checks for conflicting locks. So at least one of two conflicting
+processes finds the other's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-LEASE_S = 300  # lifetime without renewal
+LEASE_S = 300  # lifetime of a lock without renewal
 _RENEW_INTERVAL_S = 45
 UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks, for stores without conditional writes
 _END_TIMEOUT_S = 10  # maximum wait for a renewal in progress
@@ -48,14 +48,14 @@ _LOCK_REMAINS_ADVICE = (
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
 _held_leases: dict[str, list[Lease]] = {}  # folder to leases of this process
-_own_tokens: set[str] = set()  # of locks held or being acquired
+_own_tokens: set[str] = set()  # tokens of the locks held or being acquired
 
 
 class LockHolder(NamedTuple):
     """The holder of a lock.
 
-    `who` and `since` (by its clock) are for messages. `machine` identifies a machine since its boot, or "". `born` is
-    the kernel's start time of the process.
+    `who` and `since` (by the holder's clock) are for messages. `machine` identifies a machine since its boot, or "".
+    `born` is the kernel's start time of the process.
     """
 
     who: str
@@ -155,7 +155,7 @@ class Lease:
                 _remove_lock(self._address)
         except RequestCancelled:  # the next run on this machine takes the lock over
             pass
-        except (ShardError, OSError) as error:  # the output itself is complete
+        except (ShardError, OSError) as error:  # a warning is enough, because the output is complete
             reason = error.found if isinstance(error, ShardError) else os_error_text(error)
             warn(_LOCK_REMAINS_ADVICE.format(display_address(self._address), reason, LEASE_S))
 
@@ -177,7 +177,7 @@ class Lease:
                 found = "another run has taken over the lock, because this run did not renew it in time"
                 remedy = "Make sure that only one run writes this dataset."
                 self.lost = OutputExists(display_address(self._address), found, remedy=remedy)
-            except AccessRefused as error:  # no further request is sent
+            except AccessRefused as error:  # the lock thread sends no further request
                 self.lost = error
             except ShardError:
                 pass  # a later renewal may succeed; `check` raises when it is too late
@@ -232,7 +232,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
         else:
             check_conditional_writes(address, holder.encode(1))
             return version
-        if existing is None:  # released meanwhile
+        if existing is None:  # the holder released the lock meanwhile
             continue
         if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)

@@ -88,7 +88,7 @@ def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
     for line in lines:
         match = _HEADER.fullmatch(line.strip())
         if match is None or match[1].lower() in _RESERVED_HEADERS:
-            problem = "a reserved header" if match else "not a header"  # the line itself may be secret
+            problem = "a reserved header" if match else "not a header"  # never show the line: it may contain a secret
             raise InvalidRequest(
                 match[1] if match else HEADERS_VARIABLE,
                 problem,
@@ -116,7 +116,7 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether headers may be sent on: same server, or same host by https."""
+    """Return whether a redirect may receive the headers: same server, or same host by https."""
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
     return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
@@ -161,7 +161,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return urllib3's TLS settings; by default it loads the certificates per connection."""
+    """Return TLS settings for all connections: by default, urllib3 loads the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

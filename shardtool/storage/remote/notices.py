@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 _listeners: list[Callable[[object], None]] = []  # at most one
-_totals: list[float] = [0, 0.0]  # retries, and seconds waited
+_totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited
 
 
 class RequestRetry(NamedTuple):

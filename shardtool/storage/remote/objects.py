@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import urllib3
 
 
-_MAX_SINGLE_READ_BYTES = 2**24  # larger reads are joined from pieces, which copies them
+_MAX_SINGLE_READ_BYTES = 2**24  # larger reads need several requests, and a copy to join the results
 
 
 # Azurite sends 0--1/0 for an empty blob.
@@ -52,7 +52,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    With the expected `size`, nothing is requested before the first read.
+    If the expected `size` is given, no request is sent before the first read.
 
     Attributes:
         version: ETag, or empty.
@@ -95,7 +95,7 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    attempts.record_progress()  # after the yield: the caller's time is not a stall
+                    attempts.record_progress()  # after the yield, so that the caller's time does not count as a stall
             except retry.TransientError as error:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
@@ -114,7 +114,7 @@ class RemoteObject:
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
-            response = request_object(self.address)  # an empty object; not all servers report its size with 416
+            response = request_object(self.address)  # an empty object: with status 416, some servers omit the size
         discard_response(response)
         version = response.headers.get("ETag", "")
         if "Content-Range" in response.headers:
@@ -129,7 +129,7 @@ class RemoteObject:
         if not self.ranges and not is_whole:
             raise self._no_ranges_error()
         headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
-        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to a server with another ETag
+        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to a server that sends another ETag
         if has_stable_etag and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -187,13 +187,13 @@ class ObjectInfo(NamedTuple):
     st_ctime_ns: int = 0
 
 
-FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # of a local file or an object
+FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # the facts of a local file or an object
 
 
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
-    """Return an object, by one request, with size and version.
+    """Return the content of an object, read with one request, with size and version.
 
-    `check_size` gets the size first. It can raise, or return False to skip reading.
+    `check_size` is called with the size. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -203,7 +203,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         with closing(request_object(address)) as response:
             length = content_length(response)
             if length is None or "Content-Encoding" in response.headers:
-                return read_whole(RemoteObject(address))  # raises the right error
+                return read_whole(RemoteObject(address))  # this call raises the error for the failure
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info
@@ -281,7 +281,7 @@ _MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield ranges, shorter only at the object's end; sorted ones need the fewest requests."""
+    """Yield the bytes of ranges, fewer only at the object's end. Sorted ranges need the fewest requests."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))

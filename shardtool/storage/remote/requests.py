@@ -1,4 +1,4 @@
-"""Run requests in parallel threads of each process; results keep the order of the items."""
+"""Run requests in parallel threads; results are in the order of the items."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def imap_requests(
 ) -> Generator[Result]:
     """Yield the result of `call` for each item, in order; at most `at_once` items are running or unread.
 
-    An error is raised after running calls have stopped. The threads live only during the iteration, so a later fork
-    copies no locks.
+    An error is raised after running calls have stopped. The threads exist only during the iteration, so a later fork
+    copies no lock that they hold.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -89,7 +89,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield results like `imap_requests`, in these threads."""
+    """Yield results like `imap_requests`; run the calls in `threads`."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

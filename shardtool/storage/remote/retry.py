@@ -26,23 +26,23 @@ Result = TypeVar("Result")
 
 RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # inherited by workers
 _SECONDS_EXPECTED = "seconds, such as 300"
-MAX_SETTING = 1e9  # for each number in these variables
+MAX_SETTING = 1e9  # limit for each number in these variables
 _RETRY_ADVICE = "Try again when the server can be reached."
 _UNREACHABLE_ADVICE = "Check the address, proxy and firewall, or try again later."
-SLICE_S = 0.2  # between two checks for cancellation
+SLICE_S = 0.2  # time between two checks for cancellation
 
 
 class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts until the store has answered once: the endpoint may be wrong.
-        first_wait_s: Maximum first wait; it doubles for each retry.
+        tries: Maximum attempts until the store has answered once; until then, the endpoint may be wrong.
+        first_wait_s: Maximum wait before the first retry; doubled for each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
-        first_answer_s: As `max_total_s`, until the store has answered once.
+        first_answer_s: Like `max_total_s`, but applies until the store has answered once.
         notice_s: Time after which a waiting first request is reported.
-        min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
+        min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
     tries: int = 7
@@ -59,7 +59,7 @@ DEFAULT_POLICY = RetryPolicy()
 _any_answer = threading.Event()  # a request was answered, perhaps before a fork
 _notice_lock = threading.Lock()  # only one request shows a notice
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
-_deadlines: list[float] = []  # set by a signal: when all requests must have stopped
+_deadlines: list[float] = []  # time by which all requests must have stopped; set by a signal handler
 
 
 class TransientError(Exception):
@@ -161,8 +161,8 @@ def pause(seconds: float) -> None:
 class RetryState:
     """The attempts of one request.
 
-    Time without progress counts against the budget across all attempts, because a server may repeatedly send a little
-    and stall. The budget recovers while data flows.
+    Time without progress is added up over all attempts, because a server may repeatedly send a little data and stall.
+    While data arrives, the total decreases.
     """
 
     def __init__(self, where: str) -> None:
@@ -185,7 +185,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter, or raise StoreFailed if the budget is exhausted."""
+        """Wait with jitter, or raise StoreFailed if the time or the attempts are used up."""
         import random
 
         self._failures += 1

@@ -1,4 +1,4 @@
-"""Sign requests to S3 and Azure that obstore cannot sign.
+"""Sign those requests to S3 and Azure that obstore cannot sign.
 
 obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name. Azure URLs
 are therefore signed for the whole container.
@@ -77,7 +77,7 @@ def sign_headers(
 _SAS_VERSION = "2022-11-02"
 _CLOCK_SLACK = timedelta(minutes=15)  # our clock can be ahead by this much
 SIGNATURE_LIFETIME = timedelta(hours=1)
-_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
+_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t is the permission to write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
@@ -112,7 +112,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork: obstore's RSA (Google) aborts a child that was forked during a signature.
+# Held during a fork: if obstore is computing an RSA signature (Google) during a fork, the child aborts.
 _SIGNING_LOCK = threading.Lock()
 
 
@@ -122,7 +122,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request; a store's is signed and secret."""
+    """Return the URL for a request; the URL for a store is signed, so it is secret."""
     if is_web(address):
         return address
     parts = parse_address(address)
@@ -133,7 +133,7 @@ def sign_url(address: str, method: str) -> str:
         return f"{unsigned_url}/{quote(parts.key)}"
     import obstore
 
-    key = quote(parts.key) if parts.scheme == "gs" else parts.key  # otherwise the name is cut at its first `#`
+    key = quote(parts.key) if parts.scheme == "gs" else parts.key  # else obstore truncates at the first `#`
     with _SIGNING_LOCK, obstore_errors(address):
         return str(obstore.sign(store, cast("Any", method), key, SIGNATURE_LIFETIME))
 
@@ -144,7 +144,7 @@ def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, s
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):
         return url, dict(headers)
-    url = url.partition("?")[0]  # keep the server that obstore chose
+    url = url.partition("?")[0]  # keep obstore's choice of server
     if payer := query.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]

@@ -1,7 +1,7 @@
 """Find endpoint, region and credentials of a bucket.
 
-obstore finds credentials in the environment variables of each cloud's tools. boto3, if installed, reads profiles and
-single sign-on of AWS.
+obstore finds credentials in the environment variables of each cloud's tools. If boto3 is installed, it reads AWS
+profiles and single sign-on credentials.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_U
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the token is optional
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
-_SOURCE_VARIABLES = (  # supported with `SOURCE_PREFIX`
+_SOURCE_VARIABLES = (  # variables that can have the prefix `SOURCE_PREFIX`
     *_KEY_PAIR_VARIABLES,
     "AWS_PROFILE",
     "AWS_SKIP_SIGNATURE",
@@ -69,7 +69,7 @@ _SOURCE_VARIABLES = (  # supported with `SOURCE_PREFIX`
 )
 
 
-_STORE_VARIABLES = (  # part of a store's cache key: a later change takes effect
+_STORE_VARIABLES = (  # part of a store's cache key, so that a later change takes effect
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -115,8 +115,8 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of an S3 source with its own server or credentials.
 
-    Variables with the prefix `SHARDTOOL_SOURCE_` replace those without. If one is set, the endpoint comes only from
-    them or `endpoint`; if one sets credentials, all do.
+    Variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without it. If one is set, the endpoint comes
+    only from prefixed variables or `endpoint`; if one sets credentials, all credentials do.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -147,7 +147,7 @@ def _source_environment(server: str) -> dict[str, str]:
 
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with other values; each replaces all variables of its kind."""
+    """Return the environment with some values replaced; a new value replaces all variables of the same kind."""
     identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
     kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES)]
     hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
@@ -213,7 +213,7 @@ def store_for(address: str) -> tuple[Any, str | None]:
 
 AZURE_KEY_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
 AZURE_TOKEN_VARIABLES = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
-_CREDENTIAL_KINDS = {  # in the order of precedence
+_CREDENTIAL_KINDS = {  # in order of precedence
     "s3": {
         "AWS_ACCESS_KEY_ID": "key", "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container",
@@ -230,7 +230,7 @@ _CREDENTIAL_KINDS = {  # in the order of precedence
 
 
 def credentials_kind(address: str) -> str:
-    """Return kind and origin of the credentials."""
+    """Return the kind of the credentials and where they were found."""
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
     if unsigned_url is not None:
         return "none: requests are not signed"
@@ -291,7 +291,7 @@ def _make_s3_store(
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if from_source:  # the environment that obstore reads is the destination's
+    if from_source:  # obstore would read the environment for the destination
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
@@ -309,7 +309,7 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session; None if obstore finds credentials by itself.
 
-    Without credentials, obstore asks the metadata service even if that is disabled.
+    Without credentials, obstore asks the metadata service even if it is disabled.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:
@@ -325,7 +325,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # here, because obstore would report another error
+                keys.get_frozen_credentials()  # raise here, because obstore would report a different error
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these by itself
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

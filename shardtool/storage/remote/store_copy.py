@@ -23,12 +23,12 @@ from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
 _MIN_COPY_BYTES_PER_S = 10**7  # assumed: the store is silent during a copy
-_COPY_RETRY_S = 30.0  # short: the caller can copy the object itself
+_COPY_RETRY_S = 30.0  # short, because the caller can copy the object itself
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text is the reason if it refuses all copies."""
+    """The store made no copy. The text is the reason if the store refuses all copies."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:

@@ -23,7 +23,7 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option: allowed values, headers for S3 and Azure, variable of AWS."""
+    """A store option: its allowed values, its headers for S3 and Azure, and its AWS environment variable."""
 
     values: str
     expected: str
@@ -133,7 +133,7 @@ def object_headers(address: str) -> dict[str, str]:
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):
             tags = parse_qsl(value, keep_blank_values=True) if key == "tags" else None
             headers[header] = value if tags is None else urlencode(tags, quote_via=quote)
-        elif key != _REQUEST_PAYER:  # may be meant for the source
+        elif key != _REQUEST_PAYER:  # the option may be meant for the source
             supported = ", ".join(name for name, option in _STORE_OPTIONS.items() if getattr(option, scheme, ""))
             expected = supported or "the default storage class and key of the bucket"
             raise InvalidRequest(f"the store option {key}", f"not supported by {scheme}://", expected=expected)

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 _HTTPS_PORT = 443
 _CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
-_MAX_REFUSAL_BYTES = 2**18  # of a response before the body is sent
+_MAX_REFUSAL_BYTES = 2**18  # of a response that arrives before the body is sent
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
@@ -52,7 +52,7 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    `fill` writes the data, again from the start if the connection is lost.
+    `fill` writes the data, and is called again if the connection is lost.
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
@@ -165,7 +165,7 @@ class Upload(AbstractContextManager["Upload"]):
     def _compare(self, headers: Mapping[str, str]) -> None:
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # the object does not exist, or was replaced
+        with suppress(OSError):  # the upload's object does not exist, or another object replaced it
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
         raise retry.TransientError("the store's copy differs from the data sent")
@@ -196,7 +196,7 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
         [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
         body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
-    except TimeoutError:  # before the first byte; after it, `PacedSocket` detects a slow server
+    except TimeoutError:  # limit before the first byte; after it, `PacedSocket` detects a slow server
         return None
     except (OSError, ValueError, HTTPException):
         raise retry.TransientError("the connection was lost") from None
