@@ -39,7 +39,7 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        self._limit, self._free_at = limit, 0.0  # when the bytes so far are within the limit
+        self._limit, self._free_at = limit, 0.0  # time from which the bytes are within the limit
 
     def add(self, size: int) -> None:
         """Count bytes, and wait until the rate is within the limit.
@@ -85,7 +85,7 @@ class ThreadCount:
 
     def note(self, size: int, finished: int, now: float) -> None:
         """Record transferred bytes and finished tasks; `now` is a time of `time.monotonic`."""
-        self._progress += size + finished  # so that tasks without bytes count, too
+        self._progress += size + finished  # `finished` is added so that tasks without bytes count, too
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
