@@ -57,7 +57,7 @@ class ShardContent:
         whole: uint8: 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
             or packed numbers; empty: all 0.
         numbers: Number type of each code whose payload is stored as a number.
-        lists: Type of the values of each code whose fields are value lists of a TFRecord. These are SPAN and not in
+        lists: Type of the values of each code whose fields are value lists of a TFRecord. All are SPAN, not in
             `numbers`.
     """
 

@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # if stdin, stdout or stderr is closed, an output file could get its number
+    for fd in range(3):  # an output file could get the number of a closed stream
         try:
             os.fstat(fd)
         except OSError:

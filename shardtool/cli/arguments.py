@@ -28,7 +28,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     All shard names at the end belong to the output: a shell may have expanded its pattern. If the first argument is an
-    archive, which also looks like a shard, only consecutively numbered names at the end belong to the output.
+    archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

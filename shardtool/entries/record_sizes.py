@@ -1,6 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before it and a tail after it. A sample's record is the sequence of heads, payloads and tails.
+Each payload has a head before it and a tail after it. A sample's record is their sequence.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class FieldValues(NamedTuple):
     Attributes:
         inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
             field. types: Original type of values stored as text; none for bytes, or if unknown.
-        lists: Value types of fields that are TFRecord lists; all rows of these fields are SPAN.
+        lists: Types of TFRecord list fields, whose rows are all SPAN.
         classes: Class names of fields with class numbers.
     """
 
@@ -126,7 +126,7 @@ class FieldValues(NamedTuple):
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return only the fields in `names` under their new names; `names` maps old to new names."""
+        """Return only the fields in `names` (old to new name), renamed."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -157,7 +157,7 @@ class SampleTable:
         fields: Field names.
         spans: Locations of SPAN payloads.
         metadata: Sidecar columns, one row per sample.
-        source_paths: Whether to write `rows.paths` into the sidecar, because keys differ from the paths.
+        source_paths: Whether the sidecar gets `rows.paths`, because keys differ from paths.
         identity: Identifies the source if `root` does not identify it.
         folders: For several folders: first component of each path, and its folder with a trailing slash; `root` is
             empty.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # with at least this many strings, importing pyarrow.compute saves time
-_MAX_SLICED_STRINGS = 2**8  # up to this many strings are gathered faster one by one
+_MIN_ARROW_STRINGS = 2**18  # for more strings, importing pyarrow.compute saves time
+_MAX_SLICED_STRINGS = 2**8  # fewer strings are gathered faster one by one
 
 
 class StringColumn(Protocol):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _PROGRESS_INTERVAL_S = 1.0  # minimum between progress reports
-_MAX_PROGRESS_SHARE = 0.05  # share of the time that may be spent on reports
+_MAX_PROGRESS_SHARE = 0.05  # maximum share of the time for reports
 _MAX_LISTED_RETRIES = 10  # retries to report one by one; further retries are merged
 
 
@@ -50,7 +50,7 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Start to download a new list of files; cancel the remaining downloads of the previous list.
+        """Start to download new files; cancel the remaining downloads.
 
         Args:
             urls: The URLs.

@@ -1,8 +1,8 @@
 """Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The download
-of the head never waits and may exceed a limit, because all other downloads may be waiting for the head. Everything runs
-in one event loop. Download times per host are used to estimate the remaining time of a shard.
+A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The head's
+download never waits and may exceed a limit, because all others may be waiting for it. Everything runs in one event
+loop. Download times per host are used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_FACTOR = 4  # started downloads per connection, because some wait for their hosts
-_MAX_HOSTS = 100_000  # maximum number of hosts with measured times
+_MAX_HOSTS = 100_000  # maximum hosts with measured times
 
 
 class HostTimes:
@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count a new list of files; `hosts` are their hosts, in download order."""
+        """Start to count new files; `hosts` are their hosts, in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -74,7 +74,7 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        # The last files of a host take at least as long as their active requests have taken so far.
+        # A host takes at least as long as its active requests so far.
         active_times = defaultdict[str, list[float]](list)
         for number, started in [*self._active.items()]:  # a copy: the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)

@@ -1,7 +1,7 @@
 """Index files of Megatron-Energon: offsets next to each shard, and the splits once per folder.
 
-With these files, energon opens the folder without `energon prepare`. Samples are "crude" (a dict of bytes) unless the
-user has a `dataset.yaml`, which is never replaced.
+With these files, energon opens the folder without `energon prepare`. Samples are "crude" (a dict of bytes) without a
+`dataset.yaml`, which only the user creates.
 
 Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`.
 """

@@ -1,4 +1,4 @@
-"""Assign samples to shards by the hash of their keys, so that adding or removing a sample changes only one shard.
+"""Assign samples to shards by the hash of their keys: a new or removed sample changes only one shard.
 
 Source: docs/format.md, "Shards by hash".
 """

@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
+        """Number of shards."""
         return len(self.ends)
 
     @cached_property
@@ -261,7 +261,7 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return the note that says how many values of a field were rounded."""
+    """Return the note about rounded values of a field."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 

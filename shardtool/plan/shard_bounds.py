@@ -27,7 +27,7 @@ class ShardBounds(NamedTuple):
         max_count: Samples per shard; None: no limit.
         shards: Number of shards; None: from the pattern or the limits.
         equal_count: Whether sample counts of shards differ by at most one.
-        multiple_of: The number of shards must be a multiple of this.
+        multiple_of: Number of shards must be a multiple of this.
         oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples by the hash of their keys.
         current_shards: Number of existing shards by hash, which is kept if possible.

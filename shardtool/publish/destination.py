@@ -40,7 +40,7 @@ class Destination:
     Attributes:
         existing: The files of the pattern.
         expected: The dataset that the run must recreate, if any.
-        own_names: For a part: the names of its files, once planned.
+        own_names: For a part: names of its files, once planned.
     """
 
     folder: OutputFolder
@@ -95,7 +95,7 @@ class Destination:
 
     @property
     def first(self) -> int:
-        """The number of the first shard of this run."""
+        """Number of the first shard of this run."""
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:

@@ -136,14 +136,14 @@ class Publication:
         stale_shards: tuple[OutputFolder, Sequence[str]] | None = None,
         leftovers: Sequence[str] = (),
     ) -> None:
-        """Publish the waiting files, delete stale ones, and publish the dataset file last.
+        """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
             dataset_file: The new bytes.
             shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
-            before: Small files to publish before the dataset file: their bytes by name.
+            before: Bytes of small files by name, published before the dataset file.
             stale: Files that only the old dataset file lists.
-            stale_shards: Shards in `shards_folder` that only the old dataset file lists.
+            stale_shards: The same for shards in another folder.
             leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}

@@ -1,7 +1,6 @@
 """Delete index files of other tools that no longer fit their shard.
 
-A reader with an outdated index returns wrong bytes, mostly without an error. Only a file with both the name and the
-format of an index of this dataset's shards is deleted.
+Only a file with both the name and the format of an index of this dataset's shards is deleted.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and the index files of the folder that list this shard."""
+        """Mark the index files of a shard, and indexes of the folder that list it."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])

@@ -54,7 +54,7 @@ class DatasetTotals:
 
     Attributes:
         shards: The entries of the dataset file, sorted at the end.
-        fields: The number of samples with each field.
+        fields: Number of samples with each field.
     """
 
     values: FieldValues

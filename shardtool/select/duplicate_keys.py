@@ -119,7 +119,7 @@ def _rename_duplicates(
         name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
     }
     names: dict[int, bytes] = {}
-    for group in groups:  # two groups never get the same new name: their names differ before the last dash
+    for group in groups:  # groups never get the same new name: they differ before the last dash
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

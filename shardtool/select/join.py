@@ -55,7 +55,7 @@ class JoinedSamples(NamedTuple):
     Attributes:
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
-        classes: Class names by column, for columns of class numbers or of lists of class numbers.
+        classes: Class names by column of class numbers, or of lists of class numbers.
         columns: Types of the joined columns.
     """
 

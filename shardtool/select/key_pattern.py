@@ -39,7 +39,7 @@ class KeyPattern:
     """A pattern of keys; `matched` counts matched names."""
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # importing this module takes 40 ms
+        import pyarrow.compute as pc  # takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         groups = 0

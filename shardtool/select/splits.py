@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SPLITS = 1000
-_MAX_LABELS = 2**20  # each label is a Python object: at most 100 bytes per sample if labels have several samples
+_MAX_LABELS = 2**20  # each label is a Python object of about 100 bytes per sample
 _HASH_PERSON = b"shardtool split"
 _NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
@@ -55,7 +55,7 @@ class SplitAssignment(NamedTuple):
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
     """Return the split of each sample; `values` is the column `options.required_column`.
 
-    Takes 1 µs and 2 bytes per sample, and 40 bytes per sample if labels must be sorted.
+    Takes 1 µs and 2 bytes per sample; 40 bytes if labels must be sorted.
     """
     option_and_column = options.required_column
     if option_and_column is None:

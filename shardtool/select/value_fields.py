@@ -54,7 +54,7 @@ def set_value_fields(
         fields: (field, column).
         classes: The fields whose values are replaced by class numbers, in byte order.
         known: Existing class numbers.
-        names: Class names by column, for columns of class numbers or of lists of class numbers.
+        names: Class names by column of class numbers, or of lists of class numbers.
         may_lack: Whether a sample may lack a value, and then lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])

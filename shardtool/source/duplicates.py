@@ -36,10 +36,10 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group: existing samples first, then in key order. Groups are in the order of their
-            first samples.
+        groups: The samples of each group: existing samples first, then in key order. Groups are sorted by their first
+            samples.
         sizes: Content bytes per sample of each group.
-        differ: Maps a sample to its labels and other fields that differ from the first sample of its group.
+        differ: Maps samples to labels and other fields that differ from their group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]

@@ -74,7 +74,7 @@ class FolderSource(Source):
         from shardtool.source.selection import apply_field_options, join_and_filter, sort_and_limit, take_sample
 
         listed = apply_field_options(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
-        if options.label_from_folder:  # before samples are chosen, so that class numbers do not depend on the choice
+        if options.label_from_folder:  # before samples are chosen: class numbers must not depend on the choice
             from shardtool.dataset.class_names import read_classes
 
             depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)

@@ -39,7 +39,7 @@ class JsonScalars(NamedTuple):
 
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object if unreadable.
-        kinds: The number of values of each kind, by name.
+        kinds: Number of values of each kind, by name.
         long: By name, how many values were ignored because of `MAX_TEXT_LENGTH`.
         failed: Index, code and message of payloads that cannot be read.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
     """Return the datasets and their shards; only dataset files are read.
 
-    Each of `givens` is a dataset file, a pattern, a glob, a folder, or a list of shards. `seen` records the files.
+    For `givens`, see `list_datasets`. `seen` records the files.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):

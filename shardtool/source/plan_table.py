@@ -26,7 +26,7 @@ KEY_COLUMN, FIELDS_COLUMN, SPLIT_COLUMN = "__key__", "__fields__", "__divides__"
 _INLINE_COLUMN, _PATH_NAME = "__inline_{}__", "path"
 _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns": "int64", "changed_ns": "int64"}
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
-# Maximum number of row groups, and minimum samples of a group, which is held in memory.
+# Maximum row groups, and minimum samples of a group, which must fit into memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 

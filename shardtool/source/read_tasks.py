@@ -80,11 +80,11 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
 _PROBE_STRIDE = 2_654_435_761  # prime, so that all fields and folders are probed
-_PROBE_BYTES = 4096  # storage reads the start of a file when the file is opened
+_PROBE_BYTES = 4096  # opening a file also reads its start
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread per file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
-_MAX_TOTAL_READS = 64  # limit across all workers: more reads use memory, and seldom help
-_REMOTE_READS = 32  # for stores and web servers, where nearly all time is waiting
+_MAX_TOTAL_READS = 64  # across all workers: more reads use memory, and seldom help
+_REMOTE_READS = 32  # for stores and web servers
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:

@@ -218,7 +218,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if (
         file is not None and file.appends and not has_appended_sources(file) and not table_state
-    ):  # each update selected samples again, so the selection cannot be repeated
+    ):  # the selections of updates cannot be repeated
         table_state = {
             "selecting_options": tuple(
                 option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None

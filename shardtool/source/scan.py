@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _DOT_BYTE = 46
-_MAX_ITEM_FILES = 8192  # maximum number of files of one folder
+_MAX_ITEM_FILES = 8192  # maximum files of one folder
 
 
 class ScanItem(NamedTuple):
@@ -80,7 +80,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
     """List the top of the tree until there are `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
-    for _ in range(4):  # number of levels; below these, one worker lists a whole subtree
+    for _ in range(4):  # levels; below these, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
         parts_of_items = [[item] if item.names else expand_folder(root, rules, item, top) for item in items]
@@ -188,7 +188,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # show the link's text, because the resolved target depends on the machine
+        where = printable(os.readlink(path))  # the link's text: the resolved target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:

@@ -162,7 +162,7 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index  # continue after damage
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    pool.check([shard.path for shard in shards])  # check even if no shard is scanned, because workers also read numbers
+    pool.check([shard.path for shard in shards])  # always, because workers also read numbers
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

@@ -238,7 +238,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Make the fields of each sample adjacent: the program `tar` may have stored all images, then all labels.
+    """Make the fields of each sample adjacent: `tar` may have stored all images, then all labels.
 
     Samples that share both key and field are duplicates, and stay as they are.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 8
-_MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists: a table may list more files than exist
+_MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
-_TAIL_BYTES = 64  # bytes at the end of a file that contain its last character and line ends
+_TAIL_BYTES = 64  # contain the last character and line ends
 _MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact as floats
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"

@@ -93,7 +93,7 @@ def _parquet_objects(folder: str) -> list[str]:
     return sorted(files, key=os.fsencode)
 
 
-_MAX_NAMES_READ = 8  # maximum number of names to read in a folder: there may be millions
+_MAX_NAMES_READ = 8  # maximum names to read in a folder
 _HEAD_BYTES = 2**16  # bytes to read of a JSON file
 _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
 

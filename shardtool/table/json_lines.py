@@ -105,7 +105,7 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # number of values allowed for any file: half a gigabyte
+_MIN_CELL_LIMIT = 5 * 10**7  # values allowed for any file: half a gigabyte
 _CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight in memory
 
 

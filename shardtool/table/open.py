@@ -99,7 +99,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    """Return the sorted files of a glob; a glob of Parquet files is not expanded, because they are one table."""
+    """Return the sorted files of a glob; not of Parquet files, which are one table."""
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
     folder = paths.folder_of(path)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # number of objects among which to search for a readable one
+_MAX_LISTED_OBJECTS = 100  # objects to search for a readable one
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds; stores refuse clocks that are 5 or 15 minutes off
 _SECOND_REMOVAL_S = 0.3  # after a signal, a pending write may complete late
@@ -327,7 +327,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # for each kind of location or scheme: the check, and its steps in order
+_LOCATION_CHECKS = {  # for each location or scheme: the check, and its steps
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-# Larger payloads are streamed. The buffer fits the L2 cache; larger buffers cost up to twice the time.
+# Larger payloads are streamed. Buffers beyond the L2 cache take up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
 MAX_GAP_BYTES = 2**20  # smaller gaps are read and ignored, because seeking takes as long

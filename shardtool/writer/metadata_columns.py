@@ -53,7 +53,7 @@ class MetadataColumns:
         self._row_types: dict[str, pa.DataType] = {}
 
     def convert_row(self, row: Row, where: str) -> dict[str, object]:
-        """Return the metadata values of a sample, converted to the types of the columns so far.
+        """Return the metadata of a sample, converted to the column types so far.
 
         Raises:
             SampleRefused: A value does not fit its column.

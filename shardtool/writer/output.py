@@ -53,7 +53,7 @@ class WriterOutput:
     """The dataset of a writer, locked until `close`.
 
     Attributes:
-        rounded: The number of rounded floats in each field.
+        rounded: Number of rounded floats in each field.
         reader_problems: Samples that other readers would misread.
     """
 
@@ -108,7 +108,7 @@ class WriterOutput:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Refuse to resume an interrupted `overwrite`, because its files may belong to the old or the new dataset."""
+        """Refuse to resume an interrupted `overwrite`: its files may belong to either dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # only URLs with these characters, and long URLs, are partly hidden
+_MAY_NEED_REDACTION = r"[@#?\\]"  # only such URLs, and long ones, are partly hidden
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
@@ -230,7 +230,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
         part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # if the run needs the store, it reports the error later
+    except StoreFailed:  # if needed, the run reports the error later
         return ""
     problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
     return candidates[0] if not problems.any() else ""

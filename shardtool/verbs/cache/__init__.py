@@ -15,8 +15,7 @@ renamed. So no visible shard is incomplete or damaged, or evicted before its fir
 **The bound.** Bytes are reserved before they are written: under the folder's lock, all shards and live reservations are
 added up, and shards are evicted until the new shard fits. The next scan deletes the reservations of dead processes.
 
-**Order.** Leasing sets a shard's access time; copying sets its modification time. These times determine the order of
-eviction.
+**Order.** Leasing sets a shard's access time; copying sets its modification time. Eviction uses these times.
 
 **Failures.** If the cache cannot be used (disk full, all shards in use), the reader gets the original shard, and the
 user gets one note. Only invalid requests are errors.

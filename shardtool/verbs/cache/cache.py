@@ -189,8 +189,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, first release the leases inherited from the parent's `refresh`, for which the writer would
-        wait forever.
+        In a forked process, first release leases inherited from `refresh`, for which the writer would wait forever.
 
         Args:
             part: Part of the shard names, which never clash with those of another writer.
@@ -220,7 +219,7 @@ class Cache:
         evicted for waiting writers.
 
         Args:
-            max_bytes: Keep only the newest shards up to this total size, to leave space for writers. None: all.
+            max_bytes: Keep only the newest shards up to this size, to leave space for writers. None: all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

@@ -105,7 +105,7 @@ class CacheWriter(SampleWriter):
             shard.abandon()
             raise
         self.shards += 1
-        # A sampler creates keys without end, so each shard gets a new encoder: the old one remembers all keys.
+        # An encoder remembers all keys, so each shard gets a new one.
         previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
         self._encoder.restore(previous.kinds, inline=previous.inline)
 

@@ -52,8 +52,7 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The name of the copy contains a hash of the shard's name, size and checksum, so different shards get different
-    names.
+    The file name contains a hash of the shard's name, size and checksum, so different shards get different names.
     Without a sidecar, the hash is over the path, size and modification time or object version.
     """
     try:
@@ -71,7 +70,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer of a file in `written/`; None if the file is foreign."""
+    """Return the name of a file's writer in `written/`; None if foreign."""
     match = WRITER_FILE_NAME.fullmatch(
         name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
@@ -79,7 +78,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy to which a file in `copied/` belongs; None if the file is foreign."""
+    """Return the name of the copy that a file in `copied/` belongs to; None if foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]

@@ -42,7 +42,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease, so that the copy may be evicted. May be called more than once."""
+        """Release the lease. May be called more than once."""
         if self.lock is not None:
             self.lock.close()
 
@@ -164,7 +164,7 @@ class CacheShards(Sequence[str]):
         return LeasedShard(shard.path)
 
     def close(self) -> None:
-        """Release the leases, so that the shards may be evicted."""
+        """Release the leases."""
         for lock in self._locks:
             lock.close()
 

@@ -58,7 +58,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of bytes to copy."""
+        """Number of bytes to copy."""
         return sum(original.size for original, right in self.parts if not right)
 
     @property
@@ -71,7 +71,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file; these bytes are copied even if the file changes meanwhile.
+        data: The bytes of the dataset file, copied even if the file changes meanwhile.
         pairs: The shards and sidecars, in order, not yet compared with the destination.
         skipped: The list of skipped samples; empty: none.
     """
@@ -296,7 +296,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         right: bool | None = True
     elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
-    else:  # also in a store if the sidecar is missing: a run may have been interrupted after copying the shard
+    else:  # in a store, a run may have been interrupted before copying the sidecar
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 

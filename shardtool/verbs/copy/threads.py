@@ -66,7 +66,7 @@ class ByteMeter:
 
 
 class ThreadCount:
-    """The number of concurrent tasks: fixed, or adapted to the measured throughput.
+    """Number of concurrent tasks: fixed, or adapted to the measured throughput.
 
     Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
     throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
@@ -75,7 +75,7 @@ class ThreadCount:
         requested: A fixed number; None: adapt.
 
     Attributes:
-        limit: The number of tasks that may run now.
+        limit: Number of tasks that may run now.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -112,7 +112,7 @@ def run_in_threads(
     Args:
         work: The function to run; it calls `ByteMeter.add` for each block.
         tasks: Its arguments, drawn as threads become free.
-        options: The number of threads, and the rate limit.
+        options: Number of threads, and the rate limit.
         observer: Receives progress, in this thread.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
     """Return the keys that new samples cannot have.
 
-    If this append was interrupted at its end, its own keys are allowed.
+    An append interrupted at its end allows its own keys.
     """
     keys = []
     for output in outputs:

@@ -1,4 +1,4 @@
-"""Choose the samples of a source that a run packs: those neither removed earlier nor already in the dataset.
+"""Choose the samples to pack: neither removed earlier, nor already in the dataset.
 
 Samples listed as skipped are not new, because they would fail again.
 """

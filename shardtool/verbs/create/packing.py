@@ -378,7 +378,7 @@ class Packing:
     def _count_known_shards(self, shard: int, consumed: int) -> int:
         """Return the shard count known so far, plus one if some samples still need a shard.
 
-        So if the run is interrupted, its sidecars record more shards than exist.
+        So the sidecars of an interrupted run record more shards than exist.
         """
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))

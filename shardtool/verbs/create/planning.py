@@ -175,7 +175,7 @@ def _label_notes(listed: Listed) -> Iterator[str]:
 
 
 def _small_shard_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about datasets with so many tiny shards that opening them dominates the time of reading."""
+    """Yield notes about datasets with many tiny shards, which are slow to read."""
     bounds = [name for name in ("max_count", "max_size", "shards") if planned.run.options.is_given(name)]
     for output in planned.outputs:
         plan = output.plan

@@ -95,8 +95,7 @@ class JournalLine(NamedTuple):
 class ShardJournal:
     """The journal of a run in a folder. In a store, `--resume` compares each shard with its source instead.
 
-    A journal is created when a shard other than the last is published. There is none if shards are not published one by
-    one.
+    A journal is created with the first shard that is not the last, if shards are published one by one.
     """
 
     def __init__(self, destination: Destination) -> None:

@@ -170,8 +170,8 @@ class PackedOutput(NamedTuple):
     """A dataset whose shards are published, without its dataset file.
 
     Attributes:
-        kept: The number of shards that existed.
-        dropped: The number of samples that the user's function dropped.
+        kept: Number of shards that existed.
+        dropped: Number of samples that the user's function dropped.
     """
 
     planned: PlannedOutput

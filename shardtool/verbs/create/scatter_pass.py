@@ -48,7 +48,7 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        memory: Memory in bytes that all workers together may use, in each pass.
+        memory: Bytes of memory for all workers together, in each pass.
         other_bytes: Bytes written to the same file system before the spool is deleted.
     """
 

@@ -88,8 +88,7 @@ class ReadStrategy(NamedTuple):
     """How the samples of plans are read.
 
     Attributes:
-        name: `order`: the input is already in output order. `gather`: read each sample at its offset. `scatter`: sort
-            in two passes through a temporary file.
+        name: `order` if the input is already in output order, else `gather` or `scatter`.
     """
 
     name: Literal["order", "gather", "scatter"]
