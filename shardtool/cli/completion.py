@@ -85,7 +85,7 @@ class _BashCompletion(_ShellCompletion):
         return [CompletionItem(text, item.type) for text, item in zip(texts, items, strict=True)]
 
 
-for _shell in ("zsh", "fish"):  # click supports these shells without special treatment
+for _shell in ("zsh", "fish"):  # supported by click without changes
     add_completion_class(type(_shell, (_ShellCompletion,), {"name": _shell}))
 
 

@@ -119,7 +119,7 @@ EXPORTS = {
 }  # fmt: skip
 FOLDER_EXPORTS = [export for export in EXPORTS.values() if export.folder_file]
 OTHER_OFFSETS = "offsets of different samples"
-PROBE_BYTES = 64  # bytes at the start of a file from which to detect its format
+PROBE_BYTES = 64  # bytes to read to detect a format
 MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 

@@ -108,7 +108,7 @@ class OptionSpec(NamedTuple):
             timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
-        shown: Text for the default in the help, if the default is not a plain value.
+        shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value; `sample` is a share above 0.
         example: An example value.
         range: Minimum and maximum of a number.

@@ -68,7 +68,7 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of parts by sample and field, and return where each sample starts.
 
-    Rows are numbered across the parts. If several parts have the same field of a sample, the first part is used. Chunks
+    Rows are numbered across the parts. If several parts have a field of a sample, the first is used. Chunks
     of samples limit memory.
 
     Args:

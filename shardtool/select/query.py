@@ -57,7 +57,7 @@ ClassNames = Mapping[str, Sequence[str]]
 _BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
-_INTEGER_TOO_LONG = "integer string conversion"  # a part of Python's error for numbers with thousands of digits
+_INTEGER_TOO_LONG = "integer string conversion"  # part of Python's error for thousands of digits
 _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits for powers of constants
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
@@ -197,7 +197,7 @@ class _Query(NamedTuple):
 
     Attributes:
         tree: The expression, with stand-ins for names in backticks.
-        names: The column name for each stand-in.
+        names: Column name by stand-in.
         where: The name of the query in messages.
     """
 

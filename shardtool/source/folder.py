@@ -243,7 +243,7 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the contents of the tree, in key order, starting with the files at its top.
+        """Return the contents of the tree in key order, starting with its top folder.
 
         Workers list a local folder while a thread imports the next modules.
         """

@@ -35,9 +35,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        offsets: int64, the offset of each value in the shard.
-        lengths: int64, the bytes of each value.
-        crcs: int64, the CRC-32C of each value; -1: unknown.
+        offsets: int64 per value: offset in the shard.
+        lengths: int64 per value, in bytes.
+        crcs: int64 per value; -1: unknown.
     """
 
     field: str

@@ -88,7 +88,7 @@ _REMOTE_READS = 32  # for stores and web servers
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the number of parallel reads per worker, and the reason if it was measured."""
+    """Return the number of parallel reads per worker, and the reason if measured."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)

@@ -149,7 +149,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
             if filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
-            if file == name or file[0] == 0 or file[-1] == 0:  # the file name has no dot, or a dot at the start or end
+            if file == name or file[0] == 0 or file[-1] == 0:  # the name has no dot, or one at the start or end
                 split = split_name(name, rules.dots)
                 if split is None:
                     part.skipped.append(no_field_row(prefix, name))

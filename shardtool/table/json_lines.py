@@ -52,7 +52,7 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
             table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
-    if table.num_rows != rows:  # an object spans several lines, or a line has several objects
+    if table.num_rows != rows:  # an object spans lines, or a line has several objects
         raise _json_error(name, open_stream, "not one object per line")
     return arrow.compact_table(table)
 

@@ -63,7 +63,7 @@ _UNFINISHED_NAME = ".extract.unfinished"
 _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
-_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # limits of a task if there are few shards
+_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # limits of a task, with few shards
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with more shards, tasks may be this much larger
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` about names
@@ -237,7 +237,7 @@ def _create_options(
     if options.by_key:
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
-        create_options.pop("label_from_folder", None)  # the extracted folder contains the labels as files
+        create_options.pop("label_from_folder", None)  # the folder contains labels as files
     # Numbering only existing folders would change numbers if a class is empty.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file

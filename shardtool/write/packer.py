@@ -225,7 +225,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or stop the run if failures are errors."""
+        """Skip a failed sample, or raise its error."""
         path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":

@@ -39,7 +39,7 @@ class ScatterTask(NamedTuple):
     Attributes:
         packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
         offsets: int64 per payload: its offset in the file.
-        sizes: int64 per payload: its length in bytes.
+        sizes: int64 per payload, in bytes.
         targets: int64 per payload: its offset in the spool.
         expected: int64 per payload: its CRC-32C, -1 if unknown.
     """

@@ -81,9 +81,9 @@ class SpanReader:
         self._region = (0, 0)
         self._open: dict[int, OpenFile] = {}
         self._ctimes: dict[int, int | None] = {}
-        self._file = -1  # number of the file whose bytes are in the window
+        self._file = -1  # number of the file in the window
         self._start = self._held = 0  # the window's offset in the file, and its length
-        self._end = self._ahead = 0  # end offset of the last span; number of bytes last read ahead
+        self._end = self._ahead = 0  # end of the last span; number of bytes last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` from `offset` of a file or of a region in memory."""

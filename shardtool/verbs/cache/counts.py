@@ -32,7 +32,7 @@ class CacheCounts:
 
     Attributes:
         hits: Number of opened shards that had a copy.
-        passed: Number of shards read from their original location, because they did not fit or the cache failed.
+        passed: Number of shards read from their original location: they did not fit, or the cache failed.
     """
 
     hits: int = 0

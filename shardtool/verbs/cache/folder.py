@@ -52,7 +52,7 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The file name contains a hash of the shard's name, size and checksum, so different shards get different names.
+    The file name contains a hash of the shard's name, size and checksum.
     Without a sidecar, the hash is over the path, size and modification time or object version.
     """
     try:

@@ -70,7 +70,7 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
                 return lock
             lock.close()
             return None
-        if not pauses.wait():  # another process holds an exclusive lock on the copy and makes no progress
+        if not pauses.wait():  # a process holds an exclusive lock and makes no progress
             return None
 
 

@@ -34,7 +34,7 @@ class ShardStatus:
 
     Attributes:
         size: Bytes, including the sidecar.
-        came_ns: Time at which the shard was added, in nanoseconds since 1970.
+        came_ns: When the shard was added, in nanoseconds since 1970.
         pids: Known processes that have the shard open.
     """
 

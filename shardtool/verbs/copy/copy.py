@@ -218,7 +218,7 @@ class Transfer:
         original, is_right = part
         if is_right:
             return None
-        # If the source differs from the dataset file, the existing file may be right and the source wrong.
+        # If the source is wrong, the existing file may be right.
         use_server_copy = is_right is None or not self._grows
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None

@@ -171,7 +171,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     for old, output in zip(outputs, locked, strict=True):
         if output.destination.appends != old.destination.appends:  # a concurrent update created or removed the dataset
             raise changed_meanwhile_error(old.destination)
-    stack.callback(run.pool.close)  # this callback runs first, so that no worker still stages files
+    stack.callback(run.pool.close)  # runs first, so that no worker still stages files
     _discard_staged(locked, spool)
     return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
 

@@ -88,7 +88,7 @@ class Packing:
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        self._plan, self._first_number = self.plan, self.destination.first  # plan and first shard number of this round
+        self._plan, self._first_number = self.plan, self.destination.first  # plan and first shard of this round
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}  # numbers of published shards by name
         self._consumed: dict[int, int] = {}
@@ -174,7 +174,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    folder = folder.temporary  # the existing dataset lists this name, so the shard is only compared
+                    folder = folder.temporary  # the dataset lists this name, so the shard is only compared
                 else:
                     self.publication.prepare_shard(name)
             self._pending[shard] = planned, kept_index

@@ -74,7 +74,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # samples per shard if no bound is requested, because the sizes of URLs are unknown
+_MAX_URL_SAMPLES = 10_000  # samples per shard without a requested bound, because sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:

@@ -182,7 +182,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     with suppress(ShardError):
         if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
-            return index if encoded == data else None  # comparing the bytes detects any flipped bit in the facts
+            return index if encoded == data else None  # detects any flipped bit
     return None
 
 
