@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE: the file was replaced while it was read
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is excluded: the file was replaced while it was read
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
 FILE_LIMIT_FIX = "Raise the limit of open files (ulimit -n)."
 MEMORY_FIX = "Free memory, or raise the memory limit (ulimit, cgroup)."
 _REPORT_BUG = "This is a bug in shardtool. Please report it with the output of -v."
-_MAX_MESSAGE_CHARS = 500  # of messages from other libraries
+_MAX_MESSAGE_CHARS = 500  # maximum length of messages from other libraries
 _LOADER_MEMORY_ERRORS = ("cannot allocate memory", "failed to map segment from shared object")
 _ARROW_THREAD_ERROR = "Failed to launch worker thread"  # pyarrow has no exception class for this
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -62,8 +62,8 @@ class PlainError(Exception):
     """The base class of all errors.
 
     Attributes:
-        where: A file, sample or option.
-        expected: May be empty.
+        where: The file, sample or option with the error.
+        expected: What was expected; may be empty.
         remedy: What to do; may be empty.
         detail: Lines below the message, such as the traceback of the user's function.
     """

@@ -31,8 +31,8 @@ SPLIT_NAMES = frozenset(
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
-MAX_FIELDS = 2**16 - 1  # field numbers are uint16
-MAX_NAME_BYTES = 4096  # as for Linux paths; tar readers refuse names of a megabyte
+MAX_FIELDS = 2**16 - 1  # because field numbers are uint16
+MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse names of a megabyte
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
@@ -112,8 +112,8 @@ def quote_name(name: bytes) -> str:
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     """Split a file name without folder into (stem, field); None if one of them would be empty.
 
-    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last. A leading dot belongs to
-    the stem: `.a.jpg` is the field `jpg` of `.a`.
+    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last dot. A leading dot belongs
+    to the stem: `.a.jpg` is the field `jpg` of `.a`.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """

@@ -29,10 +29,10 @@ WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrec
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names
-_MAX_DIGITS = 18  # for 64 bits
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the rest
+_MAX_DIGITS = 18  # so that numbers fit into 64 bits
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # not a range here, and no common glob
+_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # not a range in a shard pattern, and rarely a glob
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 

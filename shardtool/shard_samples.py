@@ -47,8 +47,8 @@ class ShardContent:
     `keys` and `counts` have one value per sample; `codes` and later attributes have one per field.
 
     Attributes:
-        keys: Each followed by NUL.
-        counts: uint16: fields per sample.
+        keys: The keys, each followed by NUL.
+        counts: uint16: number of fields per sample.
         codes: uint16: indices into `fields`.
         sizes: int64: payload bytes.
         stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
@@ -57,7 +57,8 @@ class ShardContent:
         whole: uint8: 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
             or packed numbers; empty: all 0.
         numbers: Number type of each code whose payload is stored as a number.
-        lists: Type of the values of each code whose fields are value lists of a TFRecord. All SPAN, not in `numbers`.
+        lists: Type of the values of each code whose fields are value lists of a TFRecord. All are SPAN, not in
+            `numbers`.
     """
 
     keys: bytes
@@ -79,8 +80,7 @@ class ShardSpans(NamedTuple):
         file: uint32 per field: index into `files`.
         offsets: int64 per field: offset in its file.
         expected: int64 per field: CRC-32C of the payload, -1 if unknown; empty: all unknown.
-        runs: uint32: end row of each run of rows with the same distances in their file and in the shard; empty:
-            unknown.
+        runs: uint32: end row of each range of rows with equal spacing in their file and in the shard; empty: unknown.
         regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece.
     """
 
@@ -97,7 +97,7 @@ class ShardSamples:
     """Content and payload locations of the samples of one shard.
 
     Attributes:
-        needs: int64 per sample: bytes of its records, with headers and padding.
+        needs: int64 per sample: record bytes, with headers and padding.
         root: Base folder of paths, with a slash at the end.
         kinds: uint8 per field: FILE, LINK, INLINE, SPAN or URL.
         mtimes: int64 per field: modification time in nanoseconds, at planning time.

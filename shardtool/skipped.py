@@ -20,7 +20,7 @@ _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
 _OLD_DUPLICATE_CODE = "twin"  # written by older versions
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
-INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # requested by the user
+INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # codes of skips that the user requested
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "not-chosen", "incomplete", "oversize", "unreadable", "vanished", "changed",
@@ -31,7 +31,7 @@ SkipCode = Literal[
     "removed",
 ]  # fmt: skip
 
-SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
+SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
     "no-field": "the file name has no extension, which would be the field name; a sample of a dataset has none of the "
     "selected fields",
     "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long; in an archive, "

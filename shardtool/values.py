@@ -33,7 +33,7 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # of a value stored as text
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # type of a value stored as text
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 

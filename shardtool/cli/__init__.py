@@ -49,8 +49,8 @@ _VERB_SUMMARIES = {
 }
 
 
-_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
-_GC_THRESHOLD = 50_000  # imports create many permanent objects: collect rarely
+_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less address space, OpenBLAS and glibc abort
+_GC_THRESHOLD = 50_000  # imports create many permanent objects, so collect garbage rarely
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # or our output files could get these numbers
+    for fd in range(3):  # an output file could get the number of a closed stream
         try:
             os.fstat(fd)
         except OSError:
@@ -151,14 +151,14 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
-    if "_SHARDTOOL_COMPLETE" in os.environ:  # set by shell completion
+    if "_SHARDTOOL_COMPLETE" in os.environ:  # shell completion sets this variable
         import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
     signals = SignalHandler(lambda signum: _print_error(_describe_interrupt(signum, arguments), arguments))
     signals.install()
     try:
         code = _run(arguments, signals)
-    except Interrupted as late:  # a signal after the verb finished
+    except Interrupted as late:  # a signal arrived after the verb finished
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):

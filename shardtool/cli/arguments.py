@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
 _PATTERN = re.compile(r"[{<%]")
-_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # patterns and globs: several shards
+_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # characters of patterns and globs, which name several shards
 _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 
@@ -28,7 +28,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     All shard names at the end belong to the output: a shell may have expanded its pattern. If the first argument is an
-    archive, which also looks like a shard, only consecutive numbers at the end do.
+    archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

@@ -58,7 +58,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
             continue
         family = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
-        if not spec.comma_separated:  # only one of them can be set
+        if not spec.comma_separated:  # only one flag of the option can be set
             required = {
                 other.name
                 for member in typed & {*members}
@@ -142,7 +142,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.use(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # the error names the line of the file
+            if spec.form == "path":  # the error will name the line of the file
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value

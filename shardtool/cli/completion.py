@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 10_000  # entries read from a folder
 _MAX_DOCUMENT_BYTES = 2**24  # size of files that are read whole
-_DATASET_MARK = b'"wids-shard-index-v1"'  # in the first line of a dataset file
+_DATASET_MARK = b'"wids-shard-index-v1"'  # text in the first line of a dataset file
 _HEAD_BYTES = 4096
 _FOLDER_COLUMNS = ("key", "path", "folder", "size")
 _SHARD_COLUMNS = ("key", "shard", "size", "fields")
 _MINUS_OPTIONS = ("--sort-by", "--fields")
-_SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # must be escaped for a shell
+_SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # characters that must be escaped for a shell
 
 
 class _ShellCompletion(ShellComplete):
@@ -85,7 +85,7 @@ class _BashCompletion(_ShellCompletion):
         return [CompletionItem(text, item.type) for text, item in zip(texts, items, strict=True)]
 
 
-for _shell in ("zsh", "fish"):  # these need no special treatment
+for _shell in ("zsh", "fish"):  # supported by click without changes
     add_completion_class(type(_shell, (_ShellCompletion,), {"name": _shell}))
 
 

@@ -68,7 +68,7 @@ class VerbOption(click.Option):
     common = False
     rare = False
     family = ""  # the option that contains this one as a key
-    old: tuple[str, ...] = ()  # accepted but not shown
+    old: tuple[str, ...] = ()  # earlier names: accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the option name for error messages."""

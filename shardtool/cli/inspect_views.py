@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _KEYS_PER_PRINT = 1000
-_MAX_BRIEF_BYTES = 4096  # read to show one line
+_MAX_BRIEF_BYTES = 4096  # bytes to read for one line
 
 
 def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: RunOptions) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardtool.cli.command_options import PrintOptions, RunOptions
 
 
-ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key: a function to call
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key of a function to call before the run
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:

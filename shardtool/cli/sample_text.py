@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.samples import FieldView, SampleView
 
 
-_MAX_VALUE_LINES = 200  # per text or JSON value
+_MAX_VALUE_LINES = 200  # maximum lines of a text or JSON value
 
 
 def sample_text(view: SampleView, room: int) -> str:

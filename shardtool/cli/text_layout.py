@@ -17,7 +17,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 def terminal_width() -> int:
     """Return the terminal's columns; 100 without a terminal."""
-    import shutil  # slow to import (bz2, lzma)
+    import shutil  # imported late, because this is slow (bz2, lzma)
 
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_DEFAULT_COLUMNS, 24)).columns))
 

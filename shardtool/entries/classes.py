@@ -1,4 +1,4 @@
-"""Class numbers: in byte order of the names, or from an existing list."""
+"""Number classes in byte order of their names, or by an existing list."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 CLASS_LIST_FORMATS = "a dataset file, a JSON list of names, or a text file with one name per line"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MAX_SHOWN_CHARS = 60  # of a name in a message
+MAX_SHOWN_CHARS = 60  # maximum length of a name in a message
 
 
 class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        where: Their origin, for messages.
-        names: Class names by field; under the empty name, for all fields.
+        where: The origin of the names, for messages.
+        names: Class names by field; the key "" stands for all fields.
         grows: Whether new classes are appended; otherwise they are an error.
     """
 
@@ -43,7 +43,7 @@ class Classes(NamedTuple):
         """Return the class names for a field.
 
         Raises:
-            InvalidRequest: There are none.
+            InvalidRequest: There are no class names for the field.
         """
         if field not in self.names and not self.grows and len(self.names) != 1:
             found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
@@ -95,7 +95,7 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 
 
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Merge class names by field. One list may extend another: that changes no number."""
+    """Merge class names by field. One list may extend the other, because this changes no class number."""
     classes = dict(old)
     for name, names in new.items():
         existing = classes.setdefault(name, names)

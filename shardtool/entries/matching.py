@@ -23,18 +23,18 @@ def field_ids(
     """Return an id per row, equal on both sides for the same field of the same sample; -1: not compared.
 
     Args:
-        samples: The id of each sample, shared by both sides; -1: only on this side.
+        samples: The id of each sample, equal on both sides; -1: the sample is only on this side.
         counts: Number of rows of each sample.
         codes: Index in `names` of each row's field.
         names: Field names.
-        known: Id of each name, shared by both sides; -1: not compared.
+        known: Id of each name, equal on both sides; -1: not compared.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return indexes of ids on both sides, by id, and of ids only in `ours` or `theirs`; skip -1."""
+    """Return indexes of common ids, by id, and of ids only in `ours` or `theirs`; skip -1."""
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)
     ids, other_ids = ours[mine], theirs[other]

@@ -53,7 +53,7 @@ def is_number_type(kind: pa.DataType) -> bool:
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
     """Replace class numbers by names, unless the column contains anything else.
 
-    Splits by label must not depend on the numbering.
+    Splits by label must not depend on how classes are numbered.
     """
     if not names or not pa.types.is_integer(column.type):
         return column
@@ -64,7 +64,7 @@ def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedA
 
 
 def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: NDArray[np.int16]) -> pa.Table:
-    """Add each sample's split."""
+    """Add a column with each sample's split."""
     values = bytes_array([name.encode() for name in names]).take(number_array(split_numbers))
     return with_column(columns, "split", values)
 

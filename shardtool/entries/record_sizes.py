@@ -1,6 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before it and a tail after it. A sample's records are these in sequence.
+Each payload has a head before it and a tail after it. A sample's record is their sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordColumns(NamedTuple):
     """The content of a shard; each sample's fields are sorted by the bytes of their names.
 
     Attributes:
-        keys: One per sample.
+        keys: The key of each sample.
         first: int64[samples + 1], first row of each sample.
         fields: Field names, indexed by `code`.
         code: uint16[rows].
@@ -105,12 +105,12 @@ def _feature_sizes(
 
     `sizes` are the bytes of the value or, where `is_list` is true, of the encoded list.
     """
-    total = sizes + 1 + _varint_sizes(sizes)  # the list
+    total = sizes + 1 + _varint_sizes(sizes)  # bytes of the list
     if is_list is not None:
         total[is_list] = sizes[is_list]
-    total += 1 + _varint_sizes(total)  # the feature
-    total += 1 + _varint_sizes(total)  # the map entry's value
-    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # the map entry's key
+    total += 1 + _varint_sizes(total)  # bytes of the feature
+    total += 1 + _varint_sizes(total)  # plus the entry's value
+    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # plus the entry's key
     total += 1 + _varint_sizes(total)
     return total
 

@@ -1,7 +1,7 @@
 """`SampleTable`: the samples of a source as columns.
 
-Ten million samples must fit into a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 per sample,
-and the key. Larger data, such as manifest columns, is in Arrow.
+Ten million samples must fit into a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 bytes per
+sample, and the key. Larger data, such as manifest columns, is in Arrow.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class FieldSpans:
     """Locations of SPAN payloads: in shards, or in a spool file.
 
     Attributes:
-        files: The shards, or the spool; empty: the spool is not written yet.
+        files: The shards, or the spool; empty: the spool has not been written yet.
         file: uint32[samples], index in `files` of each sample's rows.
         offset: int64[rows], payload offset in its file.
         expected: int64[rows], expected CRC-32C; -1: unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list with several values or none, including tags and
-            lengths; None: no payload is.
+        is_list: bool[rows], whether the payload is a TFRecord list with several values or none, stored with tags and
+            lengths; None: no payload is a list.
         row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
     """
 
@@ -111,8 +111,8 @@ class FieldValues(NamedTuple):
     Attributes:
         inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
             field. types: Original type of values stored as text; none for bytes, or if unknown.
-        lists: Types of TFRecord lists: all their rows are SPAN.
-        classes: Class names of class numbers.
+        lists: Types of TFRecord list fields, whose rows are all SPAN.
+        classes: Class names of fields with class numbers.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -136,7 +136,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return these values updated with others, which take precedence."""
+        """Return these values, replaced or extended by the values of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 
@@ -153,12 +153,12 @@ class SampleTable:
 
     Attributes:
         root: Base of relative paths, with a trailing slash.
-        first: int64[samples + 1].
+        first: int64[samples + 1], the first row of each sample.
         fields: Field names.
         spans: Locations of SPAN payloads.
         metadata: Sidecar columns, one row per sample.
-        source_paths: Whether `rows.paths` go into the sidecar, because keys do not match them.
-        identity: Identifies the source, if `root` does not.
+        source_paths: Whether the sidecar gets `rows.paths`, because keys differ from paths.
+        identity: Identifies the source if `root` does not identify it.
         folders: For several folders: first component of each path, and its folder with a trailing slash; `root` is
             empty.
     """
@@ -235,7 +235,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return how many samples have each field; this may be 0."""
+        """Return the number of samples with each field; may be 0."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # from here on, importing pyarrow.compute pays off
-_MAX_SLICED_STRINGS = 2**8  # gathered faster one by one
+_MIN_ARROW_STRINGS = 2**18  # for more strings, importing pyarrow.compute saves time
+_MAX_SLICED_STRINGS = 2**8  # fewer strings are gathered faster one by one
 
 
 class StringColumn(Protocol):
@@ -70,7 +70,7 @@ class PackedStrings:
         return self.data[int(self.starts[index]) : int(self.starts[index + 1]) - 1]
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the bytes of each string, without its NUL."""
+        """Return the length in bytes of each string, without its NUL."""
         return np.diff(self.starts) - 1
 
     def span(self, first: int, last: int) -> bytes:

@@ -58,7 +58,7 @@ def is_image(data: bytes | bytearray) -> bool:
 def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
     """Return the X-Robots-Tag directive that forbids to use a file; empty if there is none.
 
-    A header applies to every robot (`noai, noindex`), or to a named one (`shardtool: noai`).
+    A header applies to every robot (`noai, noindex`), or to the robot that it names (`shardtool: noai`).
     """
     our_name = user_agent.partition("/")[0].partition(" ")[0].casefold()
     for header in headers:
@@ -152,7 +152,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short: with thousands of hosts, most have no further file
+_KEEP_ALIVE_S = 2.0  # short, because with thousands of hosts, most have no further file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
@@ -182,7 +182,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file; `limits` counts its bytes as held from then on.
+        """Download a file; `limits` counts the downloaded bytes as held.
 
         Raises:
             FetchFailed: The download failed.
@@ -287,10 +287,10 @@ def _parse_url(text: str) -> URL:
         is_valid = False
     if not is_valid:
         raise FetchFailed("bad-url", "not an http or https URL with a host" if text else "the URL is empty")
-    if str(url.raw_host).isdigit():  # an address as one number, which resolvers accept
+    if str(url.raw_host).isdigit():  # resolvers accept an IP address written as one number
         raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:
-        str(url.raw_host).encode("idna")  # as sent to DNS
+        str(url.raw_host).encode("idna")  # the host name as sent to DNS
     except UnicodeError:
         raise FetchFailed("bad-url", "a host name with an empty label, or one over 63 letters") from None
     return url

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 _PROGRESS_INTERVAL_S = 1.0  # minimum between progress reports
-_MAX_PROGRESS_SHARE = 0.05  # of the time may be spent on reports
-_MAX_LISTED_RETRIES = 10  # reported individually; further retries are merged
+_MAX_PROGRESS_SHARE = 0.05  # maximum share of the time for reports
+_MAX_LISTED_RETRIES = 10  # retries to report one by one; further retries are merged
 
 
 class HttpFetcher:
@@ -50,11 +50,11 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Start to download other files; cancel the remaining ones.
+        """Start to download new files; cancel the remaining downloads.
 
         Args:
             urls: The URLs.
-            samples: Number of their samples, for progress.
+            samples: Number of samples that the files belong to, for progress.
             on_wait: Called repeatedly while a caller waits for a file.
         """
         if self._urls:
@@ -97,7 +97,7 @@ class HttpFetcher:
     def _report_progress(self, taken: int) -> None:
         now, files, remaining = time.monotonic(), len(self._urls), self._times.estimate()
         elapsed_s = now - self._started
-        if elapsed_s > 2 * self._waited_s:  # packing is the bottleneck
+        if elapsed_s > 2 * self._waited_s:  # packing takes longer than downloading
             remaining = max(remaining, ((elapsed_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
         with self._ready:
             retries, self._retries = self._retries, []
@@ -135,7 +135,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while these are cancelled
+        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while the current ones are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -170,7 +170,7 @@ class HttpFetcher:
         except Exception as error:  # noqa: BLE001 - raised by take()
             result = error
         self._times.file_done(number)
-        if number < limits.head:  # skipped by the caller
+        if number < limits.head:  # the caller has skipped this file
             limits.release(len(result) if isinstance(result, bytes) else 0)
             return
         with self._ready:

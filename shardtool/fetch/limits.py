@@ -1,8 +1,8 @@
 """Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. Its download
-never waits and may exceed a limit, because all others may be waiting for it. Everything runs in one event loop.
-Download times per host are used to estimate the remaining time of a shard.
+A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The head's
+download never waits and may exceed a limit, because all others may be waiting for it. Everything runs in one event
+loop. Download times per host are used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_FACTOR = 4  # started downloads per connection, because some wait for their hosts
-_MAX_HOSTS = 100_000  # with measured times
+_MAX_HOSTS = 100_000  # maximum hosts with measured times
 
 
 class HostTimes:
@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count other files; `hosts` are their hosts, in download order."""
+        """Start to count new files; `hosts` are their hosts, in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -61,7 +61,7 @@ class HostTimes:
     def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
 
-        Downloads take the slowest host's time, or the total time divided by the connections if longer. Thread-safe.
+        The estimate is the slowest host's time, or the total time divided by the connections if longer. Thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
@@ -74,7 +74,7 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        # For the last files of a host, at least the time already spent.
+        # A host takes at least as long as its active requests so far.
         active_times = defaultdict[str, list[float]](list)
         for number, started in [*self._active.items()]:  # a copy: the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)
@@ -130,7 +130,7 @@ class DownloadLimits:
 
     @asynccontextmanager
     async def request(self, download: Download, host: str) -> AsyncIterator[None]:
-        """Count as one of the concurrent requests, in total and per host; wait until the limits allow it."""
+        """Count the download as a concurrent request, in total and per host; wait until the limits allow it."""
 
         def take() -> None:
             self._active += 1
@@ -159,7 +159,7 @@ class DownloadLimits:
             await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Count `size` bytes less."""
+        """Count `size` bytes as no longer held."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
@@ -218,12 +218,12 @@ class PausableTimeout:
         return self._remaining if self._timer is None else self._end - self._loop.time()
 
     def start(self) -> None:
-        """Continue to count."""
+        """Start or continue to count time."""
         self._end = self._loop.time() + self._remaining
         self._timer = self._loop.call_at(self._end, self._expire)
 
     def stop(self) -> None:
-        """Pause."""
+        """Stop counting time."""
         if self._timer is not None:
             self._remaining = self.left
             self._timer.cancel()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-MAX_BUFFERED_BYTES = 256 * 2**20  # downloaded ahead, per worker
+MAX_BUFFERED_BYTES = 256 * 2**20  # maximum bytes downloaded ahead by each worker
 USER_AGENT = f"shardtool/{__version__}"
 
 # X-Robots-Tag values that forbid training.
@@ -27,10 +27,10 @@ class FetchOptions:
 
     Attributes:
         connections: Maximum concurrent downloads.
-        per_host: Maximum per host: of all workers in a request, of one worker in its task.
+        per_host: Maximum concurrent requests per host: of all workers in a request, of one worker in its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
-        max_bytes: Maximum bytes of a file, both as sent and decompressed.
+        max_bytes: Maximum bytes of a file, both compressed and decompressed.
         retries: Retries after a temporary failure.
         allow_private: Allow addresses of this machine and of local networks.
         robots: Obey the header X-Robots-Tag.
@@ -66,7 +66,7 @@ class FetchProgress(NamedTuple):
     Attributes:
         worker: Process ID.
         share: Fraction of the files that were taken and packed.
-        remaining_s: Estimated.
+        remaining_s: Estimated seconds until all files are complete.
         host: Slowest host, to which the following values belong; empty: packing takes longer.
         done: Number of files that are complete or failed.
     """
@@ -89,7 +89,7 @@ class FetchFailed(Exception):
         code: Reason code.
         message: Explanation for people, without any part of the URL.
         is_temporary: Whether a retry may succeed.
-        wait_s: Seconds to wait before a retry, from the server.
+        wait_s: Seconds to wait before a retry, as requested by the server.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 _REFUSED_NETWORKS = [
     IPv4Network(network)
     for network in (
-        "0.0.0.0/8",  # this network
+        "0.0.0.0/8",  # "this network"
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata
         "127.0.0.0/8",

@@ -1,1 +1,1 @@
-"""Formats and rules of other tools, a module each."""
+"""Formats and rules of other tools, one module for each tool."""

@@ -52,7 +52,7 @@ def parse_dali_index(data: bytes) -> list[Fields]:
     """Return the fields in a DALI index of any tool. Names of members are ignored; version 1.1 has none.
 
     Raises:
-        ValueError: It is not a DALI index.
+        ValueError: The data is not a DALI index.
     """
     head, *lines = data.removesuffix(b"\n").split(b"\n")
     version, count = head.split()

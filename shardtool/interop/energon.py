@@ -1,7 +1,7 @@
 """Index files of Megatron-Energon: offsets next to each shard, and the splits once per folder.
 
-With them, energon opens the folder without `energon prepare`. Samples are crude (a dict of bytes) unless the user has
-a `dataset.yaml`, which is kept.
+With these files, energon opens the folder without `energon prepare`. Samples are "crude" (a dict of bytes) without a
+`dataset.yaml`, which only the user creates.
 
 Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`.
 """
@@ -58,7 +58,7 @@ def is_energon_index(head: bytes, size: int) -> bool:
 
 
 def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta`, the one that marks the folder as complete last. Energon rejects empty shards."""
+    """Return the files in `.nv-meta`; the last file marks the folder as complete. Energon rejects empty shards."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):

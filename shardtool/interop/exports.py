@@ -32,7 +32,7 @@ class ShardIndexFile(NamedTuple):
     """How to write and compare an index file of one shard.
 
     Attributes:
-        has_format: Returns whether a file is such an index, by its first bytes and size.
+        has_format: Returns whether a file is an index in this format, by its first bytes and size.
         difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
     """
 
@@ -45,7 +45,7 @@ class FolderIndexFiles(NamedTuple):
     """How to write the index files of a folder, for all splits of a dataset.
 
     Attributes:
-        encode: Returns their bytes by path in the folder, in the order of publication.
+        encode: Returns the bytes of the files by path in the folder, in the order of publication.
         pairs: Returns (shard name, sample count) pairs from the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that users may edit; never overwritten.
     """
@@ -63,8 +63,8 @@ class ExportFormat(NamedTuple):
         suffix: Replaces the shard's suffix; empty: no file per shard.
         folder_file: The file that lists all shards of a folder; empty: none.
         min_samples: Minimum number of samples per shard that the tool accepts.
-        has_hashes: Whether it contains hashes, so that shards must be read.
-        has_readme: Whether a `README.md` that lists the shards belongs to it.
+        has_hashes: Whether the index contains hashes, so that shards must be read.
+        has_readme: Whether the index includes a `README.md` that lists the shards.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ExportFormat(NamedTuple):
         return files
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts that `folder_file` lists, if it is readable; -1: not a number."""
+        """Return the sample counts that `folder_file` lists, if the file is readable; -1: not a number."""
         if not data:
             return {}
         try:
@@ -119,7 +119,7 @@ EXPORTS = {
 }  # fmt: skip
 FOLDER_EXPORTS = [export for export in EXPORTS.values() if export.folder_file]
 OTHER_OFFSETS = "offsets of different samples"
-PROBE_BYTES = 64  # enough to detect a format
+PROBE_BYTES = 64  # bytes to read to detect a format
 MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 

@@ -39,7 +39,7 @@ def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index of hfutils and its shard; empty: none.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: It is not such an index.
+        ValueError, KeyError, TypeError, AttributeError: The data is not an index of hfutils.
     """
     document = json.loads(data)
     expected = {name: (offset, length) for name, offset, length in _iter_members(shard)}

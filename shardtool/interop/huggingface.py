@@ -1,7 +1,7 @@
 """Hugging Face: the `README.md` that `load_dataset` reads, and the folders that it misreads.
 
-Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. Every
-name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
+Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. It
+treats every file whose name contains `.tar`, such as `out-000000.tar.idx`, as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2.
 """

@@ -102,7 +102,7 @@ class IndexedShard:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return self.index.fact.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
@@ -138,4 +138,4 @@ def split_order(split: DatasetFile) -> tuple[int, str]:
     return (STANDARD_SPLITS.index(name) if name in STANDARD_SPLITS else len(STANDARD_SPLITS), name)
 
 
-DEFAULT_SPLIT = "train"  # of timm; for datasets without splits
+DEFAULT_SPLIT = "train"  # timm's name for the split of a dataset without splits

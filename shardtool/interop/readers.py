@@ -1,4 +1,4 @@
-"""Names that some readers of tar shards misread, and how. `select.portable` renames such samples.
+"""Find names that some readers of tar shards misread, and describe how. `select.portable` renames such samples.
 
 Observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
 """
@@ -77,7 +77,7 @@ class NameProblem:
 
     Attributes:
         readers: The readers, and what they do.
-        what: A noun phrase that starts with its noun.
+        what: The problem, as a noun phrase that starts with its noun.
         fixable: Whether `--portable` fixes it.
     """
 
@@ -99,7 +99,7 @@ class ReaderProblems:
         self._found: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
-        # A field, the key of a sample that has the field, and of one that lacks it.
+        # A field, the key of a sample that has the field, and the key of a sample that lacks it.
         self._uneven: tuple[str, bytes, bytes] | None = None
 
     def add(self, entries: SampleTable) -> None:
@@ -125,7 +125,7 @@ class ReaderProblems:
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
-        """Add the samples of a shard. In `texts`, NUL follows each field's text; b"": unknown."""
+        """Add the samples of a shard. `texts` contains the NUL-terminated text of each field; b"": unknown."""
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
         kind, zeros = np.full(len(codes), FILE, np.uint8), np.broadcast_to(np.int64(0), len(codes))

@@ -1,4 +1,4 @@
-"""Assign samples to shards by the hash of their keys: adding or removing a sample changes one shard.
+"""Assign samples to shards by the hash of their keys: a new or removed sample changes only one shard.
 
 Source: docs/format.md, "Shards by hash".
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # share of the limits to fill, so that a growing dataset keeps its shard count
+_HEADROOM = 0.8  # share of the limits to use, so that a growing dataset keeps its shard count
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
 
@@ -48,7 +48,7 @@ class HashAssignment:
         Within a shard, samples are sorted by the bytes of their keys, or with a seed by seeded hashes.
 
         Raises:
-            InvalidRequest: The requested number of shards, or any number, cannot hold the samples.
+            InvalidRequest: The requested number of shards cannot hold the samples, or no number of shards can.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:
@@ -87,7 +87,7 @@ class HashAssignment:
         return count, ()
 
     def _choose_count(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of shards, and a note if it cannot stay as before."""
+        """Return the number of shards, and a note if the current number cannot be kept."""
         before = self._bounds.current_shards
         if before is not None and self._can_hold(before, 1):
             return before, ()

@@ -2,8 +2,8 @@
 
 Record sizes are known beforehand, so each shard is an independent task with a known name and size.
 
-Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard is a run of the
-resulting order.
+Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard gets consecutive
+samples of the resulting order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # fill less if sizes are estimates, so that few shards overflow
+_ESTIMATE_FILL_SHARE = 0.97  # share of the limit to use if sizes are estimates, so that few shards overflow
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
+        """Number of shards."""
         return len(self.ends)
 
     @cached_property
@@ -192,7 +192,7 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
     """Return the plan for `entries` in their order, in shards of `counts` samples.
 
     Raises:
-        InvalidRequest: A number does not fit into the format.
+        InvalidRequest: A number is too large for the format.
     """
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     total = cumulative_sizes(_sample_sizes(entries, stored, shard_format))
@@ -261,7 +261,7 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return the note on rounded values of a field."""
+    """Return the note about rounded values of a field."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 

@@ -27,7 +27,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator with state `start`."""
     numbers = np.empty(count, np.uint64)
-    for chunk in chunk_slices(count):  # fits the CPU cache, and avoids three full copies
+    for chunk in chunk_slices(count):  # a chunk fits the CPU cache; without chunks, three full copies are needed
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
 

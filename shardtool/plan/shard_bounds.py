@@ -27,7 +27,7 @@ class ShardBounds(NamedTuple):
         max_count: Samples per shard; None: no limit.
         shards: Number of shards; None: from the pattern or the limits.
         equal_count: Whether sample counts of shards differ by at most one.
-        multiple_of: The number of shards must be a multiple of this.
+        multiple_of: Number of shards must be a multiple of this.
         oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples by the hash of their keys.
         current_shards: Number of existing shards by hash, which is kept if possible.
@@ -124,7 +124,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Runs of samples that fit into one shard, or a single sample. `total` as in `Plan`."""
+    """Ranges of consecutive samples that fit into one shard, or a single sample. `total` as in `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -141,7 +141,7 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Check that all these shards are within the limits."""
+        """Return whether all shards with these ends are within the limits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)

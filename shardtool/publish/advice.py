@@ -24,7 +24,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield which datasets have fewer shards than a loader usually has workers. `sizes` are their new bytes."""
+    """Yield notes about datasets with fewer shards than loaders usually have workers. `sizes` are their new bytes."""
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
         if output.pattern.count is None and total < _USUAL_WORKERS and size >= _LARGE_DATASET_BYTES:
@@ -34,7 +34,7 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
-    """Yield, once per reader, that it cannot open shards with these names."""
+    """Yield a note for each reader that cannot open shards with these names."""
     reported_readers = set()
     for output, _ in outputs:
         name = to_output_name(output.pattern.shard(0))
@@ -45,7 +45,7 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 
 
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
-    """Yield how `load_dataset` misreads each output folder, if it does."""
+    """Yield notes about output folders that `load_dataset` would misread."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
     for output, shards in () if any(export.has_readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))

@@ -34,7 +34,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append interrupted after its dataset file was published. Its shards are only compared."""
+    """An append interrupted after its dataset file was published. The next run only compares its shards."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return the pattern's files of shard number `count` and later ones."""
+    """Return the files of the pattern with shard number `count` or higher."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))

@@ -40,7 +40,7 @@ class Destination:
     Attributes:
         existing: The files of the pattern.
         expected: The dataset that the run must recreate, if any.
-        own_names: The names of the part's files, once planned.
+        own_names: For a part: names of its files, once planned.
     """
 
     folder: OutputFolder
@@ -95,7 +95,7 @@ class Destination:
 
     @property
     def first(self) -> int:
-        """The number of the first shard of this run."""
+        """Number of the first shard of this run."""
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
@@ -147,7 +147,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Look for existing files, and refuse to change files that `if_exists` protects."""
+    """Find existing files, and refuse to change files that `if_exists` protects."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -207,7 +207,7 @@ def _check_dataset_file(destination: Destination) -> None:
         remedy = "Choose another pattern, or move the file to another folder."
         raise OutputExists(destination.dataset_file, found, remedy=remedy)
     if destination.appends:
-        return  # `_find_append` checks the file
+        return  # `_find_append` checks the dataset file
     names = [to_local_name(shard) for shard in shards or ()]
     if foreign := [name for name in names if not destination.pattern.owns(name)]:
         found = f"a dataset file that lists other shards: {format_list(foreign, 3)}"
@@ -254,7 +254,7 @@ def _find_append(destination: Destination) -> Append:
         option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
-    if not later:  # an interrupted append may have published its list
+    if not later:  # an interrupted append may have published its list of skipped samples
         rows = skipped_list.encode_skipped(destination.load_skipped())
         skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):

@@ -145,7 +145,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files; return their names and the number of unchanged ones. Hashes need a `pool`."""
+        """Publish all index files; return their names and the number of unchanged files. Hashes need a `pool`."""
         dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
@@ -305,7 +305,7 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
 def renew_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew indexes after an append, except those with payload hashes; only note failures."""
+    """Renew indexes after an append, except indexes with payload hashes. Failures are only noted."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
         if name not in written and not export.has_hashes:

@@ -39,7 +39,7 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the bytes of a shard's index file, and its problem (empty if valid). `shard` may have no hashes."""
+    """Return the bytes of a shard's index file, and the problem with them (empty if valid). `shard` may lack hashes."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
@@ -73,7 +73,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # it can list shards of other datasets
+        if export.folder_file:  # an index of the folder can list shards of other datasets
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)

@@ -63,7 +63,7 @@ def join_kinds(old: DatasetFile, new: Mapping[str, FeatureType]) -> dict[str, Fe
 
 
 def join_schemas(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return the column types of both, old columns first."""
+    """Return the column types of old and new samples, old columns first."""
     schema = dict(old)
     for name, old_type, new_type in sidecar_schema.merge_types(schema, new):
         expected = f"{old_type}, as in the dataset"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _SUFFIX = ".journal"
-_OLD_SUFFIX = ".writer"  # of journals of earlier versions
+_OLD_SUFFIX = ".writer"  # suffix of journals of earlier versions
 
 
 class Journal:
@@ -48,11 +48,11 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # only now, so that an interruption loses no line
+        self._folder.remove(older)  # deleted only now, so that an interruption loses no line
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
-        """Append a line; a power failure can lose one that is not durable."""
+        """Append a line; a power failure can lose a line that is not durable."""
         if isinstance(self._folder, Folder):
             self._folder.append(self.name, _encode(line), durable=durable)
         else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
-    """Build the error for a missing file (None) or a wrong size."""
+    """Build the error for a file that is missing (None) or has a wrong size."""
     actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
@@ -52,7 +52,7 @@ def read_listed_sidecar(
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)
-    check_file_size(folder, name, shard.sidecar_size, existing)  # bounds the memory for reading it
+    check_file_size(folder, name, shard.sidecar_size, existing)  # limits the memory for reading the sidecar
     try:
         data = folder.read(name)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Merge the parts of a run, or of several writers: create one dataset file that lists their shards.
 
-The shards stay where they are. Files of the parts are deleted only after the merged dataset file exists, so an
+Shards are not moved or renamed. Files of the parts are deleted only after the merged dataset file exists, so an
 interrupted merge can be repeated.
 """
 
@@ -63,7 +63,7 @@ _SHOWN_DIGITS = 8
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
     """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
 
-    Another merge adds later parts.
+    To add parts that finish later, merge again.
 
     Args:
         output: The pattern of the writers, such as `out-{000000..}.tar`.

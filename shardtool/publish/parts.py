@@ -41,7 +41,7 @@ _TAG_PATTERN = "part([0-9]{1,7})of([0-9]{1,7})"
 _WRITER_TAG_PATTERN = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
 _WRITER_PART_NAME = re.compile(r"[A-Za-z0-9_]{1,40}", re.ASCII)
 _RECORD_SUFFIX = ".record"
-_OLD_EMPTY_SUFFIX = ".empty"  # of a part without samples
+_OLD_EMPTY_SUFFIX = ".empty"  # suffix of the file of a part without samples
 
 
 class PartRecord(NamedTuple):
@@ -51,7 +51,7 @@ class PartRecord(NamedTuple):
         part: The part of a run, or the tag of a writer's part.
         dataset: The dataset file of its shards; None without shards.
         plan: The fingerprint of the plan. A writer has no plan: this and all following attributes are empty.
-        planned: The number of shards of all parts.
+        planned: Number of shards of all parts.
         resumed: Whether the merge may delete files outside the plan.
         content: The expected content fingerprint of all parts; empty if unknown.
     """
@@ -124,7 +124,7 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    skipped = tuple(Skipped(*row) for row in rows)  # undecoded, because the list is sorted by bytes
+    skipped = tuple(Skipped(*row) for row in rows)  # not decoded, because the list is sorted by bytes
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
         check_skipped_file(encode_skipped(skipped), file, where)

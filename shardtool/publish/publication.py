@@ -122,7 +122,7 @@ class Publication:
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
         """Replace sidecars, given by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self.waits:  # otherwise a waiting file was replaced
+        if staged and not self.waits:  # if files wait, the name is already among them
             self.withdraw()
             self.folder.publish(*staged)
 
@@ -136,14 +136,14 @@ class Publication:
         stale_shards: tuple[OutputFolder, Sequence[str]] | None = None,
         leftovers: Sequence[str] = (),
     ) -> None:
-        """Publish the waiting files, delete stale ones, and publish the dataset file last.
+        """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
             dataset_file: The new bytes.
             shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
-            before: Bytes by name of small files to publish before the dataset file.
+            before: Bytes of small files by name, published before the dataset file.
             stale: Files that only the old dataset file lists.
-            stale_shards: The same in another folder.
+            stale_shards: The same for shards in another folder.
             leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
@@ -181,7 +181,7 @@ class Publication:
         staged = [*small, *(file for waiting in self._waiting for files in waiting for file in files)]
         names, paths = {file.name for file in staged}, {file.token for file in staged}
         others = [file.token for file in self.folder.staged() if file.name in names and file.token not in paths]
-        self.folder.remove([*map(base_name, others)])  # of other attempts at a task
+        self.folder.remove([*map(base_name, others)])  # files of other attempts at the task
         self.folder.publish_bytes(self._plan, dataset_file)
         finish_replacement(self.folder, self.dataset_file.removesuffix(DATASET_SUFFIX))
 
@@ -209,7 +209,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     """
     plan = replacement_plan_name(base)
     if not folder.find_entries([plan]):
-        return  # another run has finished it
+        return  # another run has finished the replacement
     where = folder.full_path(plan)
     try:
         data = folder.read(plan)

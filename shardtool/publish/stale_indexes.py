@@ -1,7 +1,6 @@
 """Delete index files of other tools that no longer fit their shard.
 
-A reader with an outdated index returns wrong bytes, mostly without an error. Only a file with both the name and the
-format of an index of this dataset's shards is deleted.
+Only a file with both the name and the format of an index of this dataset's shards is deleted.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class StaleIndexes:
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
-                self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
+                self._stale[name] = files.pop(name)  # cannot compare: hashes of the new payloads are unknown
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar
@@ -99,7 +98,7 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and those of the folder that list it."""
+        """Mark the index files of a shard, and indexes of the folder that list it."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -110,7 +109,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Mark the index files of all shards except these."""
+        """Mark the index files of all shards except the given ones."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)

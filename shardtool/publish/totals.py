@@ -54,7 +54,7 @@ class DatasetTotals:
 
     Attributes:
         shards: The entries of the dataset file, sorted at the end.
-        fields: The number of samples with each field.
+        fields: Number of samples with each field.
     """
 
     values: FieldValues
@@ -66,7 +66,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, without digest and skipped samples, and return its entry."""
+        """Add a shard, but not its digest and skipped samples, and return its entry."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -157,7 +157,7 @@ class BaseOptions:
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)
         for text in value if is_list else (value,):
-            if isinstance(text, str) and _INVALID_TEXT.search(text):  # cannot be recorded
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot record such texts
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")

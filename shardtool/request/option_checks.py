@@ -30,13 +30,13 @@ VALUE_CHECKS: dict[ValueForm, Callable[[str, Any, OptionSpec], object]] = {
 
 
 def _check_function(name: str, value: object) -> None:
-    """Refuse an empty text, such as an unset shell variable; it would pack samples without the function."""
+    """Refuse an empty text, such as an unset shell variable: samples would be packed without the function."""
     if not value:
         raise InvalidRequest(option_text(name), repr(value), expected="package.module:function")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse other values than True and False, such as the text `no`, which counts as true."""
+    """Refuse values other than True and False, such as the text `no`, which Python treats as true."""
     if value is not None and type(value) is not bool:
         raise InvalidRequest(option_text(name), repr(value)[:100], expected="True or False")
 

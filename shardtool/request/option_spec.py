@@ -54,8 +54,8 @@ ValueForm = Literal[
     "", "size", "rate", "share", "sample", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"
 ]
 
-_MAX_INTEGER = 2**63 - 1  # in recorded options
-_SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
+_MAX_INTEGER = 2**63 - 1  # maximum integer in recorded options
+_SPECS: dict[type, dict[str, OptionSpec]] = {}  # specs by options class
 _TEXTS: dict[type, dict[str, str]] = {}  # help texts by options class
 _TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
@@ -108,12 +108,13 @@ class OptionSpec(NamedTuple):
             timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
-        shown: Default in the help, if it is not a plain value.
+        shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value; `sample` is a share above 0.
         example: An example value.
         range: Minimum and maximum of a number.
         only_for: Kind of source to which the option applies; empty: any source.
-        requires: Rules about options that must be given, too. A function may return them, to name later options.
+        requires: Rules about options that must also be given. A function may return them, to name options defined
+            later.
         conflicts: Conditions that must not be true.
         recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.

@@ -153,7 +153,7 @@ def format_command_line(run: RunRecord) -> str:
     if options.pop("descending", False):
         options["sort_by"] = f"-{options.get('sort_by', '')}"
     for name, value in options.items():
-        if not (is_reshard and name == "dots"):  # determined from the source
+        if not (is_reshard and name == "dots"):  # `reshard` determines `dots` from the source
             words += cli_words(name, value)
     return " ".join(map(_shell_quote, words))
 

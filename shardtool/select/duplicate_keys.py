@@ -31,7 +31,7 @@ _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain ta
 
 
 class _KeyGroup(NamedTuple):
-    """Samples (numbers, ascending) that share a key, and whether it is among `existing_keys`."""
+    """Samples (numbers, ascending) that share a key, and whether the key is among `existing_keys`."""
 
     key: bytes
     samples: list[int]
@@ -119,7 +119,7 @@ def _rename_duplicates(
         name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
     }
     names: dict[int, bytes] = {}
-    for group in groups:  # two groups never get the same name: they differ before the last dash
+    for group in groups:  # groups never get the same new name: they differ before the last dash
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

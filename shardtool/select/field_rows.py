@@ -68,7 +68,8 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of parts by sample and field, and return where each sample starts.
 
-    Rows are numbered across the parts. The first part with a field of a sample counts. Chunks of samples limit memory.
+    Rows are numbered across the parts. If several parts have a field of a sample, the first is used. Chunks
+    of samples limit memory.
 
     Args:
         firsts: For each part, int64[samples + 1]: where the rows of each sample start.

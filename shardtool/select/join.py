@@ -55,7 +55,7 @@ class JoinedSamples(NamedTuple):
     Attributes:
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
-        classes: Class names by column of class numbers, or of lists of these.
+        classes: Class names by column of class numbers, or of lists of class numbers.
         columns: Types of the joined columns.
     """
 
@@ -111,7 +111,7 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         remedy = f"Choose another column with {option_text('on')}."
         raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
-    used = np.zeros(len(rows) + 1, bool)  # the last one is for -1
+    used = np.zeros(len(rows) + 1, bool)  # the last element is for rows of -1
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}
@@ -274,7 +274,7 @@ def _match_notes(
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return None  # Arrow would round the decimals
+        return None  # Arrow would round the decimal numbers
     try:
         schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type

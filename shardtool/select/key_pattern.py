@@ -1,8 +1,8 @@
 """Keys from a regular expression: `a.png` and `a_mask.png` become one sample.
 
 The pattern must match the whole relative path, without the extension. The first group that matches is the key. The rest
-of the file name, without separators at its ends, precedes the extension in the field name: `mask.png`. A path that does
-not match is its own key.
+of the file name, without separators at its ends, precedes the extension in the field name: `mask.png`. The key of a
+path that does not match is the path itself.
 
 RE2 takes linear time: the pattern may come from an untrusted dataset file.
 """
@@ -39,7 +39,7 @@ class KeyPattern:
     """A pattern of keys; `matched` counts matched names."""
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # importing it takes 40 ms
+        import pyarrow.compute as pc  # takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         groups = 0

@@ -57,8 +57,8 @@ ClassNames = Mapping[str, Sequence[str]]
 _BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
-_INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for thousands of digits
-_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of constant powers
+_INTEGER_TOO_LONG = "integer string conversion"  # part of Python's error for thousands of digits
+_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits for powers of constants
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
@@ -133,7 +133,7 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
     Args:
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks are in backticks.
-        classes: Class names by column of class numbers, for comparisons with text by ==, != or in.
+        classes: Class names for columns of class numbers, for comparisons with text by ==, != or in.
 
     Raises:
         InvalidRequest: The query is outside the language, names an unknown column or class, or compares unlike types.
@@ -155,7 +155,7 @@ def match_partially(
             warnings.simplefilter("ignore")  # about \d in quotes, patterns with groups, division by zero
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # Evaluate without rows first, so that an error lists all columns.
+            # Evaluate without rows first, so that an error message lists all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
@@ -197,8 +197,8 @@ class _Query(NamedTuple):
 
     Attributes:
         tree: The expression, with stand-ins for names in backticks.
-        names: Column by stand-in.
-        where: Its name in messages.
+        names: Column name by stand-in.
+        where: The name of the query in messages.
     """
 
     tree: ast.expr

@@ -62,7 +62,7 @@ _TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_DATE_PARTS = 3  # year, month and day count from 1, the other parts from 0
+_DATE_PARTS = 3  # year, month and day start at 1, the other parts at 0
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
@@ -189,7 +189,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
-    if values.dtype.kind in "iu":  # other constants equal no value of the column
+    if values.dtype.kind in "iu":  # constants outside the range equal no value of the column
         limits = np.iinfo(values.dtype)
         items = [int(item) for item in items if item // 1 == item and limits.min <= item <= limits.max]
     return np.isin(values, np.array(items, values.dtype)) & data.valid

@@ -110,7 +110,7 @@ def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValues:
-    """A merged field keeps what all its parts agree on."""
+    """Rename value properties. Merged fields keep properties that all parts share."""
     renamed = values.rename(new_names)
     inline, types = {**renamed.inline}, {**renamed.types}
     for new, names in _merged_names(new_names).items():
@@ -169,7 +169,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # not written by shardtool
+        return columns  # shardtool did not write this column
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SPLITS = 1000
-_MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample if labels have several samples
+_MAX_LABELS = 2**20  # each label is a Python object of about 100 bytes per sample
 _HASH_PERSON = b"shardtool split"
 _NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
@@ -55,7 +55,7 @@ class SplitAssignment(NamedTuple):
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
     """Return the split of each sample; `values` is the column `options.required_column`.
 
-    Takes 1 µs and 2 bytes per sample; 40 bytes to sort labels.
+    Takes 1 µs and 2 bytes per sample; 40 bytes if labels must be sorted.
     """
     option_and_column = options.required_column
     if option_and_column is None:
@@ -206,11 +206,11 @@ def _value_texts(values: pa.Array) -> list[bytes]:
         return [b"true" if value else b"false" for value in values.to_pylist()]
     if types.is_floating(kind):
         return [str(int(value) if value.is_integer() else value).encode() for value in values.to_pylist()]
-    if types.is_temporal(kind):  # as Arrow's text: Python's times stop at microseconds
+    if types.is_temporal(kind):  # converted to text by Arrow: Python's times are limited to microseconds
         texts = values.cast("string").to_pylist()
         return [(text.rstrip("0").rstrip(".") if "." in text else text).encode() for text in texts]
     if types.is_string(kind) or types.is_large_string(kind):
-        values = values.cast("large_binary")  # accepts text that is not valid UTF-8
+        values = values.cast("large_binary")  # this cast accepts text that is not valid UTF-8
     return [value if isinstance(value, bytes) else str(value).encode() for value in values.to_pylist()]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
-_C1_LEAD_BYTE = b"\xc2"  # starts control characters beyond ASCII, and some letters
+_C1_LEAD_BYTE = b"\xc2"  # first UTF-8 byte of non-ASCII control characters and some letters
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")
 _PART_STARTS = b"/\0."  # bytes before the dot at the start of a part; `.` itself for the first key
 

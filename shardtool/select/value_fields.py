@@ -52,9 +52,9 @@ def set_value_fields(
     Args:
         entries: The samples.
         fields: (field, column).
-        classes: The fields whose values are numbered, in byte order.
+        classes: The fields whose values are replaced by class numbers, in byte order.
         known: Existing class numbers.
-        names: Class names by column of class numbers, or of lists of these.
+        names: Class names by column of class numbers, or of lists of class numbers.
         may_lack: Whether a sample may lack a value, and then lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
@@ -92,7 +92,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        values = values.fill_null(values.drop_null()[0])  # any value: samples without the field ignore it
+        values = values.fill_null(values.drop_null()[0])  # any value will do: samples without the field ignore it
     labels = class_names
     if label and class_names is None:
         values, labels = number_labels(values, name, known)

@@ -1,4 +1,4 @@
-"""A zip or tar archive as a source, packed as the folder that it would unpack to.
+"""A zip or tar archive as a source, packed like the folder to which it would be extracted.
 
 Members are read at their offsets; only a compressed tar is copied once to a temporary file in the output folder.
 Members with unsafe names and unreadable members are skipped.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
-_LISTING_BYTES_PER_MEMBER = 128  # without its name
+_LISTING_BYTES_PER_MEMBER = 128  # in addition to its name
 _MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar
 _MAX_NAME_BYTES = 2**13
 _TAR_FOLDER = b"5"
@@ -69,7 +69,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as heads:  # a second reader, so that both read forward
+    with ShardFile(file.path) as heads:  # a second reader for headers, so that both read forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:

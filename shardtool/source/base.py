@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 TASK_COUNT = 32  # enough to keep a few workers busy to the end
-# Groups of skipped rows in notes, in addition to the reason codes.
+# Names for groups of skipped rows in notes, in addition to the reason codes.
 _SAME_CONTENT, _EMPTY_SAMPLE = "same-content", "empty"
 
 
@@ -41,10 +41,10 @@ class Listing:
         recorded: Facts about the choice of samples that the dataset file records, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
-        stored: The dataset and the shard, for each of these shards.
+        stored: For each name in `shards`, the dataset and the shard.
         compressed: Whether a shard can only be read in sequence.
         later: The part of `where` that workers evaluate.
-        dropped: Fields whose number columns are needed only to choose the splits, and then removed.
+        dropped: Fields whose number columns are needed only to choose the splits, and are then removed.
         classes: Class names by label field of the source, including dropped fields.
     """
 
@@ -107,7 +107,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Return the requested samples in the requested order. `taken` returns keys that they must not have."""
+        """Return the requested samples in the requested order. `taken` returns keys that the samples must not have."""
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:

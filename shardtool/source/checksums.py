@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_BLOCK_BYTES = 2**16  # a larger buffer per small file would cost more
+_BLOCK_BYTES = 2**16  # larger buffers are slower for small files
 
 
 class _Crc32c:
@@ -172,7 +172,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
-    if task.reads > 1:  # opening a file is slow here
+    if task.reads > 1:  # threads, because opening files is slow here
         try:
             checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:

@@ -36,9 +36,10 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, in key order after existing samples; groups in the order of their first ones.
+        groups: The samples of each group: existing samples first, then in key order. Groups are sorted by their first
+            samples.
         sizes: Content bytes per sample of each group.
-        differ: Sample to the labels and other fields that differ from its group's first sample.
+        differ: Maps samples to labels and other fields that differ from their group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -76,7 +77,7 @@ def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
     if entries.spans is None or np.any(entries.rows.kind[rows] != SPAN):
         return None
     crcs = entries.spans.expected[rows]
-    return crcs if crcs.min(initial=0) >= 0 else None  # some are unknown: compare sizes only
+    return crcs if crcs.min(initial=0) >= 0 else None  # if some checksums are unknown, compare sizes only
 
 
 def _find_differing_values(

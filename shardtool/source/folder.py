@@ -74,7 +74,7 @@ class FolderSource(Source):
         from shardtool.source.selection import apply_field_options, join_and_filter, sort_and_limit, take_sample
 
         listed = apply_field_options(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
-        if options.label_from_folder:  # before sampling, so that class numbers do not depend on the chosen samples
+        if options.label_from_folder:  # before samples are chosen: class numbers must not depend on the choice
             from shardtool.dataset.class_names import read_classes
 
             depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)
@@ -232,7 +232,7 @@ def check_dots(entries: SampleTable) -> None:
     raise InvalidRequest(name, found, remedy=remedy)
 
 
-_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # NumPy and pyarrow
+_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # modules that import NumPy and pyarrow
 _OBJECTS_PER_REPORT = 1000
 
 
@@ -243,7 +243,7 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the contents of the tree, in key order, its top first.
+        """Return the contents of the tree in key order, starting with its top folder.
 
         Workers list a local folder while a thread imports the next modules.
         """
@@ -279,7 +279,7 @@ class FileTree(NamedTuple):
 
 
 def _import_ahead() -> None:
-    with suppress(Exception):  # the module that needs them reports errors
+    with suppress(Exception):  # the module that needs these imports reports errors
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)
 

@@ -47,7 +47,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Skipped samples may be readable tomorrow: keep the number of their class.
+    # Classes of skipped samples keep their numbers: a later run may read these samples.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -73,7 +73,7 @@ def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArra
 
 
 def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
-    """Note classes that have names of splits."""
+    """Return notes about classes that are named like splits."""
     classes = entries.values.classes.get("cls", [])
     split_names = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(split_names) < min(2, len(classes)) or not split_names:

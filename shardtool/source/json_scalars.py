@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
-_MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # of a payload, and of its scalars as a line
+_MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # maximum size of a payload, and of the line with its scalars
 MAX_TEXT_LENGTH = 2**15  # characters; longer texts, such as labelme's images, are not metadata
-_MAX_PLAIN_BYTES = 2**10  # of a payload that is not a JSON object
+_MAX_PLAIN_BYTES = 2**10  # maximum size of a payload that is not a JSON object
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # strict, so that 007 stays text
 _INTEGER_LIMIT = 2**63  # columns are int64
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
@@ -39,7 +39,7 @@ class JsonScalars(NamedTuple):
 
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object if unreadable.
-        kinds: The number of values of each kind, by name.
+        kinds: Number of values of each kind, by name.
         long: By name, how many values were ignored because of `MAX_TEXT_LENGTH`.
         failed: Index, code and message of payloads that cannot be read.
     """

@@ -64,7 +64,7 @@ def _read_keys(given: object) -> list[bytes]:
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         keys = [*given]
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
-            with suppress(UnicodeEncodeError):  # a lone surrogate
+            with suppress(UnicodeEncodeError):  # a lone surrogate cannot be encoded
                 return [to_bytes(key) for key in keys]
     raise InvalidRequest(
         option_text("keys_from"), type(given).__name__, expected="a file with one key per line, or keys"

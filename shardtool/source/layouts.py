@@ -31,11 +31,11 @@ SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys to examine, in runs of neighbours, w
 _TESTED_KEYS = 64  # keys of a group for which partners are searched
 _MIN_PARTNER_SHARE = 0.8  # share of these keys that must have a partner
 _MIN_GROUP_SHARE = 0.05  # share of the samples with a suffix, or without a field, that is worth a note
-_MAX_FOLDERS = 8  # more sibling folders are classes
-_MAX_STRAY_FILES = 64  # files next to folders
-_MAX_DEPTH = 4  # levels with a single folder
+_MAX_FOLDERS = 8  # more sibling folders are probably classes
+_MAX_STRAY_FILES = 64  # maximum files next to folders
+_MAX_DEPTH = 4  # maximum levels with a single folder
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 10  # with the same extension: Common Voice has eight
+_MAX_TABLES = 10  # tables with the same extension: Common Voice has eight
 _SHOWN_FIELDS = 3
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -59,7 +59,7 @@ class Advice(NamedTuple):
     """An observation about a listing, and the command that probably packs it as intended.
 
     Attributes:
-        found: The fields that samples lack, and how their files are named.
+        found: The fields that samples lack, and how the files of these fields are named.
         command: A command, or a call in Python; empty if no single command can pack the files.
         effect: What the command does; without a command, the page about the layout.
     """
@@ -170,7 +170,7 @@ def _lacking_text(tree: _Tree) -> str:
 
 
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    """Find suffixes such as _mask: keys that equal another key, or end in another suffix, without the suffix."""
+    """Find suffixes such as _mask: without them, keys equal another key, or end in another suffix."""
     tails = Counter[bytes]()
     for sample in tree.sampled:
         name = _file_name(tree.keys[sample])

@@ -31,7 +31,7 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: Type by field, the same in all shards with the field.
-        texts: For each part, the texts of fields whose rows are INLINE.
+        texts: For each shard, the texts of fields whose rows are INLINE.
         lists: Type by field, for fields that are not a single value in every sample; not in `numbers`.
     """
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 _FLOAT_BYTES = 4
-_MAX_TEXT_BYTES = 40  # of a text of a number, and of a stored number
+_MAX_TEXT_BYTES = 40  # maximum size of a number as text, and of a stored number
 _MIN_NORMAL_FLOAT = 2.0**-126
-_FLOAT_DIGITS = (6, 7, 8, 9)  # that a 32-bit float may need; a subnormal may need fewer
+_FLOAT_DIGITS = (6, 7, 8, 9)  # digits that a 32-bit float may need; a subnormal may need fewer
 
 
 class NumberField(NamedTuple):
@@ -35,9 +35,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        offsets: int64.
-        lengths: int64.
-        crcs: int64, -1: unknown.
+        offsets: int64 per value: offset in the shard.
+        lengths: int64 per value, in bytes.
+        crcs: int64 per value; -1: unknown.
     """
 
     field: str
@@ -122,7 +122,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 def int_text(data: bytes) -> bytes | None:
     """Return the text of a whole number; None if `data` is not a single number."""
     try:
-        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrapped as a packed list
+        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrap the bytes as a packed list
     except ValueError:
         return None
     return b"%d" % numbers[0] if len(numbers) == 1 else None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
     """Return the datasets and their shards; only dataset files are read.
 
-    Each of `givens` is a dataset file, a pattern, a glob, a folder, or a list of shards. `seen` records the files.
+    For `givens`, see `list_datasets`. `seen` records the files.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):
@@ -203,7 +203,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may be of texts that the numbers do not reproduce.
+        # The fingerprint may cover texts that the numbers do not reproduce.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

@@ -79,7 +79,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The columns may take this much memory, and this many times the size of the file.
+# The columns may use this much memory, plus this many times the size of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -122,7 +122,7 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            with pq.ParquetWriter(  # plain pages: their sizes in the file limit their memory
+            with pq.ParquetWriter(  # uncompressed pages: their sizes in the file limit the memory for reading them
                 target,
                 entries_schema(entries, divides).with_metadata(schema_metadata),
                 compression="zstd",
@@ -151,7 +151,7 @@ def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray
     """Return the `listed`, `divides` and `by_key` of `write_plan`.
 
     Raises:
-        InvalidRequest: The plan is of another source, of other options, or of another version of shardtool.
+        InvalidRequest: The plan was written for another source, with other options, or by another version of shardtool.
         CorruptShard: The file is damaged, or is not a plan file.
     """
     try:
@@ -267,7 +267,7 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
         top, _, below = path.partition(b"/") if request.folders else (b"", b"", path)
         is_inside = top in roots and not below.startswith(b"/")
         if is_inside and not request.outside:
-            location = os.path.join(roots[top] + below, b"")  # also a link gets a final slash
+            location = os.path.join(roots[top] + below, b"")  # adds the final slash that links lack
             is_inside = resolve_folder(real_paths, location, _real_folder).startswith(real_paths[roots[top]])
         if not is_inside:
             found = f"a plan with a path that leaves the source: {printable(path)}"

@@ -26,7 +26,7 @@ KEY_COLUMN, FIELDS_COLUMN, SPLIT_COLUMN = "__key__", "__fields__", "__divides__"
 _INLINE_COLUMN, _PATH_NAME = "__inline_{}__", "path"
 _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns": "int64", "changed_ns": "int64"}
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
-# Maximum number of row groups, minimum samples of one: a group is written from memory.
+# Maximum row groups, and minimum samples of a group, which must fit into memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
@@ -138,7 +138,7 @@ def _read_fields(
     file: pq.ParquetFile, kind: pa.StructType
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], PackedStrings | None]:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    max_rows = sum(group.column(1).num_values for group in groups)  # counts one for each sample without fields
+    max_rows = sum(group.column(1).num_values for group in groups)  # `num_values` is one for each sample without fields
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
     # Concatenating chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
@@ -150,7 +150,7 @@ def _read_fields(
             raise ValueError(f"nulls in {FIELDS_COLUMN}")
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = number_values(array)
-        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # at most one array
+        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # at most one array of paths
         starts[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
     np.cumsum(starts, out=starts)
@@ -160,7 +160,7 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
-    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the name is part of the path
+    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the field name is part of the path
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind
     for is_invalid, problem in (

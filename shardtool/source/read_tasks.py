@@ -80,15 +80,15 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
 _PROBE_STRIDE = 2_654_435_761  # prime, so that all fields and folders are probed
-_PROBE_BYTES = 4096  # the start of a file comes with opening it
-_SLOW_OPEN_SECONDS = 0.5e-3  # a thread costs a tenth of this per file, and a local disk responds faster
+_PROBE_BYTES = 4096  # opening a file also reads its start
+_SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread per file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
-_MAX_TOTAL_READS = 64  # across all workers: more takes memory, and seldom helps
-_REMOTE_READS = 32  # stores and web servers: nearly all time is waiting
+_MAX_TOTAL_READS = 64  # across all workers: more reads use memory, and seldom help
+_REMOTE_READS = 32  # for stores and web servers
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the parallel reads per worker, and the reason, if measured."""
+    """Return the number of parallel reads per worker, and the reason if measured."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)
@@ -115,5 +115,5 @@ def measure_open_seconds(entries: SampleTable) -> float:
 
 
 def parallel_read_count(open_seconds: float, workers: int) -> int:
-    """Return the parallel reads per worker."""
+    """Return the number of parallel reads per worker."""
     return 1 if open_seconds < _SLOW_OPEN_SECONDS else max(1, min(_MAX_READS_PER_WORKER, _MAX_TOTAL_READS // workers))

@@ -138,7 +138,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Yield what cannot be compared without the table."""
+        """Yield descriptions of what cannot be compared without the table."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
@@ -218,7 +218,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if (
         file is not None and file.appends and not has_appended_sources(file) and not table_state
-    ):  # each update selected samples again
+    ):  # the selections of updates cannot be repeated
         table_state = {
             "selecting_options": tuple(
                 option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None

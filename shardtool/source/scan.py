@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _DOT_BYTE = 46
-_MAX_ITEM_FILES = 8192  # of one folder
+_MAX_ITEM_FILES = 8192  # maximum files of one folder
 
 
 class ScanItem(NamedTuple):
@@ -80,7 +80,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
     """List the top of the tree until there are `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
-    for _ in range(4):  # levels; below, one worker lists a whole subtree
+    for _ in range(4):  # levels; below these, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
         parts_of_items = [[item] if item.names else expand_folder(root, rules, item, top) for item in items]
@@ -149,7 +149,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
             if filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
-            if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or a dot at the start or end
+            if file == name or file[0] == 0 or file[-1] == 0:  # the name has no dot, or one at the start or end
                 split = split_name(name, rules.dots)
                 if split is None:
                     part.skipped.append(no_field_row(prefix, name))
@@ -163,7 +163,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return `file` or `folder` for a link that is followed, otherwise an empty text."""
+    """Return `file` or `folder` for a link to follow, otherwise an empty text."""
     path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
@@ -188,7 +188,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # the link's text: its real target depends on the machine
+        where = printable(os.readlink(path))  # the link's text: the resolved target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:

@@ -35,7 +35,7 @@ class ScanRules:
     """Which files are parts of samples.
 
     Attributes:
-        include: Globs, of which a file must match one.
+        include: Globs; a file must match one of them.
         exclude: Globs of files and folders.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
         symlinks: `inside` follows links whose target is in the tree and reports others.
@@ -97,7 +97,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
     )
 
 
-_MAC_FILES = (b"._", b".DS_Store")  # prefixes: `._NAME` next to each file, and `.DS_Store`
+_MAC_FILES = (b"._", b".DS_Store")  # prefixes of macOS files: `._NAME` next to each file, and `.DS_Store`
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
 ALWAYS_CHANGED = 2**62  # change time of files whose changes the tree does not show, such as targets of links
 
@@ -164,7 +164,7 @@ def resolve_folder(
     `known` caches the property by folder path, which is empty or ends in a slash.
     """
     unresolved = []
-    while folder not in known:  # not recursive: a path may have a thousand parts
+    while folder not in known:  # a loop, not recursion: a path may have a thousand parts
         unresolved.append(folder)
         folder = folder[: folder.rfind(b"/", 0, -1) + 1]
     value = known[folder]

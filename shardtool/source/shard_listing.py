@@ -77,7 +77,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     """Return the samples of datasets.
 
     `recorded` has dots: `last` if a dataset ends its keys at the last dot, or a key has a dot in its last part. The
-    digest is of all samples, as recorded in the dataset files.
+    digest covers all samples, as recorded in the dataset files.
 
     Args:
         givens: Dataset files, patterns, globs, folders, or lists of shards.
@@ -160,9 +160,9 @@ def _list_shards(
             observer.listed(len(parts[index].index))
     tasks = []
     for index in to_scan:
-        shard, continues = shards[index], salvage and index not in with_index  # after damage
+        shard, continues = shards[index], salvage and index not in with_index  # continue after damage
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    pool.check([shard.path for shard in shards])  # also without scans: workers read numbers
+    pool.check([shard.path for shard in shards])  # always, because workers also read numbers
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

@@ -161,7 +161,7 @@ def _glob_advice(source: str) -> str:
     return f"Pack the folder, {folder or '.'}, with {include_advice(name)}."
 
 
-_MAX_FILES = 100_000  # for the count in the message
+_MAX_FILES = 100_000  # maximum files to count for the message
 _SHOWN = 3
 
 

@@ -43,7 +43,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The examined files, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
+    """The examined files; `changed_ns` is their latest change in nanoseconds since 1970."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -59,7 +59,7 @@ class FilesSeen:
 
     @property
     def identity(self) -> str:
-        """A digest of these files, in their order."""
+        """A digest of the examined files, in their order."""
         return self._hash.hexdigest()
 
 
@@ -149,7 +149,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # stores that deny listing report missing objects like this
+        if stored.entry is None:  # stores that deny listing also refuse access to missing objects
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
@@ -159,7 +159,7 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
     """Add the index and metadata of the sidecar.
 
     Raises:
-        CorruptShard: The sidecar is damaged, of another shard, or not the one in the dataset file.
+        CorruptShard: The sidecar is damaged, describes another shard, or differs from the dataset file.
     """
     index = sidecar_read.parse_shard_sidecar(
         data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry
@@ -238,7 +238,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Make the fields of each sample adjacent: `tar` may store all images, and then all labels.
+    """Make the fields of each sample adjacent: `tar` may have stored all images, then all labels.
 
     Samples that share both key and field are duplicates, and stay as they are.
     """

@@ -53,7 +53,7 @@ class _FolderState(NamedTuple):
 
 
 class _FileState(NamedTuple):
-    """A file: its kind, and numbers as in `StatResult`, or why it cannot be packed."""
+    """A file: its kind, and the numbers in `StatResult.facts`, or why it cannot be packed."""
 
     kind: int = FILE
     size: int = 0

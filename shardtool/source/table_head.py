@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 8
-_MIN_MATCH_SHARE = 0.5  # of rows with an existing file: a table may list more files than exist
+_MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
@@ -88,7 +88,7 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
             return
         try:
             row, position = decoder.raw_decode(text, position)
-        except ValueError:  # truncated
+        except ValueError:  # the text is truncated
             return
         yield row
 

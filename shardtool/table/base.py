@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # per thread; a row must fit
+READ_BLOCK_BYTES = 2**20  # block size per thread; a row must fit into a block
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -46,7 +46,7 @@ class Table:
         location: Path, or another name for messages.
         folder: Base directory of relative paths in the table.
         name: File name, or kind of table.
-        classes: Class names of columns that hold class numbers, or lists of them.
+        classes: Class names of columns of class numbers, or of lists of class numbers.
         on: Column that identifies samples, if the format defines one; otherwise empty.
     """
 
@@ -140,7 +140,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert every read error except lack of memory into InvalidRequest."""
     try:
         yield
-    except MemoryError:  # pyarrow raises a subclass of both
+    except MemoryError:  # pyarrow raises a subclass of both MemoryError and ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

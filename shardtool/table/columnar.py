@@ -131,7 +131,7 @@ class ParquetTable(_FileTable):
 
 
 def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
-    """Read one column at a time: five million rows take 550 MB, against 750 MB for all columns together."""
+    """Read one column at a time: five million rows use 550 MB, instead of 750 MB for all columns together."""
     schema, columns = file.schema_arrow, []
     for name in names:
         groups = [
@@ -191,7 +191,7 @@ class ArrowTable(_FileTable):
         with (
             reading_table(self.location),
             self._reader(columns, pa.memory_map) as reader,
-        ):  # map the file: a batch may be all of it
+        ):  # memory-map the file, because a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)

@@ -60,7 +60,7 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            self._tables = [self._open_file(file) for file in self._files]  # a text file is parsed once
+            self._tables = [self._open_file(file) for file in self._files]  # because a text file is parsed only once
             tables = self._read_all(columns, mixed.union(text))
         try:
             return pa.concat_tables(tables, promote_options="permissive").select(columns)

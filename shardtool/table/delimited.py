@@ -4,8 +4,8 @@ pyarrow parses the text. This module also reports a header with another delimite
 number of values. Row 1 is the first after the header; empty lines are not rows.
 
 Column types are inferred from all values. Columns that the caller names stay text, because the key 1e5 is not 100000.
-Columns with a value such as 007, or with more digits than a float holds, stay text too. `NA` and an empty cell are text
-in text columns and null in others.
+Columns with a value such as 007, or with more digits than a float can represent, stay text too. `NA` and an empty cell
+are text in text columns and null in others.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
-_TAIL_BYTES = 64  # enough for the last character and line ends
-_MAX_EXACT_FLOAT = 2.0**53  # not every larger whole number is a float
+_TAIL_BYTES = 64  # contain the last character and line ends
+_MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact as floats
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
 _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter, as in LJSpeech
@@ -112,7 +112,7 @@ class DelimitedTable(Table):
             table = self._parse(text)
         except pa.ArrowInvalid as error:
             message = str(error)
-            if "Empty CSV" in message:  # a header without a newline
+            if "Empty CSV" in message:  # the file is a header without a newline
                 return self.schema.empty_table()
             if "straddl" in message:
                 raise row_size_error(self.location) from None
@@ -138,7 +138,7 @@ class DelimitedTable(Table):
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 
-        # Rows have numbers only without threads.
+        # pyarrow reports row numbers only if it uses no threads.
         bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
         names = None if self._header else self.schema.names  # if the file has no header
         included = None if invalid_rows is None else [*text]
@@ -198,7 +198,7 @@ def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) ->
         raise InvalidRequest(name, f"no first row: {error}", expected=expected) from None
     if not names:
         raise InvalidRequest(name, "empty", expected=expected)
-    if not form.header and form.delimiter:  # a single column is legitimate
+    if not form.header and form.delimiter:  # with a requested delimiter, a single column is valid
         return names
     if len(names) == 1:
         others = [delimiter for delimiter in _DELIMITER_NAMES if delimiter != separator and delimiter in names[0]]

@@ -93,13 +93,13 @@ def _parquet_objects(folder: str) -> list[str]:
     return sorted(files, key=os.fsencode)
 
 
-_MAX_NAMES_READ = 8  # in a folder: there may be millions
-_HEAD_BYTES = 2**16  # read of a JSON file
+_MAX_NAMES_READ = 8  # maximum names to read in a folder
+_HEAD_BYTES = 2**16  # bytes to read of a JSON file
 _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
 
 
 def _is_row_json(path: str) -> bool:
-    if not path.lower().endswith(JSON_ENDING):  # compressed, so not a dataset file
+    if not path.lower().endswith(JSON_ENDING):  # a compressed file is no dataset file
         return True
     try:
         head = files.read_head(path, _HEAD_BYTES)[0].removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -121,7 +121,7 @@ def find_archive(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
-    """Check whether a source is a table. Any file is one if `form` sets a format."""
+    """Check whether a source is a table. If `form` sets a format, any file is a table."""
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)

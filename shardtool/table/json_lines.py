@@ -52,7 +52,7 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
             table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
-    if table.num_rows != rows:  # an object spans lines, or a line has several
+    if table.num_rows != rows:  # an object spans lines, or a line has several objects
         raise _json_error(name, open_stream, "not one object per line")
     return arrow.compact_table(table)
 
@@ -105,7 +105,7 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # allowed for any file: half a gigabyte
+_MIN_CELL_LIMIT = 5 * 10**7  # values allowed for any file: half a gigabyte
 _CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight in memory
 
 

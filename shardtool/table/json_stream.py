@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # a number, word or escape may be cut this close to the end of a block
+_MAX_TOKEN_CHARS = 16  # a block may end within a number, word or escape of up to this length
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
@@ -58,7 +58,7 @@ class JsonStream:
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():
                     raise problem from None
-            except ValueError as error:  # a number of thousands of digits
+            except ValueError as error:  # a number with thousands of digits
                 raise self._problem(str(error), self._at) from None
             else:
                 is_cut = self._text[end : end + 1] in _NUMBER_CONTINUES and end + _MAX_TOKEN_CHARS > len(self._text)
@@ -138,7 +138,7 @@ class JsonStream:
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
-    """Return an array of objects as LZ4-compressed JSON lines, to be read several times.
+    """Return an array of objects as LZ4-compressed JSON lines, which can be read several times.
 
     Raises:
         InvalidRequest: The document is not an array of objects, or is empty.

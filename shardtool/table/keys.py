@@ -106,7 +106,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
     """Return the position of each key in `others` (unique); -1 if missing.
 
-    A hash table of five million keys takes 480 MB; in parts, less than half, as fast.
+    A hash table of five million keys takes 480 MB. Searching in parts takes half the memory, and no longer.
     """
     import pyarrow.compute as pc
 
@@ -131,7 +131,7 @@ def hash_keys(keys: PackedStrings) -> NDArray[np.uint64]:
 
 
 def contains_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which hashes are in `ordered` (sorted): 2 s for five million, against 12 s with `np.isin`."""
+    """Return which hashes are in `ordered` (sorted). Five million take 2 s; `np.isin` takes 12 s."""
     is_contained = np.zeros(len(hashes), bool)
     if len(ordered):
         order = np.argsort(hashes)

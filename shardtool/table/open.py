@@ -99,7 +99,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    """Return the sorted files of a glob, but not of Parquet files, which are one table."""
+    """Return the sorted files of a glob; not of Parquet files, which are one table."""
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
     folder = paths.folder_of(path)
@@ -162,7 +162,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         remaining = selected.columns[::-1]
         column_names, selected = selected.column_names, None
         for name in column_names:
-            column = remaining.pop()  # drop each reference, to avoid two copies in memory
+            column = remaining.pop()  # `pop` drops the reference, to avoid two copies in memory
             check_column(table.location, name, column)
             columns[name] = arrow.to_one_chunk(arrow.to_plain(column))
             del column
@@ -180,7 +180,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
     if b"\0" not in data and (form != DEFAULT_FORMAT or cells & set(named) or (path_columns and len(cells) > 1)):
         with reading_table(name):
             return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN_NAME)
-    if path_columns and b"\0" not in data:  # a column of paths with its header
+    if path_columns and b"\0" not in data:  # a column of paths after its header
         data = rest
     return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
 

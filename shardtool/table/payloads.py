@@ -38,7 +38,7 @@ _DTYPES = {
 }  # fmt: skip
 _STEP_BYTES = 2**24
 _MAX_INT64 = 2**63 - 1
-_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # two digits for each byte
+_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two hexadecimal digits of each byte
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
@@ -165,7 +165,7 @@ def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)  # the value at a null is undefined
+    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)  # values of nulls are undefined
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:

@@ -231,7 +231,7 @@ def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 def _escape_json(array: pa.Array) -> pa.Array:
     data = np.frombuffer(arrow.concat_values(array), np.uint8)
-    special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]  # the backslash first
+    special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]  # escape the backslash first
     for code in special:
         if (data == code).any():
             char = chr(code)

@@ -1,4 +1,4 @@
 """The verbs: one public function for each command.
 
-The verbs are in a package of their own, because an imported module `shardtool.create` would hide the function.
+The verbs are in this package because a module `shardtool.create`, once imported, would hide the function.
 """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # search for a readable object among these
+_MAX_LISTED_OBJECTS = 100  # objects to search for a readable one
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds; stores refuse clocks that are 5 or 15 minutes off
 _SECOND_REMOVAL_S = 0.3  # after a signal, a pending write may complete late
@@ -165,7 +165,7 @@ def _check_connection(address: str, steps: _Steps) -> FirstResponse:
 def _check_clock(address: str, headers: Mapping[str, str]) -> str:
     try:
         date = parsedate_to_datetime(headers["Date"]).timestamp()
-        off_s = time.time() - date - float(headers.get("Age", 0))  # the age of a cached response
+        off_s = time.time() - date - float(headers.get("Age", 0))  # `Age`: how long a proxy has cached the response
     except (KeyError, TypeError, ValueError, OverflowError):
         return "the server sends no time"
     difference = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
@@ -185,7 +185,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        steps.require("delete", partial(_run_step, remove))  # before writing an undeletable object
+        steps.require("delete", partial(_run_step, remove))  # before writing an object that cannot be deleted
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 
 
@@ -327,7 +327,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # by kind of location or scheme: the check, and its steps in order
+_LOCATION_CHECKS = {  # for each location or scheme: the check, and its steps
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

@@ -63,7 +63,7 @@ _UNFINISHED_NAME = ".extract.unfinished"
 _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
-_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # with few shards
+_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # limits of a task, with few shards
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with more shards, tasks may be this much larger
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` about names
@@ -178,7 +178,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # otherwise, some datasets do not record them
+        if len(recorded_paths) == len(entries.rows.code):  # if the numbers differ, some datasets do not record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
     return PackedStrings.parse(list_source_paths(plain).span(0, len(entries.rows.code)))
@@ -237,7 +237,7 @@ def _create_options(
     if options.by_key:
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
-        create_options.pop("label_from_folder", None)  # the labels are files
+        create_options.pop("label_from_folder", None)  # the folder contains labels as files
     # Numbering only existing folders would change numbers if a class is empty.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
@@ -267,7 +267,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # while workers write
+            tables = tables or _parquet_tables(entries, names)  # built while workers write
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
@@ -362,7 +362,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # stat each file only if needed
+    except OutputFailed:  # stat each file only after a failure
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

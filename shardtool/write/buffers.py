@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-# Larger payloads are streamed. Fits the L2 cache: larger buffers cost up to double.
+# Larger payloads are streamed. Buffers beyond the L2 cache take up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # smaller gaps are read and ignored: seeking would take as long
+MAX_GAP_BYTES = 2**20  # smaller gaps are read and ignored, because seeking takes as long
 
 _arena = memoryview(b"")
 
@@ -23,6 +23,6 @@ def get_arena(size: int) -> memoryview:
     """Return `size` bytes of memory for scattered payloads. Invalidates the result of earlier calls."""
     global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
     if len(_arena) < size:
-        _arena = memoryview(b"")  # free the old one first
+        _arena = memoryview(b"")  # free the old memory first
         _arena = memoryview(bytearray(size))
     return _arena[:size]

@@ -31,7 +31,7 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # The new file would be visible at once: the parent must first withdraw the dataset file.
+        # A new file would be visible immediately, so the parent must first withdraw the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -90,7 +90,7 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # stores report it for unencrypted objects
+        md5 = task.folder.md5(task.name)  # stores report the MD5 of unencrypted objects
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (
@@ -111,7 +111,7 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
         packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
         return packed.result(None)._replace(compared=True), md5.hexdigest()
 
-    with suppress(SampleFailed):  # raised again when the shard is written
+    with suppress(SampleFailed):  # the error is raised again when the shard is written
         return _retry_until_stable(compare)
     return None, ""
 

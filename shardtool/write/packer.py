@@ -48,14 +48,14 @@ _REPORT_INTERVAL_S = 0.1
 
 
 def no_report(*_: object) -> None:
-    """Ignore progress, or bytes."""
+    """Ignore reports of progress."""
 
 
 class Packer:
     """Writes one shard. Subclasses add the framing of a format.
 
     `put` writes bytes of the shard. `report` is called regularly with the numbers of new samples and bytes. `skipped`
-    has the skipped samples by index; more are added.
+    contains the skipped samples by index; the packer adds more.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -201,7 +201,7 @@ class Packer:
             self.check_read(path, row, payload, read)
 
     def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan; if only its ctime is later, read again."""
+        """Check that a file matches the plan; if only its ctime is later, read the file again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -225,7 +225,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or stop the run."""
+        """Skip a failed sample, or raise its error."""
         path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":

@@ -1,6 +1,6 @@
 """Read the files of a shard ahead in threads, for storage where opening a file is slow, such as NFS.
 
-The caller reads a file that differs from the plan again, so results are the same as without threads.
+If a file differs from the plan, the caller reads it again, so results are the same as without threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUEUE_FACTOR = 2
 
 
 class PlannedFile(NamedTuple):
-    """A file to read; size and mtime are those of the plan."""
+    """A file to read, with its planned size and mtime."""
 
     path: bytes
     flags: int
@@ -42,9 +42,9 @@ class _FileRead(NamedTuple):
 
 
 class ReadAhead:
-    """Reads files ahead in threads. The caller requests them in order, may leave some out, and calls `close`.
+    """Reads files ahead in threads. The caller requests them in order, may omit some, and calls `close`.
 
-    Holds at most `memory` bytes. Ignores files too large for that, or newer than `max_ctime_ns`.
+    Uses at most `memory` bytes. Ignores files larger than that, or with a ctime after `max_ctime_ns`.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class ReadAhead:
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            error = wait_interruptibly(file_read.read).exception()  # also for skipped files: their memory counts
+            error = wait_interruptibly(file_read.read).exception()  # also for skipped files: they use memory
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):
                 continue
             if isinstance(error, ShardError):
                 raise error  # retries have failed already
-            # The limit on descriptors may not be reached when reading one file at a time.
+            # Reading one file at a time may stay within the limit on descriptors.
             if isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
                 for pending in self._pending:
                     pending.read.exception()
@@ -116,7 +116,7 @@ class ReadAhead:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._next = None  # continue with one file at a time, which needs less memory
+                self._next = None  # the caller continues with one file at a time, which needs less memory
                 return
             self._pending.append(_FileRead(file, data, read))
             self.held += file.size

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes: numbers and a view
-ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is for this overhead
+ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is reserved for this overhead
 MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # a smaller payload counts as this many bytes
 _READ_BLOCK_BYTES = 4 * 2**20  # read at a time, then checksummed while in the CPU cache
 _MAX_READ_ROWS = MAX_IOVEC // 2
@@ -37,11 +37,11 @@ class ScatterTask(NamedTuple):
     """Payloads of one file, in file order.
 
     Attributes:
-        packed: Whether the file is compressed; offsets are those of the decompressed bytes.
-        offsets: int64 per payload: offset in the file.
-        sizes: int64 per payload.
-        targets: int64 per payload: offset in the spool.
-        expected: int64 per payload: CRC-32C, -1 if unknown.
+        packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
+        offsets: int64 per payload: its offset in the file.
+        sizes: int64 per payload, in bytes.
+        targets: int64 per payload: its offset in the spool.
+        expected: int64 per payload: its CRC-32C, -1 if unknown.
     """
 
     source: SpanFile
@@ -75,7 +75,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
             for _ in range(MAX_READS):
                 with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                     result = _Scatterer(task, source, spool).run(report)
-                with closing(open_span_file(task.source)) as reopened:  # still as in the plan after reading
+                with closing(open_span_file(task.source)) as reopened:  # check for changes after reading
                     if has_crcs or reopened.fact().st_ctime_ns == source.ctime_ns:
                         return result
         except (SourceFailed, OSError) as error:

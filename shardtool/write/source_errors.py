@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the failure for a file that cannot be read. A lack of memory is raised instead."""
+    """Return the failure for a file that cannot be read. If memory is exhausted, raise that error instead."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

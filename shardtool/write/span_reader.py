@@ -81,9 +81,9 @@ class SpanReader:
         self._region = (0, 0)
         self._open: dict[int, OpenFile] = {}
         self._ctimes: dict[int, int | None] = {}
-        self._file = -1  # file whose bytes are in the window
-        self._start = self._held = 0  # offset and number of the bytes in the window
-        self._end = self._ahead = 0  # end of the last span; bytes last read ahead
+        self._file = -1  # number of the file in the window
+        self._start = self._held = 0  # the window's offset in the file, and its length
+        self._end = self._ahead = 0  # end of the last span; number of bytes last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` from `offset` of a file or of a region in memory."""
@@ -120,7 +120,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span in blocks; each is valid until the next."""
+        """Yield a span in blocks; each block is valid until the next one."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)

@@ -34,7 +34,7 @@ class TransformWork(NamedTuple):
     """A transform of samples, which makes planned sizes estimates.
 
     Attributes:
-        dots: Where keys end in tar member names.
+        dots: Which dot ends the key in tar member names.
         known: Arrow stream of the plan's columns for the transform's condition.
     """
 
@@ -51,7 +51,7 @@ class TransformedSamples(NamedTuple):
 
     Attributes:
         content: The written samples. `inline` contains only texts of numbers.
-        sources: int64 per sample: index in the task of its source sample.
+        sources: int64 per sample: the index of its source sample in the task.
         consumed: Number of processed samples; the rest need another shard.
         found: Per sample, a value for each column of `Transform.found`.
     """
@@ -90,7 +90,7 @@ class ShardResult(NamedTuple):
 
     Attributes:
         staged: The file to publish; None: keep the existing one.
-        field_crcs: uint32 per written field, of its bytes in the shard.
+        field_crcs: uint32 per written field: the CRC-32C of its bytes in the shard.
         made: Transformed samples; None: as planned.
         compared: Whether the existing file was verified by packing the source again.
         wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.

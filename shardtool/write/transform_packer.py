@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
 
 
-# A condition is evaluated for this many samples and bytes (docs/decisions/025-what-is-found.md).
+# A condition is evaluated for batches of this many samples and bytes (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
 
 _MAX_SHOWN_CHARS = 80
 
-fetchers: dict[FetchOptions, HttpFetcher] = {}  # per process, so that connections stay open between shards
+fetchers: dict[FetchOptions, HttpFetcher] = {}  # fetchers of this process, so that connections stay open between shards
 
 
 def get_fetcher(options: FetchOptions) -> HttpFetcher:
@@ -116,7 +116,7 @@ class TransformPacker(packer.Packer):
             self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return how many samples had failed URLs."""
+        """Return the number of samples whose URLs failed."""
         if self._fetcher is None:
             return ()
         skips = len(failed_rows(self.skipped.values()))
@@ -158,7 +158,7 @@ class TransformPacker(packer.Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            self.report_progress(sample_index + 1)  # waiting for the rest of the batch is not a stall
+            self.report_progress(sample_index + 1)  # waiting for the rest of the batch counts as progress
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)
                 batch, size = [], 0

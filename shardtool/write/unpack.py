@@ -98,7 +98,7 @@ class SampleUnpacker(Packer):
         self.report_progress(len(self.keys))
 
     def _blocks(self, path: bytes, row: int) -> Iterator[bytes | memoryview]:
-        """Yield a payload in blocks; the last one only if the checksum is correct."""
+        """Yield a payload in blocks; the last block only if the checksum is correct."""
         if self.kinds[row] == INLINE:
             yield self.inline[row]
             return

@@ -17,8 +17,8 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        kinds: The value type of each field so far; empty for bytes or several types.
-        inline: Whether any value so far is of a type that tables contain.
+        kinds: As in `SampleEncoder`.
+        inline: As in `SampleEncoder`.
         skipped: Key, code and message of samples skipped since the previous shard.
         version: The store's version of the shard, which makes reading it unnecessary; empty if there is none.
     """

@@ -39,7 +39,7 @@ _ARROW_FAMILIES = (
 
 _TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a type may still differ in their Arrow type
 _MAX_EXACT_INT = 2**53  # larger whole numbers are not exact as floats
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not representable in UTF-8
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # code points that UTF-8 cannot represent
 
 
 class MetadataColumns:
@@ -53,10 +53,10 @@ class MetadataColumns:
         self._row_types: dict[str, pa.DataType] = {}
 
     def convert_row(self, row: Row, where: str) -> dict[str, object]:
-        """Return the values of a sample, if they fit the columns so far.
+        """Return the metadata of a sample, converted to the column types so far.
 
         Raises:
-            SampleRefused: They do not fit.
+            SampleRefused: A value does not fit its column.
         """
         if not isinstance(row, Mapping):
             raise make_refusal(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
@@ -116,11 +116,11 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the state for the journal, which Parquet would not preserve."""
+        """Return the state that Parquet would not preserve, for the journal."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore such a state; return whether it is readable."""
+        """Restore a state from the journal; return whether it is valid."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}

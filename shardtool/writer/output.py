@@ -53,7 +53,7 @@ class WriterOutput:
     """The dataset of a writer, locked until `close`.
 
     Attributes:
-        rounded: The number of rounded floats per field.
+        rounded: Number of rounded floats in each field.
         reader_problems: Samples that other readers would misread.
     """
 
@@ -108,7 +108,7 @@ class WriterOutput:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Refuse to resume an interrupted `overwrite`, whose files can belong to either dataset."""
+        """Refuse to resume an interrupted `overwrite`: its files may belong to either dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
@@ -231,7 +231,7 @@ class WriterOutput:
         self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:
-        """Rewrite sidecars that are not final; return the columns of all."""
+        """Rewrite sidecars that are not final; return the columns of all shards."""
         entries, updated, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = names.to_local_name(entry.name)

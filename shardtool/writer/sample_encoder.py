@@ -73,8 +73,8 @@ class SampleEncoder:
     Attributes:
         kinds: The value type of each field so far; empty for bytes or several types.
         inline: Whether any value so far is of a type that tables contain.
-        dotted_field: A field so far with a dot in its name, if any.
-        has_dotted_key: Whether the last part of a key so far contains a dot.
+        dotted_field: An earlier field with a dot in its name, if any.
+        has_dotted_key: Whether the last part of any earlier key contains a dot.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:

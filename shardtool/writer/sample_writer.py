@@ -69,7 +69,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         except Exception:
             with reporting_memory_errors("a sample"):
                 raise
-        self._state = _BUSY  # nothing was written so far
+        self._state = _BUSY  # no samples were written so far
         try:
             if self._accepts(encoded):
                 self._add(encoded, row)
@@ -139,7 +139,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Return whether a sample is written; False means that it is skipped.
 
         Raises:
-            SampleRefused: The sample cannot be written and is not to be skipped.
+            SampleRefused: The sample cannot be written and must not be skipped.
         """
 
     @abstractmethod

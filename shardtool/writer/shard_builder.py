@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     FinishedShard = tuple[DurableFile, ShardIndex, shard_samples.ShardContent, bytes, str]
 
 
-_SYNC_STEP_BYTES = 2**25  # bytes between syncs
+_SYNC_STEP_BYTES = 2**25  # bytes to write between two syncs
 
 
 class ShardBuilder:
@@ -80,7 +80,7 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file, its size and checksum so far. It holds no reference to the shard, to free memory early.
+    """A staged file, its size and checksum so far. It has no reference to the shard, whose memory is freed early.
 
     A thread syncs the file while more is written. `finish` raises its errors, which the file system reports only once.
     """

@@ -90,7 +90,7 @@ class ShardWriter(SampleWriter):
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
         self._notes = Notes(observer or writer_options.observer or default_observer())
-        self._skipped: list[Skipped] = []  # since the last published shard
+        self._skipped: list[Skipped] = []  # samples skipped since the last published shard
         self._oversized: list[str] = []
         self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)
         try:

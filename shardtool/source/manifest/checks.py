@@ -139,7 +139,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: row numbers."""
+    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: keys are row numbers."""
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"
@@ -151,7 +151,7 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
 def check_endings_differ(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` has a number for each row's key and field."""
+    """Refuse rows with the same key and field. `fields` has a number for each combination of key and field."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):

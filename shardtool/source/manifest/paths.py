@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # characters of partly shown URLs; long URLs are shortened too
+_MAY_NEED_REDACTION = r"[@#?\\]"  # only such URLs, and long ones, are partly hidden
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
     """Redact URLs: see `redact_url`."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
-    for index, chunk in enumerate(chunks):  # URLs that are shown whole are not examined one by one
+    for index, chunk in enumerate(chunks):  # skip chunks in which every URL is shown whole
         is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
         mask = pc.or_(pc.match_substring_regex(chunk, _MAY_NEED_REDACTION), is_long)
         if pc.any(mask).as_py():
@@ -158,7 +158,7 @@ def row_paths(
     """Return the paths of the rows of samples, taken from columns with a value per sample.
 
     `roles` has the column of each path (-1: none) by ending and row of a sample. `endings` is uint16[samples]; None:
-    the same for all.
+    the same for all samples.
     """
     count = samples * roles.shape[1]
 
@@ -182,8 +182,8 @@ def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
 MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
 MAX_MISSING_FILES = 10  # if none of the first texts is a file, the column does not hold paths
-MAX_CHECKED_OBJECTS = 3  # each takes a request
-MAX_NAMED_COLUMNS = 8  # in a message
+MAX_CHECKED_OBJECTS = 3  # each check takes a request
+MAX_NAMED_COLUMNS = 8  # maximum in a message
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
@@ -230,14 +230,14 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
         part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # if the store is needed, the run reports its error later
+    except StoreFailed:  # if needed, the run reports the error later
         return ""
     problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
     return candidates[0] if not problems.any() else ""
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the columns in `examples`, which has a path of each."""
+    """Return the options that also pack the columns in `examples`, which maps each column to one of its paths."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []

@@ -95,7 +95,7 @@ class ManifestSource(Source):
         self.notes = [*table.notes, *roles.notes]
         self._root = _resolve_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
-        # The user wrote these paths, not a file of unknown origin.
+        # The user wrote these paths, so they are trusted.
         is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
@@ -104,14 +104,14 @@ class ManifestSource(Source):
             found = "files are not examined, and their sizes are unknown"
             expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
             raise InvalidRequest(option_text("stat"), found, expected=expected)
-        self._columns: dict[str, pa.Array] = {}  # with the remaining rows
+        self._columns: dict[str, pa.Array] = {}  # columns with the remaining rows
         self._labels: dict[str, pa.Array] = {}
         self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None: all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
-        self._lengths: list[NDArray[np.int64]] = []  # of the payloads in the table, one array per column
+        self._lengths: list[NDArray[np.int64]] = []  # lengths of the payloads in the table, one array per column
 
     @property
     def table(self) -> pa.Table:
@@ -179,7 +179,7 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if options.sample is not None or options.head is not None:  # before files are examined
+        if options.sample is not None or options.head is not None:  # choose samples before files are examined
             sampled = self._keep_sampled_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_by_key(names, by_key=False)
@@ -218,7 +218,7 @@ class ManifestSource(Source):
         if self._lengths:
             entries = replace(entries, spans=binary_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
-        pa.default_memory_pool().release_unused()  # memory of texts that were only measured
+        pa.default_memory_pool().release_unused()  # free the memory of texts that were only measured
         return Listing(entries, skipped, self.name, tuple(self.notes), later=later)
 
     def write_binary(self, file: Writable) -> None:
@@ -377,7 +377,7 @@ class ManifestSource(Source):
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):
-            used |= {*roles.meta}  # chosen by the user
+            used |= {*roles.meta}  # the user chose these columns as metadata
         if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
             used.add(roles.key)
         texts = [column.name for column in schema if tables.is_text_type(column.type) and column.name not in used]

@@ -13,9 +13,9 @@ or get the lock of a dead process. The copy is written under a temporary name, v
 renamed. So no visible shard is incomplete or damaged, or evicted before its first reader opens it.
 
 **The bound.** Bytes are reserved before they are written: under the folder's lock, all shards and live reservations are
-added up, and shards are evicted until the new one fits. The next scan deletes the reservations of dead processes.
+added up, and shards are evicted until the new shard fits. The next scan deletes the reservations of dead processes.
 
-**Order.** Leasing sets a shard's access time; copying sets its modification time. Eviction order follows from these.
+**Order.** Leasing sets a shard's access time; copying sets its modification time. Eviction uses these times.
 
 **Failures.** If the cache cannot be used (disk full, all shards in use), the reader gets the original shard, and the
 user gets one note. Only invalid requests are errors.

@@ -103,7 +103,7 @@ class Cache:
         self._pid, self._retry_s = os.getpid(), 0.0
         self._originals: dict[str, OriginalFile] = {}
         self._damaged_copies: set[str] = set()
-        self._prefetched: set[str] = set()  # copied by `expect`, not opened yet
+        self._prefetched: set[str] = set()  # shards copied by `expect`, not opened yet
         self._counter = CountsFile(self.folder)
 
     @property
@@ -149,7 +149,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard that will be read soon, if it fits without eviction. Only `open` reports failures."""
+        """Copy a shard that will be read soon, if it fits without eviction. `open` reports failures."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:
@@ -170,7 +170,7 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard; the next `open` makes another.
+        """Delete the damaged copy of a shard; the next `open` copies the shard again.
 
         While other processes use the copy, this process reads the original.
         """
@@ -189,8 +189,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, this releases the parent's leases of `refresh`, so that the process does not wait for
-        itself.
+        In a forked process, first release leases inherited from `refresh`, for which the writer would wait forever.
 
         Args:
             part: Part of the shard names, which never clash with those of another writer.
@@ -220,7 +219,7 @@ class Cache:
         evicted for waiting writers.
 
         Args:
-            max_bytes: Hold only the newest shards up to this size, to leave space for writers. None: all.
+            max_bytes: Keep only the newest shards up to this size, to leave space for writers. None: all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
@@ -238,7 +237,7 @@ class Cache:
         return self._shards
 
     def paths(self) -> list[str]:
-        """Return the same as `refresh`, as a list, for `tf.data.TFRecordDataset`."""
+        """Return the paths of `refresh` as a list, for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
     def _lease(self, original: OriginalFile) -> FileLock | None:

@@ -1,4 +1,4 @@
-"""The space of a cache."""
+"""Reserve and free the space of a cache."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache. Its subfolders cannot be links, which could lead anywhere."""
+        """Return whether the folder is a cache. Its subfolders must not be links, which could lead anywhere."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -138,7 +138,7 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> CacheContents:
-        """Return the contents of the folder, except one reservation, and delete files of dead processes.
+        """Return the contents of the folder without the caller's reservation, and delete files of dead processes.
 
         The folder's lock must be held.
         """
@@ -193,9 +193,9 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes, evicting shards if needed; return how many. The folder's lock must be held.
+        """Reserve `size` bytes; return how many shards were evicted for them. The folder's lock must be held.
 
-        If there is not enough space, evict none, record the request in the reservation, and return None.
+        If there is not enough space, evict no shard, record the request in the reservation, and return None.
         """
         reservation.write(encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -209,9 +209,11 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
-        """Evict shards, in order, until `excess` bytes are free; return how many. The folder's lock must be held.
+        """Evict shards, in order, until `excess` bytes are free; return their number.
 
-        If too many shards are in use, evict none and return None.
+        The folder's lock must be held.
+
+        If too many shards are in use, evict no shard and return None.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:

@@ -1,6 +1,6 @@
 """Statistics of cache use: one small file per process, which only that process writes.
 
-The next process that locks the folder adds the files of ended processes to the file `total`.
+The next process that locks the folder adds the statistics of ended processes to the file `total`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        hits: Opened shards that had a copy.
-        passed: Shards read from their original location, because they did not fit or the cache failed.
+        hits: Number of opened shards that had a copy.
+        passed: Number of shards read from their original location: they did not fit, or the cache failed.
     """
 
     hits: int = 0
@@ -66,7 +66,7 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Add to the statistics. Thread-safe."""
+        """Add the given numbers to the statistics. Thread-safe."""
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:

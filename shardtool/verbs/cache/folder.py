@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum, so other datasets and versions have other copies.
-    Without a sidecar, it is a hash of the path, size and modification time or object version.
+    The file name contains a hash of the shard's name, size and checksum.
+    Without a sidecar, the hash is over the path, size and modification time or object version.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -70,7 +70,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the writer of a file in `written/`; None if foreign."""
+    """Return the name of a file's writer in `written/`; None if foreign."""
     match = WRITER_FILE_NAME.fullmatch(
         name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
@@ -78,7 +78,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the copy to which a file in `copied/` belongs; None if foreign."""
+    """Return the name of the copy that a file in `copied/` belongs to; None if foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -113,7 +113,7 @@ class CachedFile(NamedTuple):
 
     @property
     def never_used(self) -> bool:
-        """Whether no process has read it yet."""
+        """Whether no process has read the shard yet."""
         return self.used_ns <= self.came_ns
 
 
@@ -155,7 +155,7 @@ def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the status of a regular file; None if it is not one, or was deleted."""
+    """Return the status of a regular file; None if the entry is not a regular file, or was deleted."""
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)

@@ -42,7 +42,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease, for eviction. May be called more than once."""
+        """Release the lease. May be called more than once."""
         if self.lock is not None:
             self.lock.close()
 
@@ -70,7 +70,7 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
                 return lock
             lock.close()
             return None
-        if not pauses.wait():  # a process holds it exclusively and makes no progress
+        if not pauses.wait():  # a process holds an exclusive lock and makes no progress
             return None
 
 
@@ -164,7 +164,7 @@ class CacheShards(Sequence[str]):
         return LeasedShard(shard.path)
 
     def close(self) -> None:
-        """Release the shards for eviction."""
+        """Release the leases."""
         for lock in self._locks:
             lock.close()
 
@@ -185,7 +185,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None: all); return the oldest first.
 
-    First, shards are evicted for waiting writers. Shards due for eviction but still in use are not leased again.
+    First, evict shards for waiting writers. Shards that should be evicted but are still in use are not leased again.
     """
     with space.locked():
         contents = space.scan()
@@ -196,7 +196,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.came_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        for lock in locks:  # mark all as used, including released ones, so that each may be evicted
+        for lock in locks:  # mark all shards as used, including released ones, so that each may be evicted
             lock.record_use(time.time_ns())
         size = sum(lock.fact.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:

@@ -34,7 +34,7 @@ class ShardStatus:
 
     Attributes:
         size: Bytes, including the sidecar.
-        came_ns: When it was added, in nanoseconds since 1970.
+        came_ns: When the shard was added, in nanoseconds since 1970.
         pids: Known processes that have the shard open.
     """
 
@@ -80,7 +80,7 @@ class CacheChange(Result):
 
     Attributes:
         removed: Maps paths of deleted shards to the damage found, or an empty string.
-        held: The same for shards in use, which were not deleted.
+        held: The same for shards that were not deleted because they are in use.
         foreign: Paths of files that do not belong to the cache; they remain.
     """
 
@@ -142,7 +142,7 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete unused shards, each for a reason and if it has the given inode (None: any). The lock must be held."""
+    """Delete unused shards, each with a reason, if their inodes are as given (None: any). The lock must be held."""
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
         lock = space.lock_exclusively(shard.path)
@@ -158,7 +158,7 @@ def _remove_shards(
 
 
 def _find_damage(path: str, shard: CachedFile) -> str:
-    """Return the damage of a leased shard; empty if there is none, or its checksum is unknown."""
+    """Return the damage of a leased shard; empty if there is no damage or the checksum is unknown."""
     try:
         if (expected := shard.facts) is None:
             facts = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)

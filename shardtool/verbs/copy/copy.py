@@ -218,7 +218,7 @@ class Transfer:
         original, is_right = part
         if is_right:
             return None
-        # Otherwise, the existing file may be right and the source wrong.
+        # If the source is wrong, the existing file may be right.
         use_server_copy = is_right is None or not self._grows
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
@@ -230,7 +230,7 @@ class Transfer:
     def _copy_inside_store(
         self, folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter
     ) -> DurableFile | None:
-        """Return a server-side copy; None: not possible, so the file must be read and written."""
+        """Return a server-side copy; None if it is not possible, so the file must be read and written."""
         if not self._refusal:
             try:
                 return copying.copy_inside_store(folder, original, meter.add)

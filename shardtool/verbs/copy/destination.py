@@ -42,7 +42,7 @@ class ShardCopy(NamedTuple):
 
     Attributes:
         shard_right: Whether the existing shard at the destination is right; None: it does not exist.
-        sidecar_right: The same for the sidecar.
+        sidecar_right: The same for the existing sidecar.
     """
 
     shard: OriginalFile
@@ -58,7 +58,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of bytes to copy."""
+        """Number of bytes to copy."""
         return sum(original.size for original, right in self.parts if not right)
 
     @property
@@ -71,7 +71,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file. They are what is copied, even if the file changes meanwhile.
+        data: The bytes of the dataset file, copied even if the file changes meanwhile.
         pairs: The shards and sidecars, in order, not yet compared with the destination.
         skipped: The list of skipped samples; empty: none.
     """
@@ -89,7 +89,7 @@ class CopySource(NamedTuple):
 
     @property
     def old_list(self) -> str:
-        """The name under which a copy keeps a dataset file that it replaces, until the end."""
+        """The name under which a copy keeps the dataset file that it replaces, until the copy is complete."""
         return old_list_name(self.name.removesuffix(DATASET_SUFFIX))
 
     @property
@@ -214,7 +214,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """Inspect the destination.
 
     Raises:
-        OutputExists: A name of the dataset is taken by something that is not a regular file of a dataset.
+        OutputExists: Something other than a regular file of a dataset has one of the dataset's file names.
     """
     folder = open_folder(where)
     below = open_subfolder(folder, to_local_name(source.file.shards_folder))
@@ -296,7 +296,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         right: bool | None = True
     elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
-    else:  # also in a store if the sidecar is missing: a run may have been interrupted between the two
+    else:  # in a store, a run may have been interrupted before copying the sidecar
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 

@@ -39,7 +39,7 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        self._limit, self._free_at = limit, 0.0  # when the bytes so far are within the limit
+        self._limit, self._free_at = limit, 0.0  # time from which the bytes are within the limit
 
     def add(self, size: int) -> None:
         """Count bytes, and wait until the rate is within the limit.
@@ -66,7 +66,7 @@ class ByteMeter:
 
 
 class ThreadCount:
-    """The number of concurrent tasks: fixed, or adapted to the measured throughput.
+    """Number of concurrent tasks: fixed, or adapted to the measured throughput.
 
     Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
     throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
@@ -75,7 +75,7 @@ class ThreadCount:
         requested: A fixed number; None: adapt.
 
     Attributes:
-        limit: The number of tasks that may run now.
+        limit: Number of tasks that may run now.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -85,7 +85,7 @@ class ThreadCount:
 
     def note(self, size: int, finished: int, now: float) -> None:
         """Record transferred bytes and finished tasks; `now` is a time of `time.monotonic`."""
-        self._progress += size + finished  # so that tasks without bytes count, too
+        self._progress += size + finished  # `finished` is added so that tasks without bytes count, too
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
@@ -112,7 +112,7 @@ def run_in_threads(
     Args:
         work: The function to run; it calls `ByteMeter.add` for each block.
         tasks: Its arguments, drawn as threads become free.
-        options: The number of threads, and the rate limit.
+        options: Number of threads, and the rate limit.
         observer: Receives progress, in this thread.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

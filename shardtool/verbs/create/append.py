@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys that new samples cannot have, except those of this append if it was interrupted at its end."""
+    """Return the keys that new samples cannot have.
+
+    An append interrupted at its end allows its own keys.
+    """
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -153,7 +156,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield what an append adds to the existing datasets, and what becomes outdated."""
+    """Yield notes about what an append adds to the existing datasets, and which files become outdated."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:
@@ -166,7 +169,10 @@ def append_notes(planned: Planned) -> Iterator[str]:
 
 
 def _field_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
-    """Yield which fields and columns only some samples will have; with `changed`, transforms make fields unknown."""
+    """Yield notes about fields and columns that only some samples will have.
+
+    With `changed`, transforms make fields unknown.
+    """
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
         new_counts = _count_fields(plan)

@@ -1,6 +1,6 @@
-"""Compare a planned run with an earlier run, whose shards are not read.
+"""Compare a planned run with an earlier run, without reading the earlier run's shards.
 
-The dataset file describes a finished run, the sidecars an interrupted one.
+The dataset file describes a finished run; the sidecars describe an interrupted run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 def find_changes(planned: Planned) -> ResumeChanges | None:
     """Return which samples a run would add and remove; None if there is no earlier run.
 
-    Damaged sidecars make the number of removed samples a lower bound.
+    If sidecars are damaged, the number of removed samples is a lower bound.
     """
     earlier_shards = [
         (output.destination, *earlier)
@@ -102,7 +102,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination,
 
 
 def other_plan_notes(planned: Planned) -> Iterator[str]:
-    """Yield the datasets whose unfinished earlier run had another plan."""
+    """Yield notes about datasets whose unfinished earlier run had another plan."""
     for output in planned.outputs:
         existing = output.destination.existing
         existing_shards = [

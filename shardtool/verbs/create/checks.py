@@ -58,7 +58,7 @@ _ONLY_SCATTER = ("memory", "temp_dir")
 
 
 def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
-    """Yield which options have no effect on this run."""
+    """Yield notes about options that have no effect on this run."""
     for name, required in _ACTS_WITH:
         if options.is_given(name) and not options.is_given(required):
             yield f"{option_text(name)} has no effect without {option_text(required)}"
@@ -68,7 +68,7 @@ def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
 
 
 def check_export_targets(planned: Planned) -> None:
-    """Refuse indexes of other tools that cannot be written once the shards exist."""
+    """Refuse to write indexes of other tools if writing them after the shards would fail."""
     run = planned.run
     if not run.exports or run.dry:
         return
@@ -88,7 +88,7 @@ def check_export_targets(planned: Planned) -> None:
 
 
 def check_metadata_size(output: PlannedOutput) -> None:
-    """Refuse metadata too large for a sidecar. Only the sidecar with most metadata per shard byte is encoded."""
+    """Refuse metadata too large for a sidecar. Only the sidecar with the most metadata per shard byte is encoded."""
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return

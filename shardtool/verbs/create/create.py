@@ -44,7 +44,7 @@ def write_dataset(
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file. A dry run ends with the plan.
 
-    If the result would differ from the dataset `expected`, fail and change nothing.
+    If `expected` is set and the result would differ from that dataset, fail and change nothing.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
@@ -105,7 +105,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # including samples that were skipped later
+    listed.source.write_binary(file)  # also payloads of unselected samples
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 

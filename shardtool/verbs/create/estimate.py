@@ -1,4 +1,4 @@
-"""Estimate the sizes of transformed samples from a few; the same request gives the same plan."""
+"""Estimate the sizes of transformed samples from a few. The same request gives the same estimates."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def list_source(run: Run, source: object) -> Listed:
-    """List the requested samples, and find the datasets that they go to."""
+    """List the requested samples, and find the datasets to write them to."""
     found = outputs.find_outputs(run)
     patterns = [output.pattern for output in found.outputs] or [parse_output_pattern(run.names)]
     options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
@@ -86,7 +86,7 @@ def _list_samples(
 
     listing = source.list_samples(run.pool, run.notes.observer)
     listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))
-    if found.refusal is None:  # a run that is refused reads no payloads
+    if found.refusal is None:  # a refused run reads no payloads
         from shardtool.source.duplicates import drop_duplicate_samples
 
         read_taken = partial(_read_taken_keys, run, listing, found.outputs) if run.updates else lambda: None

@@ -1,4 +1,4 @@
-"""Choose the samples of a source that a run packs: neither removed earlier, nor already in the dataset.
+"""Choose the samples to pack: neither removed earlier, nor already in the dataset.
 
 Samples listed as skipped are not new, because they would fail again.
 """
@@ -44,7 +44,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that none of the datasets contains or lists as skipped; note the others.
+    """Return a mask of the samples that no dataset contains or lists as skipped; add notes about the others.
 
     Samples whose files have changed since they were packed stay as they are.
     """
@@ -95,7 +95,7 @@ def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
 
 
 def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
-    """Note samples that are not new.
+    """Add notes about samples that are not new.
 
     `masks` select the samples in a dataset, listed as skipped, changed since they were packed, and listed as failed.
     `missing` are samples that the source no longer has.

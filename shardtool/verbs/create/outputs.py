@@ -91,7 +91,7 @@ def find_existing_splits(run: Run) -> list[str]:
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
     """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
-    Naming the dataset's own dataset file as `classes_from` means the same.
+    `classes_from` with the dataset's own dataset file has the same effect.
     """
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
@@ -129,12 +129,12 @@ def _list_dataset_files(run: Run, outputs: Sequence[Output]) -> list[str]:
     try:
         by_split = datasets_by_split(run.dataset_file).values()
         return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
-    except InvalidRequest:  # there are none
+    except InvalidRequest:  # no shards match the pattern
         return []
 
 
 def check_source_kept(listed: Listed) -> None:
-    """Refuse an output that would replace or delete a source file."""
+    """Refuse an output if writing it would replace or delete a source file."""
     paths = {file.path for file in (() if listed.entries.spans is None else listed.entries.spans.files)}
     paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
     folders = {os.path.dirname(path) for path in paths}
@@ -169,9 +169,9 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     stack.callback(_discard_staged, outputs, spool)
     locked = [replace(output, destination=inspect_destination(output.destination)) for output in outputs]
     for old, output in zip(outputs, locked, strict=True):
-        if output.destination.appends != old.destination.appends:  # a concurrent update created or removed it
+        if output.destination.appends != old.destination.appends:  # a concurrent update created or removed the dataset
             raise changed_meanwhile_error(old.destination)
-    stack.callback(run.pool.close)  # runs first: then no worker stages files
+    stack.callback(run.pool.close)  # runs first, so that no worker still stages files
     _discard_staged(locked, spool)
     return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
 

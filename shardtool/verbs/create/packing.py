@@ -83,12 +83,12 @@ class Packing:
         self._made_keys = made_keys
         part = self.destination.part  # only the first part lists samples skipped by the plan
         values = self.plan.entries.values
-        if self.run.options.map:  # the function may change text and JSON; numbers must stay numbers
+        if self.run.options.map:  # the user's function may change text and JSON; numbers must stay numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        self._plan, self._first_number = self.plan, self.destination.first  # of this round
+        self._plan, self._first_number = self.plan, self.destination.first  # plan and first shard of this round
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}  # numbers of published shards by name
         self._consumed: dict[int, int] = {}
@@ -174,7 +174,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    folder = folder.temporary  # only compared: the existing dataset lists this name
+                    folder = folder.temporary  # the dataset lists this name, so the shard is only compared
                 else:
                     self.publication.prepare_shard(name)
             self._pending[shard] = planned, kept_index
@@ -313,8 +313,8 @@ class Packing:
         else:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
-            if result.compared and resume.is_source_unchanged(planned, stamp):  # unless the clocks differ too much
-                folder.set_mtime(name, stamp)  # the next run then trusts the shard
+            if result.compared and resume.is_source_unchanged(planned, stamp):  # not if the clocks differ too much
+                folder.set_mtime(name, stamp)  # so that the next run trusts the shard
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
@@ -341,7 +341,7 @@ class Packing:
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
-            if columns is not None and self.run.makes_keys:  # the function may have changed labels
+            if columns is not None and self.run.makes_keys:  # the user's function may have changed labels
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
                 columns = with_measured_columns(columns, self.listed.transform.found, made.found)
@@ -349,7 +349,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._count_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # another run tries them again
+                left_out = ()  # another run tries the skipped samples again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )

@@ -82,7 +82,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_parts(planned: Planned, own_part: RunPart) -> Planned:
-    """Delete the records of a part, because it is no longer finished; return the plans with their fingerprints."""
+    """Delete the records that mark a part as finished; return the plans with their fingerprints."""
     outputs = [replace(output, plan_fingerprint=_start_part(planned, output, own_part)) for output in planned.outputs]
     return replace(planned, outputs=tuple(outputs))
 
@@ -170,7 +170,7 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
 
 
 def _find_merge_state(output: Destination) -> bool | None:
-    """Return whether the dataset file exists; None if all records are ready to be merged."""
+    """Return whether the dataset file exists, or None if all records exist and can be merged."""
     names = output.folder.names()
     finished, _ = parts.find_run_parts(output.pattern, names)
     all_finished = output.part is not None and len(finished) >= output.part.parts

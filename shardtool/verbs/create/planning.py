@@ -74,7 +74,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because sizes are unknown
+_MAX_URL_SAMPLES = 10_000  # samples per shard without a requested bound, because sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
@@ -146,7 +146,7 @@ def _add_plan_notes(planned: Planned) -> None:
 
 
 _OPTIONAL_TEXT_FIELDS = ("txt", "text")
-_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
+_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # the last is in bytes per shard
 
 
 def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _label_notes(listed: Listed) -> Iterator[str]:
 
 
 def _small_shard_notes(planned: Planned) -> Iterator[str]:
-    """Yield which datasets have so many tiny shards that opening them dominates reading."""
+    """Yield notes about datasets with many tiny shards, which are slow to read."""
     bounds = [name for name in ("max_count", "max_size", "shards") if planned.run.options.is_given(name)]
     for output in planned.outputs:
         plan = output.plan

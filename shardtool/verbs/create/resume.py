@@ -1,7 +1,7 @@
 """Choose whether to keep, compare or rewrite the shard of an earlier run, without reading it.
 
-Each finished shard has a stamp: a time shortly before its run listed the source. The nanoseconds of the stamp identify
-the root of the source and, for a source in a store, the versions of the objects. A shard is up to date if it has this
+Each finished shard has a stamp: a time shortly before its run listed the source. The nanosecond digits of the stamp
+identify the root of the source and, for a source in a store, the object versions. A shard is up to date if it has this
 stamp and no file under that root is newer.
 
 The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
@@ -95,7 +95,7 @@ class JournalLine(NamedTuple):
 class ShardJournal:
     """The journal of a run in a folder. In a store, `--resume` compares each shard with its source instead.
 
-    A journal starts with the first shard that is not the last. It exists only if each shard is published when finished.
+    A journal is created with the first shard that is not the last, if shards are published one by one.
     """
 
     def __init__(self, destination: Destination) -> None:
@@ -112,7 +112,7 @@ class ShardJournal:
             return
         if not self._journal.is_started:
             self._journal.start({"version": 1, "run": "create"}, (earlier._asdict() for earlier in self.lines.values()))
-        self._journal.append(line._asdict(), durable=False)  # a lost line costs a comparison
+        self._journal.append(line._asdict(), durable=False)  # without the line, the next run compares it
 
     def remove(self) -> None:
         """Delete the journal."""
@@ -182,7 +182,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     with suppress(ShardError):
         if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
-            return index if encoded == data else None  # detects any flipped bit in the facts
+            return index if encoded == data else None  # detects any flipped bit
     return None
 
 

@@ -52,7 +52,7 @@ class Run:
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
         started: Seconds since 1970, before the source was listed.
-        dry: Whether the run ends with the plan.
+        dry: Whether the run ends after planning.
         shuffle: The options of a `reshard`; None for a `create`.
         expected: The dataset that the run must recreate; None: any.
     """
@@ -125,7 +125,7 @@ class Output:
 
     Attributes:
         split: Empty without splits.
-        sample_numbers: Its samples; None means all.
+        sample_numbers: The numbers of its samples; None means all.
     """
 
     split: str
@@ -149,7 +149,7 @@ class PlannedOutput(Output):
     """A dataset whose shards are planned.
 
     Attributes:
-        plan_fingerprint: For a part: of the plan that all parts share.
+        plan_fingerprint: For a part: the fingerprint of the plan that all parts share.
     """
 
     plan: Plan
@@ -170,8 +170,8 @@ class PackedOutput(NamedTuple):
     """A dataset whose shards are published, without its dataset file.
 
     Attributes:
-        kept: The number of shards that existed.
-        dropped: The number of samples that the user's function dropped.
+        kept: Number of shards that existed.
+        dropped: Number of samples that the user's function dropped.
     """
 
     planned: PlannedOutput
@@ -211,7 +211,7 @@ class Listed:
 
     Attributes:
         transform: The transform of the run, with the part of `where` that workers evaluate.
-        dots: The dot at which keys end in tar member names.
+        dots: Which dot ends the key in tar member names.
         plan_file: None without a plan file.
         identity: Identifies the transform; empty for none.
         finished: Datasets of an append that get no samples.
@@ -284,7 +284,7 @@ def make_record(run: Run, listing: Listing, output: Output, outputs: Sequence[Ou
     """Return the run record for one of the datasets of a run."""
     options = {**run.options.recorded(), **listing.recorded}
     if run.updates and output.destination.appends:
-        options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies it
+        options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies this option
     splits = {"split": output.split, "splits": sorted(other.split for other in outputs)} if output.split else {}
     return RunRecord(
         {

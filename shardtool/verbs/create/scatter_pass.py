@@ -48,7 +48,7 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        memory: Additional bytes for all workers together, in both passes.
+        memory: Bytes of memory for all workers together, in each pass.
         other_bytes: Bytes written to the same file system before the spool is deleted.
     """
 
@@ -167,13 +167,13 @@ class _ScatterPass:
         )
         bucket, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
         row_bucket = np.repeat(bucket, entries.counts())
-        # Rows that go into the spool, sorted by file and offset.
+        # Rows to copy into the spool, sorted by file and offset.
         self._rows, self._file_ends = _sort_by_file(
             entries, np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
         )
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            row_bucket = row_bucket.astype(np.uint16)  # sorts several times faster
+            row_bucket = row_bucket.astype(np.uint16)  # 16-bit numbers sort several times faster
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
         self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._region_bytes)]

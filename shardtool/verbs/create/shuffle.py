@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # the slowest reads measure pauses of the machine
+_DROPPED_OUTLIERS = 8  # the slowest reads are outliers, caused by pauses of the machine
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
@@ -88,8 +88,7 @@ class ReadStrategy(NamedTuple):
     """How the samples of plans are read.
 
     Attributes:
-        name: `order`: the input is already in output order. `gather`: read each sample at its offset. `scatter`: sort
-            in two passes through a temporary file.
+        name: `order` if the input is already in output order, else `gather` or `scatter`.
     """
 
     name: Literal["order", "gather", "scatter"]

@@ -72,7 +72,7 @@ class Uncompared(NamedTuple):
     """What is not compared between a dataset and its source.
 
     Attributes:
-        fields: Fields that came from a table that is not available.
+        fields: Fields that were joined from a table that is not available.
         payloads: Whether fields are ignored because the run changed payloads.
         added: Whether samples that only the source has are ignored.
         keys: Keys of skipped samples.
@@ -155,7 +155,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # the source may contain the appended samples now
+    if kept is not stored:  # otherwise, the source may contain the appended samples now
         in_stored, in_kept = (
             find_positions(theirs.entries.keys, dataset.entries.keys) >= 0 for dataset in (stored, kept)
         )
@@ -231,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # Names that only one dataset has at the end are ignored.
+        # Names after the last common one are ignored.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 

@@ -1,7 +1,6 @@
 """`diff`: compare two datasets, or a dataset with its source.
 
-Each side becomes a `SampleTable`. Keys are joined as bytes by an Arrow hash table, and everything else as numbers, with
-no Python object per sample. If both sides have checksums, no payload is read.
+If both sides have checksums, no payload is read.
 """
 
 from __future__ import annotations

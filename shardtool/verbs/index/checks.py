@@ -109,7 +109,7 @@ def _get_relative_path(folder: str, target: str) -> str:
 
 
 def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
-    """Refuse other shards whose sidecars have the same names."""
+    """Refuse folders with other shards whose sidecars would have the same names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own_names):
@@ -193,7 +193,7 @@ class DifferingSidecar(NamedTuple):
 def compare_sidecar(
     path: str, scanned: ShardIndex, where: str, data: bytes
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
-    """Return how a sidecar differs, or its index, completed from the scan, and its bytes (None: rewrite it)."""
+    """Return how a sidecar differs; or its index, completed from the scan, and its bytes (None: rewrite)."""
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 

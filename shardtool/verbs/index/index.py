@@ -1,7 +1,7 @@
 """`index`: write sidecars and a dataset file for existing shards of any tool.
 
 A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A wrong
-one is replaced only with `--overwrite`.
+sidecar is replaced only with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Indexer:
 
     Attributes:
         folder: The folder of the sidecars and the dataset file.
-        shards_folder: The path from there to the shards; empty for the same folder.
+        shards_folder: The path from `folder` to the shards; empty for the same folder.
         old: The existing dataset file; None if there is none or it may be replaced.
-        dots: The dot at which keys end in member names.
+        dots: Which dot ends the key in member names.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:

@@ -70,7 +70,7 @@ def find_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -
     """Return the samples of datasets that have the same content, across keys and splits.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        dataset: One or several datasets, as for `verify`.
         observer: Receives progress and notes.
 
     Raises:

@@ -22,7 +22,7 @@ def inspect_html(
     """Write a page for browsers about one or several datasets; it works offline.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        dataset: One or several datasets, as for `verify`.
         output: The page, a file name that ends in `.html`.
         seed: Seed for choosing the samples to show.
         overwrite: Whether to replace an existing file.
@@ -58,7 +58,7 @@ def inspect_table(
     """Write a table with one row per sample: keys, locations and metadata. Return the number of rows.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; or several of these.
+        dataset: One or several datasets, as for `verify`.
         output: The table, a file name that ends in `.parquet` or `.csv`. In CSV, nested values are written as JSON.
         where: Query that selects samples.
         overwrite: Whether to replace an existing file.

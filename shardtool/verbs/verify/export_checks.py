@@ -1,7 +1,6 @@
 """Compare the index files of other tools with their shards.
 
-No checksum covers these files, but a reader with a stale index returns wrong bytes without an error. A file with the
-name of an index but another format is reported as unchecked.
+No checksum covers these files. A file with the name of an index but another format is reported as unchecked.
 """
 
 from __future__ import annotations

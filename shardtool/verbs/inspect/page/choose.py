@@ -141,7 +141,7 @@ def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
 
 
 _CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
-_MAX_STRATA = 2000  # the maximum number of samples on a page
+_MAX_STRATA = 2000  # maximum number of samples on a page
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class ChosenSamples:
 
     @property
     def total(self) -> str:
-        """The number of samples as text."""
+        """Number of samples as text."""
         prefix = "at least " if self.overview.partial and self.overview.dataset.file is None else ""
         return f"{prefix}{self.summary.samples:,}"
 
