@@ -201,16 +201,18 @@ class CompressedFile:
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).packing
         with ShardFile(path) as shard:  # this call does not open FIFOs
-            self.packed_size, file = shard.size, shard.stream()
+            self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any  # with `read` and `close`
         try:
-            is_xz = packing == "xz"
-            self._stream = _XzStream(file) if is_xz else pa.CompressedInputStream(pa.PythonFile(file, "r"), packing)
+            if packing == "xz":
+                self._stream = _XzStream(self._file)
+            else:
+                self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), packing)
         except (OSError, ValueError) as error:
-            file.close()
+            self._file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
         except (ImportError, NotImplementedError):
-            file.close()
+            self._file.close()
             raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot decompress") from None
         self._start, self._window = 0, b""
         self._failed: Exception | None = None
@@ -221,9 +223,12 @@ class CompressedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        if self._held is not None:
-            self._held.close()
+        try:
+            self._stream.close()
+        finally:
+            self._file.close()  # pyarrow leaves it open after damaged data
+            if self._held is not None:
+                self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
         """Keep a range in a temporary file until the next call, and return the file."""
