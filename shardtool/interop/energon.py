@@ -33,7 +33,7 @@ _ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")
 # Energon's YAML reader does not support escapes.
 _UNQUOTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')
 _TAR_BLOCK_BYTES = 512
-_MAX_FIRST_OFFSET = 2**24  # a global header may precede the first sample
+_MAX_FIRST_OFFSET = 2**24  # a global pax header can precede the first sample
 
 
 def energon_index(shard: IndexedShard) -> bytes:

@@ -36,7 +36,7 @@ def _iter_members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
 
 
 def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index of hfutils and its shard; empty: none.
+    """Return how an index of hfutils differs from its shard; empty if it does not differ.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: The data is not an index of hfutils.

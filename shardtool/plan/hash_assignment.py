@@ -30,7 +30,7 @@ _MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
 class HashAssignment:
     """Assigns samples of `sizes` record bytes (int64) to shards by the hash of their keys.
 
-    `bounds` are the requested limits, `limits` those of a shard.
+    `bounds` are the limits that the user requested; `limits` is the capacity of one shard.
     """
 
     def __init__(

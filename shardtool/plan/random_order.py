@@ -65,7 +65,7 @@ def permute_positions(
 
     Args:
         positions: int64 [n], each below `size`.
-        size: Size of the permutation: 1 to 2^62.
+        size: Number of elements of the permutation, from 1 to 2^62.
         keys: uint64 [n] or one: the permutation to use for each position.
 
     Returns:

@@ -64,7 +64,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             skipped.append((error, number))
 
         kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, index))
-    if "__on_skip__" in bundle:  # in a replacement batch, skipped samples were counted already
+    if "__on_skip__" in bundle:  # the skipped samples of a replacement batch are counted already
         for skipped_sample in skipped[not kept :]:  # the stream counts one sample of an empty batch
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

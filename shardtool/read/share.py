@@ -105,7 +105,7 @@ class Share:
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples can replace a skipped one, starting in the current round.
 
-    With `pad`, `position` may be past the end.
+    With `pad`, `position` may be greater than the number of samples.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round
