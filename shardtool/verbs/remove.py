@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
-    from shardtool.publish.stale_indexes import StaleIndexes
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import DatasetLike
 
@@ -130,7 +129,6 @@ def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
 def _open_removal(folder: OutputFolder, base: str) -> Removal:
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
-    from shardtool.publish.stale_indexes import StaleIndexes
 
     path = folder.full_path(base + DATASET_SUFFIX)
     dataset = open_dataset(path)
