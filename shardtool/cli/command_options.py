@@ -178,7 +178,7 @@ class InspectViewOptions(InspectOptions):
         section="samples",
         requires=lambda: (
             Needs(
-                "nothing to choose for",
+                "no samples are listed",
                 Given(InspectViewOptions.head),
                 Given(InspectViewOptions.keys),
                 Given(InspectViewOptions.extract),

@@ -41,13 +41,13 @@ class Passage(NamedTuple):
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
     """Return the best matches for all `words`, with the commands that print them; empty without a match."""
-    patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(word.lstrip('-'))}", re.IGNORECASE) for word in words]
+    query = " ".join(words)
+    patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(word.lstrip('-'))}", re.IGNORECASE) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
     scored = [(_score(passage, patterns), passage) for passage in passages]
     matches = sorted((item for item in scored if item[0]), key=lambda item: -item[0])
     if not matches:
         return ""
-    query = " ".join(words)
     lines = [f"{pluralize(len(matches), 'text')} with {query!r}; the best:"]
     for _, passage in matches[:_MAX_MATCHES]:
         texts = _find_snippet(passage, patterns), passage.command

@@ -37,6 +37,11 @@ def test_a_word_names_the_command_to_read_on(words: str, expected: str) -> None:
         assert text.out.strip()
 
 
+def test_quoted_words_are_searched_one_by_one() -> None:
+    """Words in one argument find the same texts as separate arguments."""
+    assert typed("help", "zip archive").out == typed("help", "zip", "archive").out != ""
+
+
 def test_a_page_and_a_section_are_printed() -> None:
     """A page is printed without its hidden set-up, and a section ends where the next one starts."""
     page = typed("help", "errors.md").out

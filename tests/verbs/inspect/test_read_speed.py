@@ -117,7 +117,7 @@ def test_the_command_prints_text_or_json(dataset: Path) -> None:
         (["--decode"], 2, "--decode: nothing is read; expected --read-speed"),
         (["--read-speed", "--keys"], 2, "--read-speed: used with --keys"),
         (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "--extract: used with --read-speed"),
-        (["--read-speed", "--where", "a > 1"], 2, "--where: nothing to choose for"),
+        (["--read-speed", "--where", "a > 1"], 2, "--where: no samples are listed"),
     ],
 )
 def test_conflicting_options_are_refused(dataset: Path, words: list[str], code: int, message: str) -> None:
