@@ -353,7 +353,7 @@ def test_pad(mode: str, encode: Literal["jpg", "webp"] | None, border: tuple[int
 
 def test_pad_of_other_modes() -> None:
     """A palette is padded with its transparent colour or black; CMYK with black ink."""
-    image = Image.fromarray(np.full((4, 8), 2, "uint8"), "P")
+    image = Image.frombytes("P", (8, 4), bytes([2]) * 32)
     image.putpalette([9, 9, 9, 0, 0, 0, 200, 0, 0, 7, 7, 7])
     options = ImageOptions(resize=(8, 8), resize_mode="pad")
     for details, border in ({}, 1), ({"transparency": 3}, 3), ({"transparency": b"\xff\xff\xff\x00"}, 3):
@@ -657,7 +657,7 @@ def test_transparent_pixels_do_not_blend() -> None:
 @pytest.mark.parametrize("mode", ["shorter", "exact", "crop", "pad"])
 def test_palette_masks(kind: str, resize: Size, mode: ResizeMode) -> None:
     """A palette's indices are never blended or renumbered, in their own format and as PNG."""
-    mask = Image.fromarray(labels(), "P")
+    mask = Image.frombytes("P", labels().shape[::-1], labels().tobytes())
     mask.putpalette([(i * 7 + 40) % 256 for i in range(768)])
     for encode in (None, "png"):
         new, fact = change_image(
