@@ -38,7 +38,7 @@ OPTIONAL_MODULES = frozenset({
     "shardtool.storage.remote.signing", "shardtool.storage.remote.store_access",
     "shardtool.storage.remote.store_copy", "shardtool.storage.remote.upload",
     "shardtool.transform.exif", "shardtool.transform.image", "shardtool.transform.image_decode",
-    "shardtool.transform.jpeg",
+    "shardtool.transform.jpeg", "shardtool.transform.thumbnail",
     "shardtool.verbs.doctor", "shardtool.verbs.inspect.contact_sheet", "shardtool.verbs.inspect.page",
     "shardtool.verbs.inspect.read_speed",
 })  # fmt: skip

@@ -8,9 +8,9 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from shardtool.storage.target_file import write_target
+from shardtool.transform.thumbnail import encode_image
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples, choose_samples
-from shardtool.verbs.inspect.page.media import encode_image
 from shardtool.verbs.inspect.page.samples import (
     SampleBudget,
     ShownSample,

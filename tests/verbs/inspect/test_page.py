@@ -27,6 +27,7 @@ from shardtool import CreateOptions, create, inspect
 from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.transform import thumbnail
 from shardtool.units import format_size
 from shardtool.verbs.inspect.page import media
 from shardtool.verbs.inspect.page.page import write_page
@@ -299,7 +300,7 @@ def test_missing_files_are_named(photos: Path, tmp_path: Path) -> None:
 
 def test_the_page_stays_below_five_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Incompressible images, long texts and many labels do not make the page larger than 5 MB."""
-    monkeypatch.setattr(media, "encode_thumbnail", lru_cache(media.encode_thumbnail))
+    monkeypatch.setattr(thumbnail, "encode_thumbnail", lru_cache(thumbnail.encode_thumbnail))
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -600,5 +601,5 @@ def test_uniform_datasets_have_no_unusual_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DEPTHS)
 def test_deep_images_are_scaled(name: str) -> None:
     """An image with more than 8 bits is scaled from its smallest to its largest value, without clipping."""
-    found = media.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
+    found = thumbnail.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
     assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

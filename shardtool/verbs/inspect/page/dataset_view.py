@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.stored import StoredDataset
-    from shardtool.verbs.inspect.page.media import Thumbnail
+    from shardtool.transform.thumbnail import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
     from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from shardtool.verbs.inspect.page.media import Thumbnail
+    from shardtool.transform.thumbnail import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
 
     # A label, its number of values, and a row per value: the value, (count, share) per dataset, and the largest share.

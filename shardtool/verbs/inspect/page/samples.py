@@ -15,19 +15,16 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.varint import CONTINUATION_BIT
 from shardtool.names import IMAGE_ENDINGS
 from shardtool.transform.image_decode import BadImage
-from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES
-from shardtool.verbs.inspect.page.media import (
+from shardtool.transform.thumbnail import (
     EXPECTED_IMAGES,
     IMAGE_SIGNATURES,
     MAGIC_SIGNATURES,
-    MediaBudget,
-    MediaClip,
     Thumbnail,
     is_mask_name,
     make_thumbnail,
-    media_type,
-    trim_audio,
 )
+from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES
+from shardtool.verbs.inspect.page.media import MediaBudget, MediaClip, media_type, trim_audio
 from shardtool.verbs.inspect.samples import decode_text
 
 if TYPE_CHECKING:
