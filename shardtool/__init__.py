@@ -61,12 +61,12 @@ if TYPE_CHECKING:  # isort: off
         cache_verify as cache_verify,
     )
     from shardtool.verbs.copy.copy import copy as copy
-    from shardtool.verbs.create.create import create as create, reshard as reshard
+    from shardtool.verbs.create import create as create, reshard as reshard
     from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.doctor import doctor as doctor
     from shardtool.verbs.extract import extract as extract
-    from shardtool.verbs.index.export import export as export
-    from shardtool.verbs.index.index import index as index
+    from shardtool.verbs.export import export as export
+    from shardtool.verbs.index import index as index
     from shardtool.verbs.inspect.duplicates import (
         DuplicateGroups as DuplicateGroups,
         find_duplicates as find_duplicates,
@@ -111,12 +111,12 @@ _NAMES = {  # public names by module
     "verbs.cache.cache": ("Cache",),
     "verbs.cache.status": ("CacheChange", "CacheStatus", "cache_clear", "cache_status", "cache_verify"),
     "verbs.copy.copy": ("copy",),
-    "verbs.create.create": ("create", "reshard"),
+    "verbs.create": ("create", "reshard"),
     "verbs.diff.diff": ("diff",),
     "verbs.doctor": ("doctor",),
     "verbs.extract": ("extract",),
-    "verbs.index.export": ("export",),
-    "verbs.index.index": ("index",),
+    "verbs.export": ("export",),
+    "verbs.index": ("index",),
     "verbs.inspect.duplicates": ("DuplicateGroups", "find_duplicates"),
     "verbs.inspect.inspect": ("inspect",),
     "verbs.inspect.read_speed": ("ReadSpeed", "read_speed"),

@@ -29,7 +29,7 @@ OPTIONAL_MODULES = frozenset({
     "shardtool.compat", "shardtool.ray", "shardtool.tensorflow", "shardtool.torch",
     "shardtool.execute.ray_cluster", "shardtool.execute.ray_pool", "shardtool.execute.ray_task",
     "shardtool.fetch.client", "shardtool.fetch.fetcher", "shardtool.fetch.limits",
-    "shardtool.publish.export_indexes", "shardtool.verbs.index.export",
+    "shardtool.publish.export_indexes", "shardtool.verbs.export",
     "shardtool.interop.dali", "shardtool.interop.energon", "shardtool.interop.hfutils",
     "shardtool.interop.shard_counts", "shardtool.verbs.verify.reader_checks",
     "shardtool.storage.remote_folder", "shardtool.storage.remote.buckets", "shardtool.storage.remote.connections",

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 # From above; a module imports from its own room and from those below it. The package's own modules, which give the
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
-    "package", "torch", "tensorflow", "ray", "cli", "verbs.diff", "verbs.verify", "compat", "verbs.index", "verbs.copy",
-    "verbs.remove", "verbs.extract", "verbs.doctor", "verbs.cache", "writer", "verbs.create", "verbs.inspect", "read",
-    "publish", "write", "source", "select", "plan", "interop", "dataset", "table", "execute", "request", "entries",
-    "transform", "fetch", "format", "storage", "values",
+    "package", "torch", "tensorflow", "ray", "cli", "verbs.diff", "verbs.verify", "compat", "verbs.index",
+    "verbs.export", "verbs.copy", "verbs.remove", "verbs.extract", "verbs.doctor", "verbs.cache", "writer",
+    "verbs.create", "pack", "verbs.inspect", "read", "publish", "write", "source", "select", "plan", "interop",
+    "dataset", "table", "execute", "request", "entries", "transform", "fetch", "format", "storage", "values",
 )  # fmt: skip
 
 
@@ -112,14 +112,11 @@ def test_rooms_import_downward() -> None:
 
 
 def test_verbs_import_no_verb() -> None:
-    """No verb imports another verb, and neither do writers, for types too: what they share is below them.
-
-    `verify --repair` runs the recorded command again, as a user would.
-    """
+    """No verb imports another verb, and neither do writers, for types too: what they share is below them."""
     pairs = {(_room(module), _room(other)) for module, other in _ours()}
     verbs = {pair for pair in pairs if pair[1].startswith("verbs.") and pair[0] != pair[1]}
     from_verbs = {(room, other) for room, other in verbs if room.startswith("verbs.") or room == "writer"}
-    assert from_verbs == {("verbs.verify", "verbs.create"), ("verbs.verify", "verbs.index")}
+    assert not from_verbs
 
 
 def test_optional_modules_are_imported_when_used() -> None:

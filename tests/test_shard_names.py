@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardtool.errors import InvalidRequest
+from shardtool.pack.run import parse_output_pattern
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.shard_names import ShardName, is_shard_name, parse_numbered_name, parse_shard_name
-from shardtool.verbs.create.run import parse_output_pattern
 
 TOLD = {
     "a.tar": ShardName("tar"), "A.TAR": ShardName("tar"), "a.b.Tar": ShardName("tar"),

@@ -180,7 +180,7 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
     from shardtool.cli.result_text import create_text
-    from shardtool.verbs.create.create import create as run
+    from shardtool.verbs.create import create as run
 
     options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
@@ -219,7 +219,7 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
     from shardtool.cli.result_text import create_text
-    from shardtool.verbs.create.create import reshard as run
+    from shardtool.verbs.create import reshard as run
 
     options = make_options()
     datasets, output = split_datasets((*materialize_inputs(names[:-1]), *names[-1:]))
@@ -425,7 +425,7 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
 def _index_dataset(
     dataset: Sequence[str], options: IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
-    from shardtool.verbs.index.index import index as run
+    from shardtool.verbs.index import index as run
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
@@ -436,7 +436,7 @@ def _index_dataset(
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
         else:
             if forms:
-                from shardtool.verbs.index.export import check_index_names
+                from shardtool.verbs.export import check_index_names
 
                 check_index_names(dataset, forms)
             result = run(dataset, options, observer=terminal)
@@ -447,7 +447,7 @@ def _index_dataset(
             f"dataset file  {printable(result.dataset_file)}"
         )
     if forms:
-        from shardtool.verbs.index.export import export
+        from shardtool.verbs.export import export
 
         exported = export(file, forms, options.pick(ExportOptions), observer=terminal)
         document = {**document, "export": exported.to_json()} if document else exported.to_json()

@@ -279,7 +279,7 @@ def test_typed_options_override_the_job_file(
         observer.start(0, 0, 0)
         raise InvalidRequest("", "")
 
-    monkeypatch.setattr("shardtool.verbs.create.create.create", create)
+    monkeypatch.setattr("shardtool.verbs.create.create", create)
     job, saved, urls = tmp_path / "job.toml", tmp_path / "saved.toml", ("t.csv", "o-{0..}.tar", "--url", "a=a", "-n")
     job.write_text(f"{said}\n")
     typed("create", "--config", job, *urls, *words.split(), "--save-config", saved)

@@ -54,9 +54,9 @@ hooked.{name} = instead
 sys.argv = ["shardtool", *{words!r}]
 main()
 """
-_WHERE = {"create": ("verbs.create.create", "write_dataset"), "inspect": ("verbs.inspect.inspect", "inspect"),
-          "verify": ("verbs.verify.verify", "verify"), "index": ("verbs.index.index", "index"),
-          "reshard": ("verbs.create.create", "write_dataset")}  # fmt: skip
+_WHERE = {"create": ("verbs.create", "pack_dataset"), "inspect": ("verbs.inspect.inspect", "inspect"),
+          "verify": ("verbs.verify.verify", "verify"), "index": ("verbs.index", "index"),
+          "reshard": ("verbs.create", "pack_dataset")}  # fmt: skip
 _PATIENCE_S = 30
 
 

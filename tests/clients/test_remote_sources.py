@@ -194,7 +194,7 @@ def test_resume(
     proxy = proxies(moto)
     files = {f"{at:03}.jpg": b"%d" % at for at in range(40)}
     prefix, store = _tree(proxy, monkeypatch, files)
-    monkeypatch.setattr("shardtool.verbs.create.resume._CLOCK_SLACK_S", -60)  # the objects are not a minute old
+    monkeypatch.setattr("shardtool.pack.resume._CLOCK_SLACK_S", -60)  # the objects are not a minute old
     options = CreateOptions(max_count=10, resume=True, workers=1)
     create(prefix, str(tmp_path / OUT), options)
     proxy.set()

@@ -14,10 +14,10 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, remove, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
+from shardtool.pack import parts
 from shardtool.storage import files, lookup, paths
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import buckets, lock
-from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault

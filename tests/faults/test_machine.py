@@ -28,7 +28,7 @@ except shardtool.StoreFailed as error:
 _VERB = """
 import shardtool.cli
 from shardtool.verbs.copy.copy import copy
-from shardtool.verbs.index.index import index
+from shardtool.verbs.index import index
 from shardtool.verbs.inspect import inspect
 from shardtool.verbs.verify import verify
 from shardtool.cli.signals import SignalHandler

@@ -23,7 +23,7 @@ from shardtool.request.output_options import MAX_WORKERS, OutputOptions
 from shardtool.request.split_options import parse_shares
 from shardtool.select.splits import sample_by_key
 from shardtool.units import parse_size
-from shardtool.verbs.index.export import export
+from shardtool.verbs.export import export
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
 KINDS: dict[str, type] = {

@@ -35,7 +35,7 @@ from shardtool.request.observer import Observer
 from shardtool.shard_samples import INLINE, SPAN
 from shardtool.source.number_texts import NumberField, NumberTask, float_text, int_text, read_number_texts
 from shardtool.source.shard_listing import list_datasets
-from shardtool.verbs.create.create import reshard
+from shardtool.verbs.create import reshard
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
 from tests.made import metadata_of

@@ -31,7 +31,7 @@ from shardtool import (
 )
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.request.create_options import ReshardOptions
-from shardtool.verbs.index.export import export
+from shardtool.verbs.export import export
 from tests.helpers import existing, flip, identity, members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.verbs.create import checks
+from shardtool.pack import checks
 from tests import tfrecords
 from tests.helpers import existing, flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound

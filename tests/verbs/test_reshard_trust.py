@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
+from shardtool.pack import resume
 from shardtool.request.observer import Observer
 from shardtool.source.open_datasets import open_datasets
 from shardtool.source.source_shard import FilesSeen
-from shardtool.verbs.create import resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

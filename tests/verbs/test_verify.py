@@ -744,7 +744,7 @@ def test_a_sidecar_without_checksums_is_checked_partly(dataset: Path) -> None:
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
     from shardtool.request.dataset_options import IndexOptions
-    from shardtool.verbs.index.index import index
+    from shardtool.verbs.index import index
 
     index(dataset, IndexOptions(workers=0))
     report = _verify(dataset)

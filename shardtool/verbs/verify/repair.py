@@ -222,7 +222,7 @@ class Repair:
                 reason = f"shards are missing. Rerun the original command with {flag_text('resume')}"
             self._add_unresolved(f"the dataset file: {reason}")
             return
-        from shardtool.verbs.index.index import index
+        from shardtool.publish.index_shards import index_shards
 
         dataset = self.subject.dataset.dataset_file or self.subject.dataset.paths
         if {*find_dataset(dataset).paths} - {*self.subject.dataset.paths}:
@@ -230,7 +230,9 @@ class Repair:
             return
         try:
             overwrite, dots = "dataset-file-damaged" in self.codes, self.subject.dataset.shards[0].dots
-            result = index(dataset, self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite))
+            result = index_shards(
+                dataset, self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite), Observer()
+            )
         except ShardError as error:
             self._add_unresolved(f"the dataset file: {error}")
             return
@@ -238,13 +240,13 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _recreate_shards(self, file: DatasetFile) -> None:
-        from shardtool.verbs.create.create import write_dataset
+        from shardtool.pack.pack_dataset import pack_dataset
 
         damaged = files_to_rebuild(file, self.by_file)
         try:
             options, output = repeat_options(file, self.options), repeat_output(file, self.subject.dataset, self.codes)
             self._check_plan(file, output, options)
-            write_dataset(self.options.source, output, options, Observer(), expected=file)
+            pack_dataset(self.options.source, output, options, Observer(), expected=file)
         except ShardError as error:
             self._add_unresolved(str(error))
             return
@@ -253,9 +255,9 @@ class Repair:
         self.done.append(f"{format_list(damaged)}: recreated from {sources}")
 
     def _check_plan(self, file: DatasetFile, output: DatasetLike, options: CreateOptions) -> None:
-        from shardtool.verbs.create.create import create
+        from shardtool.pack.pack_dataset import pack_dataset
 
-        plan = create(self.options.source, output, options, dry_run=True)
+        plan = pack_dataset(self.options.source, output, replace(options, dry_run=True), Observer())
         if options.make_transform() is None:
             planned, recorded = (
                 [(entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in entries]

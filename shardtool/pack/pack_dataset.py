@@ -1,4 +1,4 @@
-"""`create` and `reshard`: write the samples of a source, or of datasets, as a dataset.
+"""Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
 `reshard` is the same run with shards as the source. Workers are forked before NumPy and pyarrow are imported: these
 imports take longer than packing a small source.
@@ -13,29 +13,28 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, printable
+from shardtool.errors import printable
 from shardtool.execute import start_pool
 from shardtool.messages import flag_text, option_text
-from shardtool.request.create_options import CreateOptions, ReshardOptions
+from shardtool.pack.listing import list_source
+from shardtool.pack.output_folder import name_shards
+from shardtool.pack.run import FinishedOutput, Planned, make_run
 from shardtool.request.observer import Notes, Observer
-from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.units import format_size
-from shardtool.verbs.create.listing import list_source
-from shardtool.verbs.create.output_folder import name_shards
-from shardtool.verbs.create.run import FinishedOutput, Planned, make_run
 
 if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
+    from shardtool.pack.run import Listed, Packed, PlanFile, Run
     from shardtool.publish.destination import Destination
+    from shardtool.request.create_options import CreateOptions, ReshardOptions
     from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult
-    from shardtool.values import Datasets, OutputNames
-    from shardtool.verbs.create.run import Listed, Packed, PlanFile, Run
+    from shardtool.values import OutputNames
 
 
-def write_dataset(
+def pack_dataset(
     source: object,
     names: OutputNames,
     options: CreateOptions | ReshardOptions,
@@ -52,9 +51,9 @@ def write_dataset(
         run = make_run(names, options, pool, notes, started=started, expected=expected)
         listed = list_source(run, source)
 
-        from shardtool.verbs.create.new_samples import choose_samples
-        from shardtool.verbs.create.planning import plan_shards
-        from shardtool.verbs.create.result import make_dry_run, make_result
+        from shardtool.pack.new_samples import choose_samples
+        from shardtool.pack.planning import plan_shards
+        from shardtool.pack.result import make_dry_run, make_result
 
         listed = choose_samples(listed)
         if run.dry:
@@ -63,10 +62,10 @@ def write_dataset(
                 _write_plan_file(listed, listed.plan_file)
             return make_dry_run(planned)
 
-        from shardtool.verbs.create.outputs import lock_outputs
-        from shardtool.verbs.create.packing import pack_shards
-        from shardtool.verbs.create.parts import merge_finished_parts, start_parts
-        from shardtool.verbs.create.shuffle import arrange_payloads, get_spool
+        from shardtool.pack.outputs import lock_outputs
+        from shardtool.pack.packing import pack_shards
+        from shardtool.pack.parts import merge_finished_parts, start_parts
+        from shardtool.pack.shuffle import arrange_payloads, get_spool
 
         if not listed.outputs:
             _export_missing_indexes(listed)
@@ -111,10 +110,10 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
 
 
 def _publish(packed: Packed) -> list[FinishedOutput]:
+    from shardtool.pack.outputs import remove_lost_splits
+    from shardtool.pack.parts import finish_part
     from shardtool.publish.foreign_index_files import find_existing_exports
     from shardtool.publish.publish_dataset import publish_dataset
-    from shardtool.verbs.create.outputs import remove_lost_splits
-    from shardtool.verbs.create.parts import finish_part
 
     planned, run, finished = packed.planned, packed.planned.run, list[FinishedOutput]()
     for output in packed.outputs:
@@ -159,66 +158,3 @@ def _export_missing_indexes(listed: Listed) -> None:
         if missing := {name: export for name, export in run.exports.items() if name not in existing_exports}:
             with folder.lock(pattern.base):
                 Exporter(folder, pattern.dataset_file, missing, run.notes).write(folder, run.pool, overwrite=True)
-
-
-@accepts_options(CreateOptions)
-def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
-    """Write the samples of `source` into shards, with sidecars and a dataset file.
-
-    With `dry_run`, return the plan and write nothing; sizes are exact unless samples are transformed. With `plan_only`,
-    write only the plan, to that file.
-
-    Args:
-        source: A folder tree in which files that share a key are one sample, a list of folders whose files share keys,
-            or a zip or tar archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a
-            table in memory (pandas, pyarrow, or anything with the Arrow C stream interface).
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
-        options: See `CreateOptions`.
-        observer: Receives progress and notes.
-
-    Raises:
-        InvalidRequest: The request is invalid. Nothing was written.
-        OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for
-            `resume=True`.
-        OutputFailed: The output cannot be written.
-        WorkerDied: A worker process was killed.
-
-    Example:
-        ```
-        result = shardtool.create("photos", "out-{000000..}.tar", max_size="500MB")
-        print(result.samples, result.dataset_file)
-        ```
-    """
-    if not (options.stat or options.dry_run or options.plan_only is not None):
-        raise InvalidRequest(option_text("stat"), "a run that writes", expected=flag_text("dry_run"))
-    return write_dataset(source, output, options, observer)
-
-
-@accepts_options(ReshardOptions)
-def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
-    """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
-
-    Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
-    index. If no sample changes, the output must have the content fingerprint of the source. With `dry_run`, return the
-    plan and write nothing.
-
-    Args:
-        dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
-        output: As for `create`.
-        options: See `ReshardOptions`.
-        observer: Receives progress and notes.
-
-    Raises:
-        InvalidRequest: The request is invalid. Nothing was written.
-        CorruptShard: A dataset is damaged. No damaged data was copied.
-        OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        OutputFailed: The output or the folder for temporary files cannot be written.
-        WorkerDied: A worker process was killed.
-
-    Example:
-        ```
-        shardtool.reshard("out.json", "shuffled-{000000..}.tar", shuffle=True, seed=1)
-        ```
-    """
-    return write_dataset(dataset, output, options, observer)

@@ -11,17 +11,17 @@ from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import format_fingerprint
 from shardtool.messages import option_text
 from shardtool.names import to_output_name, to_text
+from shardtool.pack import append
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish.publish_dataset import check_fingerprint
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.source.base import check_not_empty
 from shardtool.units import format_size
-from shardtool.verbs.create import append
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.verbs.create.run import Listed, Packed, Planned, PlannedOutput
+    from shardtool.pack.run import Listed, Packed, Planned, PlannedOutput
 
 
 def check_listed(listed: Listed) -> None:

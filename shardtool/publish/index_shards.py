@@ -1,4 +1,4 @@
-"""`index`: write sidecars and a dataset file for existing shards of any tool.
+"""Write sidecars and a dataset file for existing shards of any tool.
 
 A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A wrong
 sidecar is replaced only with `--overwrite`.
@@ -21,19 +21,7 @@ from shardtool.execute import start_pool
 from shardtool.messages import flag_text
 from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.publish.publication import Publication
-from shardtool.publish.totals import DatasetTotals
-from shardtool.request.dataset_options import IndexOptions
-from shardtool.request.observer import Notes, Observer
-from shardtool.request.results import IndexResult
-from shardtool.request.run_record import RunRecord
-from shardtool.request.verb_call import accepts_options
-from shardtool.storage.folders import open_folder
-from shardtool.storage.lookup import plain_sizes
-from shardtool.storage.paths import base_name
-from shardtool.units import pluralize
-from shardtool.values import DatasetLike, FeatureType, ValueType, __version__
-from shardtool.verbs.index.checks import (
+from shardtool.publish.index_checks import (
     DifferingSidecar,
     check_format,
     check_listed_shards,
@@ -47,9 +35,21 @@ from shardtool.verbs.index.checks import (
     read_old_dataset,
     sort_as_listed,
 )
+from shardtool.publish.publication import Publication
+from shardtool.publish.totals import DatasetTotals
+from shardtool.request.observer import Notes, Observer
+from shardtool.request.results import IndexResult
+from shardtool.request.run_record import RunRecord
+from shardtool.storage.folders import open_folder
+from shardtool.storage.lookup import plain_sizes
+from shardtool.storage.paths import base_name
+from shardtool.units import pluralize
+from shardtool.values import DatasetLike, FeatureType, ValueType, __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shardtool.request.dataset_options import IndexOptions
 
 
 class Indexer:
@@ -237,22 +237,8 @@ class Indexer:
         return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
 
 
-@accepts_options(IndexOptions)
-def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
-    """Write the sidecars and the dataset file of existing shards.
-
-    Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
-        options: See `IndexOptions`.
-        observer: Receives progress and notes.
-
-    Raises:
-        InvalidRequest: The shards do not exist or are compressed.
-        CorruptShard: A shard is damaged.
-        OutputExists: Another run is writing here, other shards have the same sidecar names, or an existing sidecar or
-            dataset file is wrong and `overwrite` is not set.
-        OutputFailed: The output cannot be written.
-    """
+def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
+    """Write the sidecars and the dataset file of existing shards, for `index` and `verify --repair`."""
     with start_pool(options, observer=observer) as pool:
         indexer = Indexer(dataset, options, observer)
         pool.check(indexer.dataset.paths)

@@ -41,6 +41,8 @@ from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.dataset.skipped_list import encode_skipped, merge_skipped, parse_skipped, unmerge_skipped
 from shardtool.entries.sample_table import FieldValues
 from shardtool.entries.strings import PackedStrings
+from shardtool.pack.append import prepare_append
+from shardtool.pack.run import Listed, Output
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.publish.append_target import Append, FinishedAppend, list_later_files, remaining_names
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
@@ -48,8 +50,6 @@ from shardtool.publish.destination import Destination, inspect_destination
 from shardtool.publish.foreign_index_files import export_notes, find_existing_exports
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create.append import prepare_append
-from shardtool.verbs.create.run import Listed, Output
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, existing, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound

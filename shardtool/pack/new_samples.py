@@ -14,14 +14,14 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import format_list, printable, reporting_memory_errors
 from shardtool.messages import flag_text
 from shardtool.names import to_bytes, to_local_name, to_text
+from shardtool.pack import append, changes
+from shardtool.pack.outputs import check_source_kept
+from shardtool.pack.run import FinishedOutput, Listed, Output
 from shardtool.plan.random_order import random_at
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.skipped import drop_keys, failed_rows, hash_key
 from shardtool.table.keys import find_positions
 from shardtool.units import pluralize
-from shardtool.verbs.create import append, changes
-from shardtool.verbs.create.outputs import check_source_kept
-from shardtool.verbs.create.run import FinishedOutput, Listed, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -32,9 +32,9 @@ from shardtool.write.task import KeepShard, ShardAction
 
 if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.pack.run import Listed, PlannedOutput
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.verbs.create.run import Listed, PlannedOutput
 
 
 _CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output

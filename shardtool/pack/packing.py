@@ -22,6 +22,9 @@ from shardtool.fetch.options import redact_url_bytes
 from shardtool.interop.readers import READERS_BY_PROBLEM, NameProblem, find_key_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.names import source_label, to_output_name, to_text
+from shardtool.pack import resume
+from shardtool.pack.checks import check_content_fingerprint
+from shardtool.pack.run import Packed, PackedOutput
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish import dataset_keys
@@ -32,9 +35,6 @@ from shardtool.skipped import Skipped, count_reasons, failed_rows
 from shardtool.source.base import no_match_error
 from shardtool.source.read_tasks import choose_parallel_reads
 from shardtool.units import pluralize
-from shardtool.verbs.create import resume
-from shardtool.verbs.create.checks import check_content_fingerprint
-from shardtool.verbs.create.run import Packed, PackedOutput
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import ShardResult, ShardTask, TransformWork
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.pack.run import Planned, PlannedOutput
     from shardtool.plan.plan import Plan
     from shardtool.transform.transform import Transform
-    from shardtool.verbs.create.run import Planned, PlannedOutput
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.entries.strings import StringColumn
+    from shardtool.pack.run import PackedOutput, Planned, PlannedOutput
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.observer import Notes
     from shardtool.request.run_part import RunPart
     from shardtool.request.run_record import RunRecord
-    from shardtool.verbs.create.run import PackedOutput, Planned, PlannedOutput
 
 
 _MAX_COMPARED_PARTS = 8

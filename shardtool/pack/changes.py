@@ -18,13 +18,13 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, OutputExists, printable
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_local_name
+from shardtool.pack.resume import ShardPlan
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.request.results import ResumeChanges
 from shardtool.request.run_record import RunRecord, describe_differences
 from shardtool.table.keys import contains_hashes, hash_keys
 from shardtool.units import pluralize
-from shardtool.verbs.create.resume import ShardPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.pack.run import Listed, Output, Planned, PlannedOutput, Run
     from shardtool.publish.destination import Destination
-    from shardtool.verbs.create.run import Listed, Output, Planned, PlannedOutput, Run
 
 
 _MAX_CHECKED_SHARDS = 8

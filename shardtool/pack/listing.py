@@ -11,11 +11,11 @@ from shardtool.dataset.expand import expand_if_pattern
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputExists, format_list, reporting_memory_errors
 from shardtool.messages import option_text
+from shardtool.pack import outputs
+from shardtool.pack.run import Listed, Output, PlanFile, Run, parse_output_pattern
 from shardtool.request.create_options import CreateOptions
 from shardtool.source.open import open_source
 from shardtool.storage.remote.address import is_url
-from shardtool.verbs.create import outputs
-from shardtool.verbs.create.run import Listed, Output, PlanFile, Run, parse_output_pattern
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ def list_source(run: Run, source: object) -> Listed:
     if refusal is not None:
         if run.verb == "reshard":
             _check_other_location(run, source)
-        from shardtool.verbs.create.checks import check_listed
+        from shardtool.pack.checks import check_listed
 
         check_listed(listed)
         raise refusal
@@ -140,7 +140,7 @@ def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transf
 def _read_taken_keys(run: Run, listing: Listing, found: tuple[Output, ...]) -> PackedStrings | None:
     if not any(output.destination.appends for output in found):
         return None
-    from shardtool.verbs.create.append import read_taken_keys
+    from shardtool.pack.append import read_taken_keys
 
     return read_taken_keys(run, listing, found)
 

@@ -17,6 +17,7 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes
+from shardtool.pack.run import Output, make_record
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.foreign_index_files import export_notes
@@ -24,20 +25,19 @@ from shardtool.publish.join_datasets import join_kinds, join_schemas
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.table.keys import contains_hashes, hash_keys
 from shardtool.units import pluralize
-from shardtool.verbs.create.run import Output, make_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.pack.run import Listed, Planned, Run
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.create_options import CreateOptions, ReshardOptions
     from shardtool.request.run_record import RunRecord
     from shardtool.source.base import Listing
     from shardtool.values import FeatureType
-    from shardtool.verbs.create.run import Listed, Planned, Run
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:

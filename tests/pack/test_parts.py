@@ -30,12 +30,12 @@ from shardtool import (
     verify,
 )
 from shardtool.fingerprint import crc32c
+from shardtool.pack import parts
 from shardtool.publish.destination import Destination
 from shardtool.publish.parts import find_run_parts, read_part_record
 from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create import parts
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, typed, write_tree
 

@@ -10,13 +10,13 @@ from shardtool.errors import printable
 from shardtool.fingerprint import format_fingerprint, sum_fingerprints
 from shardtool.interop.readers import unopenable_by
 from shardtool.names import to_local_name, to_output_name
+from shardtool.pack.changes import add_shard_counts
 from shardtool.request.results import AppendedPart, CreateResult, PlannedShard, SplitResult
-from shardtool.verbs.create.changes import add_shard_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.verbs.create.run import FinishedOutput, Planned
+    from shardtool.pack.run import FinishedOutput, Planned
 
 
 _SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")

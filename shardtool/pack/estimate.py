@@ -9,13 +9,13 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
+from shardtool.pack.packing import make_shard_work
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation
 from shardtool.plan.shard_bounds import ShardBounds
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.request.output_options import TRANSFORM_OPTIONS
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create.packing import make_shard_work
 from shardtool.write.task import ShardTask, TransformWork
 from shardtool.write.transform_packer import measure_samples
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.pack.run import Listed
     from shardtool.transform.transform import Transform
-    from shardtool.verbs.create.run import Listed
 
 
 _MAX_TRIED_SAMPLES = 64

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, index
 from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.pack import resume
 from shardtool.request.observer import Observer
 from shardtool.request.option_values import parse_share
 from shardtool.request.results import ResumeChanges
-from shardtool.verbs.create import resume
 from tests.helpers import existing, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:

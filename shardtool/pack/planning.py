@@ -10,6 +10,18 @@ import numpy as np
 from shardtool.errors import printable, reporting_memory_errors
 from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
+from shardtool.pack import changes
+from shardtool.pack.append import append_notes
+from shardtool.pack.checks import (
+    check_append,
+    check_export_targets,
+    check_listed,
+    check_metadata_size,
+    check_shard_sizes,
+    idle_option_notes,
+)
+from shardtool.pack.estimate import estimate_sizes
+from shardtool.pack.run import Listed, Output, Planned, PlannedOutput
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_bounds import ShardBounds
 from shardtool.publish.advice import folder_notes, loader_notes, name_notes
@@ -18,18 +30,6 @@ from shardtool.request.option_values import parse_share
 from shardtool.shard_samples import INLINE, URL
 from shardtool.source.base import skipped_notes
 from shardtool.units import format_size, parse_size, pluralize
-from shardtool.verbs.create import changes
-from shardtool.verbs.create.append import append_notes
-from shardtool.verbs.create.checks import (
-    check_append,
-    check_export_targets,
-    check_listed,
-    check_metadata_size,
-    check_shard_sizes,
-    idle_option_notes,
-)
-from shardtool.verbs.create.estimate import estimate_sizes
-from shardtool.verbs.create.run import Listed, Output, Planned, PlannedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from shardtool.errors import reporting_memory_errors
+from shardtool.pack.outputs import Spool
+from shardtool.pack.resume import list_unwritten_sizes
+from shardtool.pack.scatter_pass import SpanPositions, SpoolLimits, planned_samples, scatter_payloads
 from shardtool.storage.paths import is_address
 from shardtool.storage.staging import local_folder
 from shardtool.units import format_size, format_time, parse_size
-from shardtool.verbs.create.outputs import Spool
-from shardtool.verbs.create.resume import list_unwritten_sizes
-from shardtool.verbs.create.scatter_pass import SpanPositions, SpoolLimits, planned_samples, scatter_payloads
 from shardtool.write.buffers import MAX_GAP_BYTES
 from shardtool.write.source_errors import SourceFailed
 from shardtool.write.span_reader import MAX_OPEN_FILES, open_span_file
@@ -31,10 +31,10 @@ from shardtool.write.span_reader import MAX_OPEN_FILES, open_span_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardtool.pack.run import Output, Planned, Run
     from shardtool.plan.plan import Plan
     from shardtool.shard_samples import SpanFile
     from shardtool.values import ReadMethod
-    from shardtool.verbs.create.run import Output, Planned, Run
 
 
 MAX_PROBES = 64

@@ -25,6 +25,9 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.execute.local_pool import LocalPool
 from shardtool.fingerprint import crc32c
+from shardtool.pack import shuffle
+from shardtool.pack.scatter_pass import SpoolLimits, scatter_payloads
+from shardtool.pack.shuffle import ReadCost, choose_read_strategy, is_gathering_cheaper
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation
@@ -35,9 +38,6 @@ from shardtool.request.observer import Observer
 from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from shardtool.storage.staging import Folder
 from shardtool.units import format_time
-from shardtool.verbs.create import shuffle
-from shardtool.verbs.create.scatter_pass import SpoolLimits, scatter_payloads
-from shardtool.verbs.create.shuffle import ReadCost, choose_read_strategy, is_gathering_cheaper
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.span_reader import SpanReader
 from shardtool.write.task import ShardTask

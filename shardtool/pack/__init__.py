@@ -1,0 +1,1 @@
+"""Pack a source into a dataset; this runs in the parent process."""

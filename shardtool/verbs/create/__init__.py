@@ -1,1 +1,0 @@
-"""Plan and write a dataset; this runs in the parent process."""

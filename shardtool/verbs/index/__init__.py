@@ -1,1 +1,0 @@
-"""Create sidecars, dataset files and other tools' indexes for existing shards."""
