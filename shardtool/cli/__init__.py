@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # an output file could get the number of a closed stream
+    for fd in range(3):  # open closed standard streams: an output file could get the descriptor number of one
         try:
             os.fstat(fd)
         except OSError:
@@ -187,7 +187,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Outside the handler, the frames of the failed code and their memory are released.
+    # Print outside the `except` block, after the frames of the failed code are freed.
     return _print_error(failure, arguments)
 
 

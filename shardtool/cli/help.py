@@ -188,7 +188,7 @@ def read_meanings(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` of an error with the earlier option names that the user typed."""
+    """Return an error's `where` and `found`, with the earlier option names that the user typed."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}

@@ -75,7 +75,7 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or a line of the log with `--log`.
 
-    `label` (`shardtool:`, `note:`) precedes the message. `location` is its start, which is bold on a terminal.
+    `label` (`shardtool:`, `note:`) precedes the message. `location` is the start of the message, bold on a terminal.
     """
     plain = f"{label} {text}" if label else text
     if LOG.is_enabled:
@@ -118,7 +118,7 @@ def _retry_totals() -> dict[str, float]:
 class EventLog:
     """The log of `--log`: one line on stderr per event. The last event is `end`.
 
-    `samples` and `size` count this run's shards. `result` is the document that `--json` prints.
+    `samples` and `size` are the totals of this run's shards. `result` is the document that `--json` prints.
     """
 
     def __init__(self) -> None:

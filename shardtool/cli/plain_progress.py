@@ -39,7 +39,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start another step of `total` bytes or samples; None: unknown, count samples."""
+        """Start a step of `total` bytes or samples. With None, count samples without a total."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -55,7 +55,7 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Allow other lines to be written; a tqdm bar must be cleared for this."""
+        """Do nothing: only a tqdm bar must be cleared before other lines are written."""
         return nullcontext()
 
     def close(self) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _MAX_MATCHES = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # limit, so that a long page does not outweigh a title
-_TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8  # for a word in the title of a section, and of a topic or option
+_MAX_COUNTED_HITS = 2  # count a word at most twice per passage, so that a long page does not outweigh a title
+_TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8  # score of a word in the title of a section, and in the name of a topic or option
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # commands that prepare documentation tests
-_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # duplicates the options; is for contributors
+_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the options again; for contributors
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.:?])\s+|\n\n|\n(?=[-|])")
 _MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*|^[-|] |[`|]", re.MULTILINE)

@@ -59,7 +59,7 @@ class SignalHandler:
                 self._ring(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
             return
         self.first = signum
-        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # `--help` needs no such import
+        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # loaded only for stores
             requests.end_requests(_LOCK_RELEASE_S)
         self._ring(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
         raise Interrupted(signum)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 _FETCH_BAR_FORMAT = (
-    "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # remaining time: see FetchEstimate
+    # without the remaining time, which FetchEstimate computes
+    "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 )
 
 

@@ -35,7 +35,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 class BaseOptions:
     """Base class of all options classes; checks each value as far as possible without the source.
 
-    An option with `expand` sets other options; other code sees only these.
+    An option with `expand` sets other options, which all other code reads instead.
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.

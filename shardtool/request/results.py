@@ -98,8 +98,8 @@ class CreateResult(Result):
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
         features: Only for TFRecord: the argument of `tf.io.parse_single_example` for each feature.
-        urls: Only for tar: the argument of `webdataset.WebDataset` for all shards; empty if webdataset cannot open
-            them, and with splits, which have their own.
+        urls: Only for tar shards without splits: the argument of `webdataset.WebDataset`; empty if webdataset cannot
+            open the shards.
         splits: The dataset of each split; empty without splits.
         appended: The appended shards; all other attributes describe the whole dataset.
         exported: The exported index formats.
@@ -276,7 +276,7 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: File names by shard and format, then the files that a folder has only once.
+        files: File names by shard and format, then the files that exist once per folder.
         kept: Number of files that already existed with the same bytes, or that users may edit.
     """
 
