@@ -120,7 +120,7 @@ shardtool create sample_data/photos 'q-{000..}.tar' --max-size 500kB --plan plan
 shardtool create sample_data/photos.csv 'a-{000..}.tar' --max-size 1MB --field cls=bi --classes cls --quiet
 shardtool reshard a.json 'b-{000..}.tar' --shuffle --seed 4 --memory 1MB --max-count 20 --json
 shardtool reshard a.json 'c-{000..}.tfrecord' --sample 20% --select-fields jpg,json
-shardtool reshard a-000.tar 'd-{000..}.tar' --rename-field jpg=jpeg --drop-fields cls
+shardtool reshard a-000.tar 'd-{000..}.tar' --drop-fields cls
 shardtool reshard 'a-{000..001}.tar' 'e-{000..}.tar' --head 7
 shardtool reshard c.json 'f-{000..}.tar' --sort-by width
 shardtool reshard a.json c.json 'g-{000..}.tar'

@@ -175,7 +175,7 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label
       shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256"
-      shardtool create ./imgs 'out-{000000..}.tar' --fields jpg,json=meta.json
+      shardtool create ./imgs 'out-{000000..}.tar' --fields jpg,meta.json=json
       shardtool create urls.csv 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """

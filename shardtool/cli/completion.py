@@ -107,7 +107,9 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
     marks, list_names = _COMPLETERS.get(param.metavar or "", ("", None))
     head = incomplete[: max((incomplete.rfind(mark) + 1 for mark in marks), default=0)]
     head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
-    start, present = incomplete[len(head) :], {part.partition("=")[0].lstrip("-") for part in head.split(",")}
+    existing_name = 2 if param.metavar == "FIELDS" else 0  # in NEW=OLD, the second
+    start, parts = incomplete[len(head) :], [part.lstrip("-") for part in head.split(",")]
+    present = {part.partition("=")[existing_name] if "=" in part else part for part in parts}
     names = dict.fromkeys(list_names(ctx, param) if list_names else ())
     names_left = [name for name in names if name.startswith(start) and name.partition("=")[0] not in present]
     return [CompletionItem(head + name) for name in names_left]
@@ -205,8 +207,8 @@ _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "FIELD=COLUMN": ("=", _list_columns),
     "QUERY": (" ()=<>!", _list_columns),
     "FIELD": ("", _list_fields),
-    "FIELDS": (",", _list_fields),
-    "OLD=NEW": (",", _list_fields),
+    "FIELDS": (",=", _list_fields),
+    "NEW=OLD": (",=", _list_fields),
     "KEY=VALUE": (",", _list_keys),
     "[VERB [TOPIC] | WORD... | PAGE]": ("", _list_help_subjects),
 }

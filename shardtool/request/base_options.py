@@ -23,7 +23,7 @@ from shardtool.request.option_spec import (
     option_specs,
     option_types,
 )
-from shardtool.request.run_record import to_recorded_name
+from shardtool.request.run_record import to_recorded_name, to_recorded_value
 from shardtool.units import parse_size
 
 _INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that do not come from a file name
@@ -108,7 +108,7 @@ class BaseOptions:
             value = self._plain(name, getattr(self, name))
             if spec.recorded and value != self.__dataclass_fields__[name].default:
                 value = "{}x{}".format(*option_values.parse_pixels(name, value)) if spec.form == "pixels" else value
-                recorded[to_recorded_name(name)] = list(value) if isinstance(value, tuple) else value
+                recorded[to_recorded_name(name)] = to_recorded_value(name, value)
         return recorded
 
     def _expand_option(self, name: str, expand: Callable[[type, Any], Mapping[str, object]]) -> None:

@@ -198,7 +198,7 @@ class ExtractOptions(FilterOptions):
     """Options of `extract`.
 
     Attributes:
-        fields: Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).
+        fields: Fields to write (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD).
         by_key: Name files after the keys. By default, files whose names `portable` changed get their original names.
         overwrite: Replace existing files whose bytes differ.
     """

@@ -25,6 +25,7 @@ _RECORDED_NAMES = {  # names of options in dataset files and plan files that dif
     "mask": "masks",
     "size_column": "size",
 }
+_RENAMES = "rename_fields"
 _OPTION_NAMES = {recorded: name for name, recorded in _RECORDED_NAMES.items()}
 
 
@@ -33,9 +34,24 @@ def to_recorded_name(name: str) -> str:
     return _RECORDED_NAMES.get(name, name)
 
 
+def to_recorded_value(name: str, value: object) -> object:
+    """Return the value of an option as files record it: renamed fields as OLD=NEW."""
+    if isinstance(value, tuple) and name == _RENAMES:
+        return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _swap_recorded(text: str) -> str:
+    old, _, new = text.rpartition("=")
+    return f"{new}={old}"
+
+
 def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
-    """Return recorded options with the names of the options."""
-    return {_OPTION_NAMES.get(name, name): value for name, value in options.items()}
+    """Return recorded options with the names and values of the options."""
+    values = {_OPTION_NAMES.get(name, name): value for name, value in options.items()}
+    if isinstance(renames := values.get(_RENAMES), list):
+        values[_RENAMES] = [_swap_recorded(text) if isinstance(text, str) and "=" in text else text for text in renames]
+    return values
 
 
 _SHARD_OPTIONS = (

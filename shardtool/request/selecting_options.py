@@ -33,7 +33,7 @@ def _expand_fields(_kind: type, value: object) -> dict[str, object]:
     texts = ["=".join(map(str.strip, text.split("=", 1))) for text in split_commas("fields", value)]
     renamed = [text for text in texts if "=" in text]
     kept = [text for text in texts if "=" not in text and not text.startswith("-")]
-    kept += [text.partition("=")[0] for text in renamed if kept]
+    kept += [text.partition("=")[2] for text in renamed if kept]
     dropped = [text[1:] for text in texts if text.startswith("-") and text not in renamed]
     options = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
     return {name: tuple(dict.fromkeys(fields)) for name, fields in options.items() if fields}
@@ -49,11 +49,11 @@ class SelectingOptions(OutputOptions):
 
     Attributes:
         columns_from: Field whose values become metadata: top-level JSON values, a number, or a text.
-        fields: Fields to keep (jpg,cls), exclude (-json), or rename (JPEG=jpg). If you list fields to keep, renamed
-            fields are kept too.
+        fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD). If you list fields to keep,
+            renamed fields are kept too.
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
-        rename_fields: New name for a field: JPEG=jpg,jpeg=jpg.
+        rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column of the `join` table with keys or file paths.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
@@ -97,8 +97,8 @@ class SelectingOptions(OutputOptions):
         (),
         typed="rename-field",
         form="pairs",
-        metavar="OLD=NEW",
-        example="jpeg=jpg",
+        metavar="NEW=OLD",
+        example="jpg=jpeg",
         comma_separated=True,
         only_for="folder",
         family="fields {}",

@@ -120,7 +120,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
-        drop, rename = option_text("drop_fields", tuple(shared)), option_text("rename_fields", {shared[0]: "NEW"})
+        drop, rename = option_text("drop_fields", tuple(shared)), option_text("rename_fields", {"NEW": shared[0]})
         remedy = f"Drop them from the samples with {drop}, or rename one with {rename}."
         raise InvalidRequest(option_text("add"), found, expected="fields that the samples lack", remedy=remedy)
     return find_positions(entries.keys, other.keys)

@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import to_bytes
 from shardtool.select.field_rows import drop_empty_samples, order_rows
-from shardtool.table.columns import check_field_name, missing_name_error
+from shardtool.table.columns import check_direction, check_field_name, missing_name_error
 from shardtool.values import common_type
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def select_fields(
         entries: The samples.
         select: Fields to keep; empty: all.
         drop: Fields to drop.
-        rename: (old, new) names, renamed simultaneously. Two fields can become one if no sample has both.
+        rename: (new, old) names, renamed simultaneously. Two fields can become one if no sample has both.
         to_format: The format of the output. In a tar, a number field and a text field can merge.
     """
     if not (select or drop or rename):
@@ -81,7 +81,8 @@ def select_fields(
 def _choose_names(
     fields: tuple[str, ...], select: Sequence[str], drop: Sequence[str], rename: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
-    old = [name for name, _ in rename]
+    old = [name for _, name in rename]
+    check_direction("rename_fields", rename, fields)
     for option, names in (("select_fields", select), ("drop_fields", drop), ("rename_fields", old)):
         for name in names:
             if name not in fields:
@@ -97,9 +98,9 @@ def _choose_names(
     ):
         if bad:
             raise InvalidRequest(option_text(option), f"{_quote_names(bad)}{problem}", expected=expected)
-    for _, name in rename:
+    for name, _ in rename:
         _check_new_name(name)
-    return {name: name for name in kept} | dict(rename)
+    return {name: name for name in kept} | {old: new for new, old in rename}
 
 
 def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.select.add_fields import NewField, add_fields
 from shardtool.select.join import metadata_column, show_keys
-from shardtool.table.columns import check_field_names, check_labels, missing_name_error
+from shardtool.table.columns import check_direction, check_field_names, check_labels, missing_name_error
 from shardtool.table.payloads import (
     check_field_values,
     check_list_field,
@@ -109,7 +109,12 @@ def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) 
         remedy = f"Add columns from a table with {join}, or from JSON fields with {columns_from}."
         raise InvalidRequest(option_text("field"), f"no column {column!r}, and no others", remedy=remedy)
     if column not in entries.metadata.column_names:
-        raise missing_name_error("column", option_text("field"), column, entries.metadata.column_names)
+        error = missing_name_error("column", option_text("field"), column, entries.metadata.column_names)
+        if not error.remedy:
+            check_direction("field", [(name, column)], entries.metadata.column_names)
+        if column in entries.fields:
+            error.remedy = f"To rename the field {column!r}, use {option_text('rename_fields', {name: column})}."
+        raise error
     values = metadata_column(entries.metadata, column)
     if not has_text_form(values.type) or (label and pa.types.is_nested(values.type)):
         found = f"column {column!r} ({'labels' if label else f'field {name}'}) holds {values.type}"

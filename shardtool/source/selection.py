@@ -43,7 +43,9 @@ def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, 
     if renames and not listed.shards:
         entries = replace(entries, rows=replace(entries.rows, paths=list_source_paths(entries)))
     entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames, to_format=to_format)
-    entries, dropped = _update_label_columns(listed.entries.fields, entries, dict(renames), options.columns_from)
+    entries, dropped = _update_label_columns(
+        listed.entries.fields, entries, {old: new for new, old in renames}, options.columns_from
+    )
     return replace(listed, entries=entries, skipped=listed.skipped + empty, dropped=dropped)
 
 

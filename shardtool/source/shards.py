@@ -59,7 +59,7 @@ class DatasetSource(Source):
         """List the shards, and select fields and samples."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
-        without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
+        without = {*options.drop_fields, *options.classes} - {old for _, old in renames} - {*options.columns_from}
         only, to_format = options.select_fields and (*options.select_fields, *options.columns_from), self._format
         salvage = options.on_error == "skip"
         listing = list_datasets(
@@ -169,14 +169,14 @@ def _check_tar_fields(listed: Listing) -> None:
     if dotted and "dots" in listed.recorded:
         found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
         expected = "names in which the first or the last dot ends the key"
-        renamed = {dotted[0]: dotted[0].rpartition(".")[2]}
+        renamed = {dotted[0].rpartition(".")[2]: dotted[0]}
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or use {flag_text('portable')}."
         raise InvalidRequest(listed.where, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which a tar shard cannot store: {format_list(list(map(repr, bad)))}"
-        first_rename = {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
-        renamed = {_TENSORFLOW_IMAGE: "jpg"} if _TENSORFLOW_IMAGE in bad else first_rename
+        first_rename = {bad[0].rpartition("/")[2] or "jpg": bad[0]}
+        renamed = {"jpg": _TENSORFLOW_IMAGE} if _TENSORFLOW_IMAGE in bad else first_rename
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or {option_text('drop_fields')}."
         raise InvalidRequest(listed.where, found, expected="extensions, such as jpg or cls", remedy=remedy)
 

@@ -14,7 +14,7 @@ from shardtool.messages import flag_text, option_text
 from shardtool.names import is_utf8, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 MEDIA_NAMES = (
@@ -89,6 +89,15 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
         remedy = f"To name the columns of a text file by number, use {flag_text('no_header')}."
     expected = f"one of {format_list([*names], 100)}"
     return InvalidRequest(option, f"no {thing} {name!r}", expected=expected, remedy=remedy)
+
+
+def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
+    """Refuse pairs of (new, existing) names that were typed the other way round."""
+    if swapped := {old: new for new, old in pairs if new in names and old not in names}:
+        old, new = next(iter(swapped.items()))
+        found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)
+        expected = "the new name first: NEW=OLD"
+        raise InvalidRequest(option_text(option), found, expected=expected, remedy=f"Did you mean {remedy}?")
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:

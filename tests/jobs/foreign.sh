@@ -6,7 +6,7 @@ shardtool verify theirs/webdataset theirs/img2dataset theirs/tensorflow --decode
 
 # TensorFlow's names become those of the others. Keys that two have are told apart: `KEY` and `KEY-2`.
 shardtool reshard theirs/webdataset theirs/img2dataset theirs/tensorflow 'clean/train-{000000..}.tar' \
-    --fields image/encoded=jpg,image/class/label=cls \
+    --fields jpg=image/encoded,cls=image/class/label \
     --fields=-image/filename,-image/format,-image/height,-json --on-duplicate rename --shuffle --max-size 500MB
 
 shardtool verify clean/train.json --decode --for webdataset

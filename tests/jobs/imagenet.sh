@@ -6,12 +6,12 @@ shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder 
 
 # --probe opens each image, so that what no training could decode is left out and listed; all others stay as they are.
 shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder --exclude '*.txt' \
-    --fields JPEG=jpg --probe --on-error skip --shuffle
+    --fields jpg=JPEG --probe --on-error skip --shuffle
 cat shards/train.skipped
 
 # The classes of val have the numbers of train's.
 shardtool create ILSVRC/val 'shards/val-{000000..}.tar' --label-from-folder --classes-from shards/train.json \
-    --fields JPEG=jpg --probe
+    --fields jpg=JPEG --probe
 
 shardtool verify shards --decode --for webdataset
 shardtool verify shards/train.json --source ILSVRC/train

@@ -104,7 +104,7 @@ def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
     [
         ({"field": {"cls": "bi"}, "file": {"jpg": "path"}}, {"field": ("cls=bi",), "file": ("jpg=path",)}),
         ({"bytes": ["jpg=data"]}, {"bytes": {"jpg": "data"}}),
-        ({"url": ("jpg=url",), "fields": {"a": "b"}}, {"url": {"jpg": "url"}, "rename_fields": ["a=b"]}),
+        ({"url": ("jpg=url",), "fields": {"b": "a"}}, {"url": {"jpg": "url"}, "rename_fields": ["b=a"]}),
         ({"fields": ["jpg", "-json"]}, {"select_fields": ("jpg",), "drop_fields": ["json"]}),
         ({"probe": True, "image": ["jpg"], "mask": ("png",)}, {"probe": True, "image": ("jpg",), "mask": ["png"]}),
     ],

@@ -29,13 +29,13 @@ _FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.fa
         ({"fields": "jpg,cls"}, {"select_fields": ("jpg", "cls")}),
         ({"fields": ("jpg", "cls")}, {"select_fields": ("jpg", "cls")}),
         ({"fields": "-json,-txt"}, {"drop_fields": ("json", "txt")}),
-        ({"fields": "JPEG=jpg"}, {"rename_fields": ("JPEG=jpg",)}),
-        ({"fields": {"JPEG": "jpg"}}, {"rename_fields": ("JPEG=jpg",)}),
-        ({"fields": "cls,JPEG=jpg"}, {"select_fields": ("cls", "JPEG"), "rename_fields": ("JPEG=jpg",)}),
-        ({"fields": "-json,JPEG=jpg"}, {"drop_fields": ("json",), "rename_fields": ("JPEG=jpg",)}),
+        ({"fields": "jpg=JPEG"}, {"rename_fields": ("jpg=JPEG",)}),
+        ({"fields": {"jpg": "JPEG"}}, {"rename_fields": ("jpg=JPEG",)}),
+        ({"fields": "cls,jpg=JPEG"}, {"select_fields": ("cls", "JPEG"), "rename_fields": ("jpg=JPEG",)}),
+        ({"fields": "-json,jpg=JPEG"}, {"drop_fields": ("json",), "rename_fields": ("jpg=JPEG",)}),
         (
-            {"fields": " jpg, cls ,-json, a = b"},
-            {"select_fields": ("jpg", "cls", "a"), "drop_fields": ("json",), "rename_fields": ("a=b",)},
+            {"fields": " jpg, cls ,-json, b = a"},
+            {"select_fields": ("jpg", "cls", "a"), "drop_fields": ("json",), "rename_fields": ("b=a",)},
         ),
         ({"split_by": "bi"}, {"split_column": "bi"}),
         ({"split_by": "folder"}, {"split_from_folder": True}),
@@ -82,7 +82,7 @@ def test_reshard_can_split_by_a_column_named_folder() -> None:
             "fields: used with select_",
         ),
         ({"fields": (1,)}, "--fields: (1,); expected a string", "fields: (1,)"),
-        ({"fields": "=a"}, "--fields: '=a'; expected OLD=NEW", "rename_fields: '=a'"),
+        ({"fields": "=a"}, "--fields: '=a'; expected NEW=OLD", "rename_fields: '=a'"),
         ({"split_by": "bi", "split": "a=1"}, "--split-by: used with --split", "split_column: used with split"),
         (
             {"split_by": "folder", "split": "a=1"},
@@ -136,7 +136,7 @@ def test_a_recorded_run_can_be_typed_again(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("--select-fields jpg,cls --rename-field jpg=JPG", "--fields cls,jpg=JPG,jpg"),
+        ("--select-fields jpg,cls --rename-field jpg=JPG", "--fields cls,jpg=JPG,JPG"),
         ("--drop-fields json,txt", "--fields -json,-txt"),
         ("--split-column bi", "--split-by bi"),
         ("--split-from-folder", "--split-by folder"),
@@ -157,11 +157,11 @@ def test_old_spellings_work(old: str, new: str) -> None:
 
 def test_differences_name_options_as_used() -> None:
     """Differences of runs name options as typed, or by their Python names."""
-    then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,JPEG=jpg").recorded()
+    then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,jpg=JPEG").recorded()
     with use_cli_names():
         said = describe_differences(then, now)
     assert "--fields differs: not given before, now '-json'" in said
-    assert "--fields differs: not given before, now 'JPEG=jpg'" in said
+    assert "--fields differs: not given before, now 'jpg=JPEG'" in said
     assert "drop_fields differs: not given before, now 'json'" in describe_differences(then, now)
 
 

@@ -41,7 +41,7 @@ def test_python_types_equal_texts(given: dict[str, Any], text: dict[str, Any]) -
 
 def test_other_verbs_accept_python_types() -> None:
     """`reshard` accepts pairs and shares, `verify` a function."""
-    options = ReshardOptions(rename_fields={"jpeg": "jpg"}, field={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
+    options = ReshardOptions(rename_fields={"jpg": "jpeg"}, field={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
     found = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
     assert found == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
     assert VerifyOptions(source="s", repair=True, map=mapped.doubled).map == "tests.mapped:doubled"

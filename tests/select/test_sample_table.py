@@ -211,7 +211,7 @@ from shardtool.select.sample_table import table_column, sort_order, make_sample_
 from shardtool.select.splits import sample_by_key
 from tests.made import flat_entries
 entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6], offset=[0, 5])
-entries, _ = select_fields(entries, rename=(("x", "y"),))
+entries, _ = select_fields(entries, rename=(("y", "x"),))
 entries, _, _ = resolve_duplicate_keys(entries, "rename", (), PackedStrings.of([b"a"]))
 table = make_sample_table(entries, ("s",))
 for name in table.column_names:

@@ -32,7 +32,7 @@ class Change(NamedTuple):
     def becomes(self) -> dict[str, str]:
         """Return the new name of each field that stays."""
         stay = [name for name in FIELDS if name not in self.drop and (not self.select or name in self.select)]
-        return {name: dict(self.rename).get(name, name) for name in stay}
+        return {name: {old: new for new, old in self.rename}.get(name, name) for name in stay}
 
 
 @st.composite
@@ -44,7 +44,7 @@ def changes(draw: st.DrawFn) -> Change:
     renamed = draw(st.lists(st.sampled_from(stay), unique=True)) if stay else []
     names = (*(name for name in FIELDS if name.isprintable()), "a", "z.z")
     free = [name for name in names if name not in stay or name in renamed]
-    return Change(select, drop, tuple(zip(renamed, draw(st.permutations(free)), strict=False)))
+    return Change(select, drop, tuple(zip(draw(st.permutations(free)), renamed, strict=False)))
 
 
 def _expected(samples: list[Sample], change: Change) -> list[Sample]:
@@ -105,7 +105,7 @@ def test_fields_swap_names() -> None:
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2), json=Payload(3, 3, 3))
     (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls")))[0])
     assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 2), ("jpg", 1), ("json", 3)]
-    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "json"), ("json", "cls")))[0])
+    (found,) = samples_of(select_fields(entries, rename=(("jpg", "cls"), ("json", "jpg"), ("cls", "json")))[0])
     assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 3), ("jpg", 1), ("json", 2)]
 
 
@@ -114,7 +114,7 @@ def test_the_name_of_a_dropped_field_can_be_reused() -> None:
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2))
     changes: list[tuple[tuple[str, ...], tuple[str, ...]]] = [((), ("jpg",)), (("cls",), ())]
     for select, drop in changes:
-        (found,) = samples_of(select_fields(entries, select, drop, (("cls", "jpg"),))[0])
+        (found,) = samples_of(select_fields(entries, select, drop, (("jpg", "cls"),))[0])
         assert {name: payload.size for name, payload in found.fields.items()} == {"jpg": 1}
 
 
@@ -128,21 +128,26 @@ def test_the_name_of_a_dropped_field_can_be_reused() -> None:
         ),
         ({"select": ("TXT",)}, "select_fields", "Did you mean 'Txt'?"),
         ({"drop": ("png",)}, "drop_fields", "no field 'png'"),
-        ({"rename": (("jpeg", "jpg"),)}, "rename_fields", "no field 'jpeg'"),
+        ({"rename": (("x", "jpeg"),)}, "rename_fields", "no field 'jpeg'"),
+        (
+            {"select": ("cls", "x"), "rename": (("cls", "x"),)},
+            "rename_fields",
+            "'cls=x': 'cls' exists, and 'x' does not; expected the new name first: NEW=OLD. Did you mean rename_fields={'x'",
+        ),
         ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "drop_fields", "'jpg', which is also selected"),
-        ({"select": ("jpg",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which is dropped; expected one of"),
-        ({"drop": ("cls",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which is dropped"),
-        ({"rename": (("cls", "x"), ("cls", "y"))}, "rename_fields", "'cls' more than once"),
-        ({"rename": (("cls", "__key__"),)}, "rename_fields", "'__key__', a name that readers reserve"),
-        ({"rename": (("cls", ""),)}, "rename_fields", "not a valid field name; expected a name"),
-        ({"rename": (("cls", ".jpg"),)}, "rename_fields", "not a valid field name"),
-        ({"rename": (("cls", "jpg."),)}, "rename_fields", "not a valid field name"),
-        ({"rename": (("cls", "a/b"),)}, "rename_fields", "not a valid field name"),
-        ({"rename": (("cls", "a\0"),)}, "rename_fields", "not a valid field name"),
-        ({"rename": (("cls", "a\n"),)}, "rename_fields", "not a valid field name"),
-        ({"rename": (("cls", "a\udcff"),)}, "rename_fields", "not a valid field name"),
+        ({"select": ("jpg",), "rename": (("x", "cls"),)}, "rename_fields", "'cls', which is dropped; expected one of"),
+        ({"drop": ("cls",), "rename": (("x", "cls"),)}, "rename_fields", "'cls', which is dropped"),
+        ({"rename": (("x", "cls"), ("y", "cls"))}, "rename_fields", "'cls' more than once"),
+        ({"rename": (("__key__", "cls"),)}, "rename_fields", "'__key__', a name that readers reserve"),
+        ({"rename": (("", "cls"),)}, "rename_fields", "not a valid field name; expected a name"),
+        ({"rename": ((".jpg", "cls"),)}, "rename_fields", "not a valid field name"),
+        ({"rename": (("jpg.", "cls"),)}, "rename_fields", "not a valid field name"),
+        ({"rename": (("a/b", "cls"),)}, "rename_fields", "not a valid field name"),
+        ({"rename": (("a\0", "cls"),)}, "rename_fields", "not a valid field name"),
+        ({"rename": (("a\n", "cls"),)}, "rename_fields", "not a valid field name"),
+        ({"rename": (("a\udcff", "cls"),)}, "rename_fields", "not a valid field name"),
         *[
-            ({"rename": (("cls", name),)}, "rename_fields", "not a valid field name")
+            ({"rename": ((name, "cls"),)}, "rename_fields", "not a valid field name")
             for name in ("a=b", "-a", "a,b", " a", "a ")
         ],
         ({"select": ("jpg", "json")}, "select_fields", "no sample keeps a field"),
@@ -160,11 +165,11 @@ def test_invalid_field_names_are_refused(change: dict[str, Any], where: str, sai
 def test_two_fields_merge_if_no_sample_has_both() -> None:
     """Shards with jpeg and shards with jpg can be merged; a sample that has both is named."""
     apart = [Sample("a", {"jpeg": Payload(1, 1, 1)}, 0, 0), Sample("b", {"jpg": Payload(1, 2, 1)}, 0, 1)]
-    found, _ = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
+    found, _ = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpg", "jpeg"),))
     assert [[*sample.fields] for sample in samples_of(found)] == [["jpg"], ["jpg"]]
     both = [*apart, Sample("c", {"jpeg": Payload(1, 3, 1), "jpg": Payload(1, 4, 1)}, 0, 2)]
     with pytest.raises(InvalidRequest, match="'jpeg', 'jpg' of 'c' would all be renamed to 'jpg'"):
-        select_fields(entries_of(both, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
+        select_fields(entries_of(both, ("jpeg", "jpg")), rename=(("jpg", "jpeg"),))
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -179,7 +184,7 @@ def test_source_paths_stay_with_their_fields(chunks: int) -> None:
     rows = pa.array([["unseen"], ["", "a.JPG", "a.JSON"], [""], ["", "c.JSON"]], pa.list_(pa.string()))
     paths = pa.chunked_array([rows[1:]] if chunks == 1 else [rows[1:2], rows[2:]])
     entries = replace(entries, metadata=metadata_of(entries).append_column("source_paths", paths))
-    found, _ = select_fields(entries, drop=("cls",), rename=(("jpg", "z"),))
+    found, _ = select_fields(entries, drop=("cls",), rename=(("z", "jpg"),))
     assert [[*sample.fields] for sample in samples_of(found)] == [["json", "z"], ["json"]]
     assert metadata_of(found).column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
     assert metadata_of(found).schema == metadata_of(entries).schema

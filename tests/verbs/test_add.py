@@ -105,7 +105,7 @@ def test_fields_of_one_name(apart: tuple[Path, Path], tmp_path: Path) -> None:
         _reshard(first, tmp_path / "x", add=(str(other),))
     made = _reshard(first, tmp_path / "o", add=other, fields="-txt")
     assert {sample["txt"] for sample in shardtool.open(made.dataset_file)} == {b"new"}
-    made = _reshard(first, tmp_path / "p", add=(str(other), str(second)), fields={"txt": "old"}, on_error="skip")
+    made = _reshard(first, tmp_path / "p", add=(str(other), str(second)), fields={"old": "txt"}, on_error="skip")
     assert {*shardtool.open(made.dataset_file).field_counts} == {"cls", "n", "npy", "old", "txt"}
 
 

@@ -82,7 +82,7 @@ def test_keys_and_fields_of_tensorflow(numbered: Path, tmp_path: Path) -> None:
     """A file's name without its ending is the key; `image/encoded` is a field as any other, also of a tar."""
     assert verify(numbered, ONE).counts == {}
     options = ReshardOptions(
-        rename_fields=("image/encoded=jpg", "image/class/label=cls"), drop_fields=("image/filename",), workers=0
+        rename_fields=("jpg=image/encoded", "cls=image/class/label"), drop_fields=("image/filename",), workers=0
     )
     reshard(numbered, f"{tmp_path}/out-{{0..}}.tar", options)
     assert members(tmp_path / "out-0.tar")[:2] == [
@@ -133,9 +133,9 @@ def test_one_finding_a_field(tmp_path: Path) -> None:
 def test_the_advice_for_names_of_tensorflow_can_be_followed(numbered: Path, tmp_path: Path) -> None:
     """Of fields that no tar can hold, the error names the image, and what it could be called; then it is packed."""
     out = f"{tmp_path}/out-{{0..}}.tar"
-    with pytest.raises(InvalidRequest, match=r"image/encoded.*rename_fields=\{'image/encoded': 'jpg'\}"):
+    with pytest.raises(InvalidRequest, match=r"image/encoded.*rename_fields=\{'jpg': 'image/encoded'\}"):
         reshard(numbered, out)
-    names = {"image/encoded": "jpg", "image/class/label": "cls"}
+    names = {"jpg": "image/encoded", "cls": "image/class/label"}
     reshard(numbered, out, ReshardOptions(rename_fields=names, drop_fields=("image/filename",)))
     assert dict(members(*shards(tmp_path)))["n0144/n0144_2.v2.jpg"] == b"\xff\xd8 2"
 
@@ -148,7 +148,7 @@ def test_labels_of_tensorflow_and_of_tars_become_one_field(tmp_path: Path) -> No
         (tmp_path / f"{name}.tfrecord").write_bytes(tfrecords.frame(tfrecords.example(features)))
     tree = write_tree(tmp_path / "tree", {"a.cls": b"12", "b.cls": b"0"})
     create(tree, f"{tmp_path}/tar-0.tar")
-    renamed = ReshardOptions(rename_fields={"label": "cls"}, select_fields=("label", "cls"), workers=0)
+    renamed = ReshardOptions(rename_fields={"cls": "label"}, select_fields=("label", "cls"), workers=0)
     records = [tmp_path / f"{name}.tfrecord" for name in values]
     reshard([*records, tmp_path / "tar-0.tar"], f"{tmp_path}/out/all-0.tar", renamed)
     expected = [("theirs.cls", b"7"), ("ours.cls", b"-3"), ("a.cls", b"12"), ("b.cls", b"0")]

@@ -90,7 +90,7 @@ def test_a_label_is_a_column_in_every_verb(source: Path, ending: str, tmp_path: 
     assert _column(whole) == expected
     assert verify(whole, VerifyOptions(workers=0, source=source)).findings == ()
     assert _column(_reshard(whole, tmp_path / "b", ending, shuffle=True)) == expected
-    assert _column(_reshard(whole, tmp_path / "c", ending, fields={"cls": "label"}), "label") == expected
+    assert _column(_reshard(whole, tmp_path / "c", ending, fields={"label": "cls"}), "label") == expected
     assert _column(tmp_path / "c" / "out.json") is None
 
 

@@ -337,13 +337,13 @@ def test_kinds_do_not_mix(place: Path) -> None:
 def test_fields_get_other_names(place: Path) -> None:
     """Lists keep their values under another name, replaced ones are lists no more, and two never become one."""
     source = _typical(place)
-    told = _run(source, place / "a", rename_fields=("ids=A",), portable=True)
+    told = _run(source, place / "a", rename_fields=("A=ids",), portable=True)
     assert told["features"]["a"] == SPEC["ids"]
     assert _read(place / "a")["a"]["a"] == _read(source)["a"]["ids"]
     _is_sound(place / "a")
     apart = _write(place / "y.tfrecord", [("a", {"p": (INT64, b"")}), ("b", {"q": (BYTES, b"")})])
     with pytest.raises(InvalidRequest, match="lists"):
-        _run(apart, place / "b", rename_fields=("p=q",))
+        _run(apart, place / "b", rename_fields=("q=p",))
     table = pa.table({"key": [*"abcd"], "ids": [1, 2, 3, 4]})
     told = _run(source, place / "c", join=table, on="key", field=("ids=ids",))
     assert told["features"] == SPEC | {"ids": SPEC["n"]}

@@ -467,10 +467,10 @@ def test_order_is_pythons(column: str, made: Made, place: Path, *, descending: b
 def test_fields_are_chosen_and_renamed(ending: str, made: Made, place: Path) -> None:
     """Fields stay, go and get other names; their payloads do not change."""
     every = made.contents(ending)
-    run(made.file(ending), place / "a", ending, select_fields=("jpg", "txt"), rename_fields=("txt=caption.txt",))
+    run(made.file(ending), place / "a", ending, select_fields=("jpg", "txt"), rename_fields=("caption.txt=txt",))
     expected = {key: {"jpg": fields["jpg"], "caption.txt": fields["txt"]} for key, fields in every.items()}
     assert read(place / "a" / "out.json") == expected
-    run(made.file(ending), place / "b", ending, drop_fields=("jpg",), rename_fields=("cls=n", "n=cls"), max_count=9)
+    run(made.file(ending), place / "b", ending, drop_fields=("jpg",), rename_fields=("n=cls", "cls=n"), max_count=9)
     expected = {
         key: {"json": fields["json"], "txt": fields["txt"], "cls": fields["n"], "n": fields["cls"]}
         for key, fields in every.items()
@@ -1240,9 +1240,9 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown field": ({"select_fields": ("jpeg",)}, "select_fields", "'jpg'"),
     "a field in both": ({"select_fields": ("jpg",), "drop_fields": ("jpg",)}, "drop_fields", "selected or dropped"),
     "no field": ({"drop_fields": ("jpg", "txt", "cls", "n", "json")}, "drop_fields", "inspect"),
-    "two of one name": ({"rename_fields": ("jpg=txt",)}, "rename_fields", "txt"),
-    "a readers' name": ({"rename_fields": ("jpg=__url__",)}, "rename_fields", "__url__"),
-    "no name": ({"rename_fields": ("jpg",)}, "rename_fields", "OLD=NEW"),
+    "two of one name": ({"rename_fields": ("txt=jpg",)}, "rename_fields", "txt"),
+    "a readers' name": ({"rename_fields": ("__url__=jpg",)}, "rename_fields", "__url__"),
+    "no name": ({"rename_fields": ("jpg",)}, "rename_fields", "NEW=OLD"),
     "no pair": ({"field": ("cls",)}, "field", "FIELD=COLUMN"),
     "an unknown column": ({"field": ("cls=lable",)}, "field", "'label'"),
     "labels of no field": ({"classes": ("cls",)}, "classes", "field"),

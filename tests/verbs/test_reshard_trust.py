@@ -104,7 +104,7 @@ def test_an_old_number_under_a_new_name(tmp_path: Path) -> None:
     table = pa.table({"key": ["a", "b"], "n": [300, 4], "label": ["cat", "dog"]})
     options = CreateOptions(key="key", field=("cls=n",), meta="label", workers=0)
     create(table, tmp_path / "x" / "in-{000..}.tfrecord", options)
-    asked: dict[str, Any] = {"rename_fields": ("cls=old",), "field": ("cls=label",), "classes": ("cls",)}
+    asked: dict[str, Any] = {"rename_fields": ("old=cls",), "field": ("cls=label",), "classes": ("cls",)}
     _reshard(tmp_path / "x" / "in.json", tmp_path / "o", **asked)
     found = _contents(tmp_path / "o")
     assert {name: data for name, data in found.items() if not name.endswith("json")} == {
@@ -187,7 +187,7 @@ def test_dots_of_two_kinds(tmp_path: Path) -> None:
     other = _dataset(tmp_path, "y", {"k.seg.png": b"2"}, dots="first")
     with pytest.raises(InvalidRequest, match=r"fields with dots: seg\.png"):
         _reshard([one, other], tmp_path / "o")
-    assert verify(_reshard([one, other], tmp_path / "r", rename_fields=("seg.png=png",))).sound
+    assert verify(_reshard([one, other], tmp_path / "r", rename_fields=("png=seg.png",))).sound
     assert verify(_reshard([one, other], tmp_path / "p", portable=True)).sound
 
 

@@ -67,7 +67,7 @@ TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]
         {"join": TABLE, "on": "id", "where": "label.notna()", "field": {"cls": "label"}, "classes": ("cls",)},
         {"columns_from": ("json",), "select_fields": ("jpg", "JPEG"), "sort_by": "width", "descending": True},
         {"columns_from": ("json",), "drop_fields": ("json",), "where": "good", "field": {"cls": "width"}},
-        {"rename_fields": {"JPEG": "jpg", "json": "a.json"}, "where": "size > 100", "sort_by": "size"},
+        {"rename_fields": {"jpg": "JPEG", "a.json": "json"}, "where": "size > 100", "sort_by": "size"},
     ],
 )
 def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_columns_of_json_files(source: Path, tmp_path: Path) -> None:
     """The texts, numbers and truths at the top become typed columns, for queries and fields; `verify` agrees."""
     _create(
         source, tmp_path / "o", columns_from=("json",), drop_fields=("json",), where="width >= 100",
-        field=("txt=width",), rename_fields=("JPEG=jpg",),
+        field=("txt=width",), rename_fields=("jpg=JPEG",),
     )  # fmt: skip
     assert _metadata(tmp_path / "o") == {
         "a/2": {"kind": "dog", "width": 100, "ratio": 0.5, "good": False, "txt": 100},
@@ -261,7 +261,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     [
         ({"columns_from": ("jsn",)}, "columns_from: no field 'jsn'.*Did you mean 'json'"),
         ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
-        ({"rename_fields": {"json": "jpg"}}, "would all be renamed to 'jpg'"),
+        ({"rename_fields": {"jpg": "json"}}, "would all be renamed to 'jpg'"),
         ({"field": {"cls": "kind"}}, "field: no column 'kind'.*with join, or from JSON fields with columns_from"),
         ({"on": "key"}, "on: no table; expected join, too"),
         ({"join": TABLE}, "no column 'key' among id, label, width; .* on='COLUMN'"),
@@ -275,7 +275,7 @@ def test_requests_that_make_no_sense(asked: dict[str, Any], said: str, source: P
 
 
 @pytest.mark.parametrize(
-    "asked", [{"columns_from": ("json",)}, {"rename_fields": {"a": "b"}}, {"join": "t.csv", "on": "id"}]
+    "asked", [{"columns_from": ("json",)}, {"rename_fields": {"b": "a"}}, {"join": "t.csv", "on": "id"}]
 )
 def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
     """Of a manifest, options that make columns and rename fields are refused by name."""
@@ -293,7 +293,7 @@ def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
 
 def _asked(**asked: Any) -> dict[str, Any]:
     return {
-        "columns_from": ("json",), "rename_fields": {"JPEG": "jpg"}, "label_from_folder": True,
+        "columns_from": ("json",), "rename_fields": {"jpg": "JPEG"}, "label_from_folder": True,
         "where": "path.str.endswith('JPEG') or width == 200", **asked,
     }  # fmt: skip
 
@@ -332,7 +332,7 @@ def test_several_folders(source: Path, tmp_path: Path) -> None:
 
 def test_renamed_files(source: Path, tmp_path: Path) -> None:
     """Files keep their bytes under other names, also where labels are added, and `--resume` keeps the shards."""
-    asked: dict[str, Any] = {"rename_fields": {"JPEG": "jpg", "json": "meta.json"}, "label_from_folder": True}
+    asked: dict[str, Any] = {"rename_fields": {"jpg": "JPEG", "meta.json": "json"}, "label_from_folder": True}
     _create(source, tmp_path / "o", **asked)
     found = dict(members(*shards(tmp_path / "o")))
     assert {name.partition(".")[2] for name in found} == {"cls", "jpg", "meta.json"}
@@ -348,7 +348,7 @@ def test_paths_of_renamed_fields(source: Path) -> None:
     """A query sees the path of a file for any field name, and the sizes of files only."""
     query = "path == 'b/4.JPEG' and size == 0"
     size = sum((source / f"b/4.{ending}").stat().st_size for ending in ("JPEG", "json"))
-    asked = {"rename_fields": ("JPEG=a",), "label_from_folder": True}
+    asked = {"rename_fields": ("a=JPEG",), "label_from_folder": True}
     with pytest.raises(InvalidRequest, match="no sample matches"):
         create(source, "out-{0..}.tar", _options(where=query, **asked), dry_run=True)
     assert (
@@ -383,7 +383,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("id,label\na/1,x\na/2,y\nb/3,x\nb/4,y\n")
     ran = typed(
         "create", source, tmp_path / "o" / "out-{0..}.tar", "--join", tmp_path / "labels.csv", "--on", "id", "--field",
-        "cls=label", "--classes", "cls", "--rename-field", "JPEG=jpg,json=meta.json", "--columns-from", "json",
+        "cls=label", "--classes", "cls", "--rename-field", "jpg=JPEG,meta.json=json", "--columns-from", "json",
         "--where", "width > 0", "--quiet", "--workers", "0",
     )  # fmt: skip
     assert ran.code == 0, ran.err

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
 META_FIELD = "json"
+PAIR_OPTIONS = ("file", "bytes", "url", "field")
 PATH_OPTIONS = ("root", "allow_outside", "stat", "symlinks")
 _MEDIA_ENDINGS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
@@ -74,7 +75,7 @@ class ColumnRoles:
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
     """Return (option, column) for every requested column."""
     columns = [(name, getattr(options, name)) for name in ("key", "path", "size_column")]
-    for name in ("file", "bytes", "url", "field"):
+    for name in PAIR_OPTIONS:
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
     if options.meta not in (None, "all", "none"):
         columns += [("meta", column) for column in options.meta.split(",")]
@@ -88,13 +89,9 @@ def choose_roles(
 
     `first_ending` returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
     """
-    for named_by, column in requested_columns(options):
-        if column not in schema.names:
-            raise tables.missing_name_error("column", named_by, column, schema.names)
+    _check_columns_exist(schema, options)
     notes: list[str] = []
-    files, binary, urls, values = (
-        parse_pairs(name, getattr(options, name)) for name in ("file", "bytes", "url", "field")
-    )
+    files, binary, urls, values = (parse_pairs(name, getattr(options, name)) for name in PAIR_OPTIONS)
     path = options.path
     if path is None and not files and not binary and not urls:
         named_columns = {column for _, column in values}
@@ -143,6 +140,15 @@ def choose_roles(
         add_option = option_text("bytes", {"FIELD": "COLUMN"})
         notes.append(f"columns of bytes excluded: {format_list(unused_bytes)} (add one with {add_option})")
     return roles
+
+
+def _check_columns_exist(schema: pa.Schema, options: CreateOptions) -> None:
+    for named_by, column in requested_columns(options):
+        if column not in schema.names:
+            error = tables.missing_name_error("column", named_by, column, schema.names)
+            for option in PAIR_OPTIONS if not error.remedy else ():
+                tables.check_direction(option, parse_pairs(option, getattr(options, option)), schema.names)
+            raise error
 
 
 def meta_field_advice() -> str:

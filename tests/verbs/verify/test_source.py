@@ -89,7 +89,7 @@ def both(sources: Path) -> list[Path]:
     [
         {},
         {"shuffle": True, "seed": 3, "equal_count": True},
-        {"select_fields": ("txt", "cls"), "rename_fields": ("txt=caption",)},
+        {"select_fields": ("txt", "cls"), "rename_fields": ("caption=txt",)},
         {"drop_fields": ("score",), "where": "w > 3 and label != 'cat'"},
         {"field": ("txt=label", "w=w"), "sample": 0.6},
         {"field": ("cls=label",), "classes": ("cls",), "sort_by": "w", "descending": True, "head": 8},
