@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
+from itertools import starmap
 from shlex import join
 from typing import TYPE_CHECKING
 
 from shardtool.cli.text_layout import format_speed, format_table, join_lines, samples_in_shards
-from shardtool.errors import printable
+from shardtool.errors import format_list, printable
 from shardtool.messages import cli_words
 from shardtool.units import already_exist_text, format_size, pluralize
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _MAX_PLAN_ROWS = 40
+_MAX_COLUMNS = 8
 
 
 def create_text(result: CreateResult) -> str:
@@ -56,6 +58,7 @@ def create_text(result: CreateResult) -> str:
         *splits,
         f"dataset file  {result.dataset_file}{waits}",
         f"fingerprint   {result.fingerprint}{of_part}",
+        *_join_lines(result),
     ]
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
@@ -87,7 +90,21 @@ def _plan_text(plan: CreateResult) -> str:
         total += f"; {plan.skipped:,} skipped"
     if plan.changes is not None:
         total += f"\n--resume {plan.changes}"
-    return "\n".join([*format_table(("shard", "samples", "bytes", "first key", "last key"), rows, "lrrll"), total])
+    table = format_table(("shard", "samples", "bytes", "first key", "last key"), rows, "lrrll")
+    return "\n".join([*table, total, *_join_lines(plan)])
+
+
+def _join_lines(result: CreateResult) -> list[str]:
+    if (joined := result.joined) is None:
+        return []
+    names = format_list([*map(printable, joined.columns)], _MAX_COLUMNS)
+    columns = f"{pluralize(len(joined.columns), 'column')} in the sidecars ({names})"
+    fields = ", ".join(map(printable, starmap("{}={}".format, joined.fields.items())))
+    in_shards = f"as fields in the shards: {fields}" if fields else "none in the shards"
+    others = [name for name in joined.columns if name not in joined.fields.values()]
+    them = printable(others[0]) if len(others) == 1 else "the other columns" if fields else "them"
+    advice = f"              to write {them} to the shards, too: {printable(joined.advice)}"
+    return [f"joined        {printable(joined.table)}: {columns}, {in_shards}", *([advice] if others else [])]
 
 
 def extract_text(result: ExtractResult) -> str:

@@ -12,6 +12,7 @@ from shardtool.interop.readers import unopenable_by
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pack.changes import add_shard_counts
 from shardtool.request.results import AppendedPart, CreateResult, PlannedShard, SplitResult
+from shardtool.source.joined_columns import describe_join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ def make_result(planned: Planned, finished: Sequence[FinishedOutput], *, merged:
         changes=None if planned.changes is None else add_shard_counts(planned.changes, shards),
         part="" if run.part is None else str(run.part),
         merged=merged,
+        joined=describe_join(planned.listed.listing, run.options),
     )
 
 
@@ -101,4 +103,5 @@ def make_dry_run(planned: Planned) -> CreateResult:
         changes=planned.changes,
         dry_run=True,
         planned=tuple(shards),
+        joined=describe_join(planned.listed.listing, run.options),
     )

@@ -87,6 +87,23 @@ class AppendedPart:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedTable:
+    """The columns of a `join` table.
+
+    Attributes:
+        table: Name of the table.
+        columns: The columns, which are metadata columns of the sidecars.
+        fields: For each field that `field` creates from such a column, the column.
+        advice: Option that creates fields from the other columns; empty if there are none.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    fields: Mapping[str, str]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreateResult(Result):
     """A created dataset, or one per split; in a dry run, the dataset that would be created.
 
@@ -108,6 +125,7 @@ class CreateResult(Result):
         merged: Whether all parts are finished and the dataset file exists.
         dry_run: Nothing was written; the result describes the planned shards.
         planned: The shards of a dry run, for all splits.
+        joined: The columns of `join`; None without a table.
     """
 
     dataset_file: str
@@ -130,7 +148,8 @@ class CreateResult(Result):
     merged: bool = False
     dry_run: bool = False
     planned: tuple[PlannedShard, ...] = ()
-    _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
+    joined: JoinedTable | None = None
+    _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part", "joined")
 
     def to_json(self) -> dict[str, object]:
         """Return the result as `--json` prints it, without options that were not used."""
@@ -141,6 +160,7 @@ class CreateResult(Result):
                 "shards": [asdict(shard) for shard in self.planned],
                 "totals": {name: getattr(self, name) for name in ("shards", "samples", "size", "skipped")},
                 **({} if self.changes is None else {"changes": asdict(self.changes)}),
+                **({} if self.joined is None else {"joined": asdict(self.joined)}),
                 "notes": list(self.notes),
             }
         document = Result.to_json(self)  # `super()` does not work in a dataclass with slots

@@ -46,6 +46,7 @@ class Listing:
         later: The part of `where` that workers evaluate.
         dropped: Fields whose number columns are needed only to choose the splits, and are then removed.
         classes: Class names by label field of the source, including dropped fields.
+        joined: The columns of the `join` table.
     """
 
     entries: SampleTable
@@ -60,6 +61,7 @@ class Listing:
     later: ReadCondition | None = None
     dropped: tuple[str, ...] = ()
     classes: Mapping[str, list[str]] = field(default_factory=dict)
+    joined: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:

@@ -83,7 +83,7 @@ _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII 
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
-    "types": dict, "classes": dict, "paths": bool, "divides": bool,
+    "types": dict, "classes": dict, "paths": bool, "divides": bool, "joined": list,
 }  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def write_plan(
             "classes": entries.values.classes,
             "paths": entries.rows.paths is not None,
             "divides": divides is not None,
+            "joined": listed.joined,
         }
     )
     check_plan_target(path, overwrite=overwrite)
@@ -238,9 +239,8 @@ def _read_listing(
     values = FieldValues(inline=dict.fromkeys(inline, PackedStrings.of(())), types=types, classes=classes)
     schema = plan_schema(len(inline), split_type, paths=metadata["paths"], spans=request.archive is not None)
     entries = read_entries(file, schema, tuple(names), values, request)
-    return Listing(
-        entries, tuple(skipped), metadata["name"], tuple(_check_texts(metadata["notes"])), metadata["recorded"]
-    )
+    notes, joined = (tuple(_check_texts(metadata[name])) for name in ("notes", "joined"))
+    return Listing(entries, tuple(skipped), metadata["name"], notes, metadata["recorded"], joined=joined)
 
 
 def _check_texts(values: object) -> list[str]:

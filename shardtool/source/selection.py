@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from shardtool.entries import metadata_columns
-from shardtool.errors import format_list, printable
-from shardtool.messages import option_text, uses_cli_names
+from shardtool.messages import option_text
 from shardtool.request.option_values import parse_pairs
 from shardtool.select.sample_table import make_sample_table, sort_order, table_column
 from shardtool.select.splits import sample_with_notes
 from shardtool.source.base import Listing, check_skipped, no_match_error
 from shardtool.source.json_columns import add_json_columns
-from shardtool.table.columns import is_text_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import pyarrow as pa
+
     from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.request.selecting_options import SelectingOptions
-    from shardtool.select.join import JoinedSamples
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
@@ -71,8 +68,8 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
         joined = join_table(listed.entries, options.join, options.on or "", options.text_form)
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
-        notes = (*listed.notes, *joined.notes, *_unused_note(joined, options))
-        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes)
+        notes, columns = (*listed.notes, *joined.notes), (*joined.columns,)
+        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
     if (query := options.where) is not None:
         from shardtool.select.query import match_partially
 
@@ -96,23 +93,6 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
         entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
     entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, may_lack=may_lack_values)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
-
-
-_COLUMN_OPTIONS = ("split_column", "stratify", "group_by", "sort_by", "of")  # use a column without making it a field
-
-
-def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
-    kinds, where = joined.columns, options.where or ""
-    used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}
-    used |= {column for _, column in parse_pairs("field", options.field)}
-    if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
-        return ()
-    name, kind = next(iter(kinds.items()))
-    field = "txt" if is_text_type(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
-    values_option = option_text("field", quote(f"{field}={name}") if uses_cli_names() else {field: name})
-    columns = format_list([*map(printable, kinds)])
-    summary = f"columns of {joined.name} are stored in the sidecars, not in the shards: {columns}"
-    return (f"{summary} (make one a field with {values_option})",)
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:

@@ -132,7 +132,7 @@ def test_the_name_of_a_dropped_field_can_be_reused() -> None:
         (
             {"select": ("cls", "x"), "rename": (("cls", "x"),)},
             "rename_fields",
-            "'cls=x': 'cls' exists, and 'x' does not; expected the new name first: NEW=OLD. Did you mean rename_fields={'x'",
+            "'cls=x': 'cls' exists, and 'x' does not; expected the new name first: NEW=OLD. Did you mean rename_",
         ),
         ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "drop_fields", "'jpg', which is also selected"),
         ({"select": ("jpg",), "rename": (("x", "cls"),)}, "rename_fields", "'cls', which is dropped; expected one of"),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
+from shardtool.request.results import JoinedTable
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+HINT, BOTH = "              to write ", "--field cls=label --field txt=caption"
 TABLE = b"id,label,caption\n0,3,a cat\n1,4,a dog\n"
-IN_SIDECARS = "note: columns of t.csv are stored in the sidecars, not in the shards: label, caption"
 
 
 @pytest.fixture
@@ -48,44 +51,57 @@ def test_meta_all_of_a_table_is_the_default(place: Path) -> None:
     assert b'"meta"' not in first
 
 
-def test_a_join_alone_says_where_its_columns_are(place: Path) -> None:
-    """If no option names a column of the joined table, a note says that shards lack them, and how to add them."""
-    code, said = _create(place, "src", "--join", "t.csv", "--on", "id")
-    assert (code, said) == (0, [f"{IN_SIDECARS} (make one a field with --field cls=label)"])
-    assert _create(place, "src", "--join", "t.csv", "--on", "id", "--field", "cls=label") == (0, [])
-    result = create(place / "src", f"{place}/y-{{0..}}.tar", CreateOptions(join=place / "t.csv", on="id"))
-    assert result.notes[0].endswith("(make one a field with field={'cls': 'label'})")
-    ran = typed("reshard", "y.json", "z-{0..}.tar", "--join", "t.csv", "--on", "id", cwd=place)
-    assert (ran.code, IN_SIDECARS in ran.err) == (0, True)
+def test_the_summary_lists_joined_columns(place: Path) -> None:
+    """The summary and `--json` list the columns in the sidecars, the fields, and an option for the other columns."""
+    words = ["src", "--join", "t.csv", "--on", "id"]
+    everything = "joined        t.csv: 2 columns in the sidecars (label, caption), "
+    for more in ([], ["--dry-run"], ["--where", "label > 2"], ["--split-by", "label"]):
+        output = "out/{split}-{0..}.tar" if "--split-by" in more else "out/x-{0..}.tar"
+        ran = typed("create", *words, output, "--workers", "0", "--overwrite", *more, cwd=place)
+        assert f"{everything}none in the shards\n{HINT}them to the shards, too: {BOTH}\n" in ran.out
+        assert (ran.code, "note:" in ran.err) == (0, False)
+    ran = typed("create", *words, "x-{0..}.tar", "--field", "cls=label", cwd=place)
+    advice = "--field txt=caption"
+    assert f"{everything}as fields in the shards: cls=label\n{HINT}caption to the shards, too: {advice}\n" in ran.out
+    ran = typed(
+        "create", *words, "x-{0..}.tar", "--field", "cls=label", "--dry-run", "--json", "--overwrite", cwd=place
+    )
+    expected = {"table": "t.csv", "columns": ["label", "caption"], "fields": {"cls": "label"}, "advice": advice}
+    assert json.loads(ran.out)["joined"] == expected
+    ran = typed("reshard", "x.json", "y-{0..}.tar", *words[1:], *BOTH.split(), "--json", cwd=place)
+    assert json.loads(ran.out)["joined"] == {**expected, "fields": {"cls": "label", "txt": "caption"}, "advice": ""}
+
+
+def test_python_and_plans_report_joined_columns(place: Path) -> None:
+    """The result of a call has `joined`, also if the samples come from a plan file."""
+    words = ["src", "x-{0..}.tar", "--join", "t.csv", "--on", "id"]
+    assert typed("create", *words, "--plan-only", "p.parquet", cwd=place).code == 0
+    ran = typed("create", *words, "--plan", "p.parquet", cwd=place)
+    assert f"{HINT}them to the shards, too: {BOTH}\n" in ran.out
+    result = create(place / "src", f"{place}/y-{{0..}}.tar", CreateOptions(join=place / "t.csv", on="id", workers=0))
+    assert result.joined == JoinedTable("t.csv", ("label", "caption"), {}, "field={'cls': 'label', 'txt': 'caption'}")
+    assert create(place / "src", f"{place}/z-{{0..}}.tar", workers=0).joined is None
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "field"),
-    [("caption", '"a"', "txt=caption"), ("emb", "[1, 2]", "emb.json=emb"), ("a b", '"x"', "'txt=a b'")],
+    ("columns", "advice"),
+    [
+        ({"caption": "a"}, "txt=caption"),
+        ({"emb": [1, 2]}, "emb.json=emb"),
+        ({"a b": "x"}, "'txt=a b'"),
+        ({"a": "x", "a b": "y", "A.b": "z"}, "a.txt=a --field 'a_b.txt=a b' --field a_b2.txt=A.b"),
+        ({"jpg": 1, "n": 2, "score": 0.5}, "jpg.cls=jpg --field n.cls=n --field score.json=score"),
+    ],
 )
-def test_the_field_of_the_note_can_be_made(column: str, kind: str, field: str, place: Path) -> None:
-    """The option that the note names works for texts, lists, and names that a shell would read."""
-    rows = "".join(f'{{"key": "{at}", "{column}": {kind}}}\n' for at in range(2))
-    (place / "t.jsonl").write_text(rows)
-    code, said = _create(place, "src", "--join", "t.jsonl", "--on", "key")
-    assert (code, said[0].endswith(f"(make one a field with --field {field})")) == (0, True)
-    assert _create(place, "src", "--join", "t.jsonl", "--on", "key", "--field", field.strip("'")) == (0, [])
-
-
-@pytest.mark.parametrize(
-    "words", [["--where", "label > 2"], ["--sort-by", "label"], ["--sort-by", "-caption"], ["--field", "txt=caption"]]
-)
-def test_a_join_that_is_used_needs_no_note(words: list[str], place: Path) -> None:
-    """A column that chooses or sorts samples has done what it was joined for."""
-    code, said = _create(place, "src", "--join", "t.csv", "--on", "id", *words)
-    assert (code, [line for line in said if line.startswith(IN_SIDECARS)]) == (0, [])
-
-
-def test_a_join_that_splits_needs_no_note(place: Path) -> None:
-    """Neither has a column that divides samples."""
-    words = ["--join", "t.csv", "--on", "id", "--split-by", "label"]
-    ran = typed("create", "src", "o/{split}-{0..}.tar", *words, cwd=place)
-    assert (ran.code, "go into the sidecars" in ran.err) == (0, False)
+def test_the_advised_fields_can_be_created(columns: dict[str, object], advice: str, place: Path) -> None:
+    """The advised option works for texts, lists, several columns of a type, and names that a shell would split."""
+    rows = [json.dumps({"key": str(number), **columns}) for number in range(2)]
+    (place / "t.jsonl").write_text("\n".join(rows))
+    words = ["create", "src", "o-{0..}.tar", "--join", "t.jsonl", "--on", "key", "--overwrite"]
+    ran = typed(*words, cwd=place)
+    assert f"to the shards, too: --field {advice}\n" in ran.out
+    ran = typed(*words, *shlex.split(f"--field {advice}"), cwd=place)
+    assert (ran.code, " to the shards, too" in ran.out) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Describe where the columns of a `--join` table are stored."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from shardtool.messages import option_text, shell_word, uses_cli_names
+from shardtool.request.option_values import parse_pairs
+from shardtool.request.results import JoinedTable
+from shardtool.table.columns import is_text_type
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from shardtool.request.selecting_options import SelectingOptions
+    from shardtool.source.base import Listing
+
+_UNUSUAL_IN_FIELDS = re.compile(r"[^a-z0-9_]+")
+
+
+def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | None:
+    """Return which columns of the `join` table are in the sidecars and shards; None without a table."""
+    metadata = listing.entries.metadata
+    if not listing.joined or metadata is None:
+        return None
+    fields = {name: column for name, column in parse_pairs("field", options.field) if column in listing.joined}
+    others = [column for column in metadata.schema if column.name in {*listing.joined} - {*fields.values()}]
+    names = _choose_fields(others, listing.entries.fields)
+    pairs: object = [shell_word(f"{name}={column}") for name, column in names.items()] if uses_cli_names() else names
+    advice = option_text("field", pairs) if names else ""
+    return JoinedTable(str(listing.recorded.get("join", "")), listing.joined, fields, advice)
+
+
+def _choose_fields(columns: list[pa.Field], taken: Collection[str]) -> dict[str, str]:
+    """Return a field name for each column: `txt`, `cls` or `NAME.json`, depending on the type."""
+    kinds = [_usual_ending(column.type) for column in columns]
+    names: dict[str, str] = {}
+    for column, kind in zip(columns, kinds, strict=True):
+        start = _UNUSUAL_IN_FIELDS.sub("_", column.name.lower()).strip("_") or "column"
+        is_only = kind != "json" and kinds.count(kind) == 1 and kind not in taken
+        name, number = kind if is_only else f"{start}.{kind}", 2
+        while name in names or name in taken:
+            name, number = f"{start}{number}.{kind}", number + 1
+        names[name] = column.name
+    return names
+
+
+def _usual_ending(kind: pa.DataType) -> str:
+    return "txt" if is_text_type(kind) or pa.types.is_temporal(kind) else "cls" if pa.types.is_integer(kind) else "json"
