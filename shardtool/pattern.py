@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.names import is_utf8, list_names, to_bytes, to_text
 from shardtool.shard_names import count_suffix, file_ending, is_shard_name, parse_format, parse_shard_name

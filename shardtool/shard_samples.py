@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from binascii import unhexlify
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,10 +13,11 @@ import posixpath
 import re
 from bisect import bisect_right
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.features import TfFeature, number_features
 from shardtool.dataset.payload import is_named_type
 from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable

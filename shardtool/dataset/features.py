@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.names import to_bytes
 
 if TYPE_CHECKING:

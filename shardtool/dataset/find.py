@@ -81,6 +81,11 @@ def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDatase
     return replace(stored, argument=dataset)
 
 
+def is_local(dataset: DatasetLike) -> bool:
+    """Tell whether no name of a dataset is a URL."""
+    return not any(map(is_url, list_names("the dataset", dataset, EXPECTED_DATASET)))
+
+
 def _find_shards(names: list[str]) -> StoredDataset:
     if not names:
         raise InvalidRequest("the dataset", "no name", expected=EXPECTED_DATASET)

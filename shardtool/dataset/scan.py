@@ -10,10 +10,11 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.salvage import FIELDS_MAY_BE_LOST, LostRange, error_text, salvage_members, salvage_records
 from shardtool.dataset.shard_file import ChecksummedFile, CompressedFile, ShardFile, detect_kind, wrong_kind_error
 from shardtool.errors import CorruptShard, printable

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
+from shardtool.dataclass import dataclass
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.dataset.scan import ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind

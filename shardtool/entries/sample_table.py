@@ -6,11 +6,12 @@ sample, and the key. Larger data, such as manifest columns, is in Arrow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import Bug
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import resolve_source_path, to_bytes, to_text

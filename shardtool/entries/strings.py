@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.values import chunk_slices
 
 if TYPE_CHECKING:

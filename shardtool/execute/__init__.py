@@ -24,9 +24,15 @@ _RAY_VARIABLES = {  # default values of variables that Ray reads when it is impo
 
 
 def start_pool(
-    options: WorkerOptions, advice: str = "Run the same command again.", observer: Observer | None = None
+    options: WorkerOptions,
+    advice: str = "Run the same command again.",
+    observer: Observer | None = None,
+    *,
+    lazy: bool = False,
 ) -> Pool:
     """Start `workers` processes; `advice` is printed if one dies.
+
+    With `lazy`, processes of this machine start in `Pool.start`, or not at all for a single task.
 
     Raises:
         InvalidRequest: Ray or a cluster is missing, a node has other versions, or `workers` is 0 with options that need
@@ -40,7 +46,7 @@ def start_pool(
         raise InvalidRequest(option_text(name, getattr(options, name)), found, expected="one of them")
     if options.executor == "local":
         workers = usable_cores() if options.workers is None else options.workers
-        return LocalPool(workers, options.start_method, advice) if workers else Pool()
+        return LocalPool(workers, options.start_method, advice, lazy=lazy) if workers else Pool()
     for name, value in _RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
     try:

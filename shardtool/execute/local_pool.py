@@ -22,11 +22,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool import messages
+from shardtool.dataclass import dataclass
 from shardtool.errors import MEMORY_FIX, OutOfMemory, WorkerDied, is_out_of_memory, os_error_text
 from shardtool.execute.pool import Pool, Result, describe_task
 from shardtool.execute.worker import EVENT, FAILED, PROGRESS, PipeClosed, receive, run_worker, send
@@ -93,19 +93,38 @@ class LocalPool(Pool):
     """Worker processes; the end of the `with` block kills them.
 
     One worker per core starts at once, and the others when there are tasks for them. The start method `auto` forks if
-    no other thread runs.
+    no other thread runs. A `lazy` pool starts workers in `start`.
 
     Raises:
         WorkerDied: A worker cannot be started.
         OutOfMemory: Not enough memory to start a worker.
     """
 
-    def __init__(self, workers: int, start: StartMethod = "auto", advice: str = "Run the same command again.") -> None:
+    def __init__(
+        self,
+        workers: int,
+        start: StartMethod = "auto",
+        advice: str = "Run the same command again.",
+        *,
+        lazy: bool = False,
+    ) -> None:
         self._advice = advice
         self.max_tasks = self.max_per_machine = workers
         self._start_method = start
         self._workers: list[_Worker] = []
-        for _ in range(min(workers, usable_cores())):
+        self._lazy, self._in_process = lazy and start == "auto", False
+        if not self._lazy:
+            self._start_workers()
+
+    def start(self, tasks: int) -> None:
+        """See `Pool.start`."""
+        if self._lazy:
+            self._lazy, self._in_process = False, tasks <= 1
+            if not self._in_process:
+                self._start_workers()
+
+    def _start_workers(self) -> None:
+        for _ in range(min(self.max_tasks, usable_cores())):
             self._start_worker()
 
     def _start_worker(self) -> _Worker:
@@ -136,10 +155,19 @@ class LocalPool(Pool):
             worker.wait()
         self._workers = []
 
-    def map(  # noqa: C901 - one loop over all messages
+    def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """See `Pool.map`."""
+        self.start(self.max_tasks)
+        if self._in_process:
+            yield from super().map(function, tasks, progress)
+        else:
+            yield from self._map(function, tasks, progress)
+
+    def _map(  # noqa: C901 - one loop over all messages
+        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None
+    ) -> Iterator[tuple[int, Result]]:
         queue, reports = enumerate(tasks), progress is not None
         for worker in self._workers:
             self._feed(worker, function, queue, reports=reports)

@@ -53,6 +53,9 @@ class Pool:
             WorkerDied: A machine does not answer.
         """
 
+    def start(self, tasks: int) -> None:
+        """Start the workers of a lazy pool, unless there is only one task; this process then runs all tasks."""
+
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:

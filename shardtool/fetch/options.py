@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.names import to_bytes, to_text
 from shardtool.values import __version__
 

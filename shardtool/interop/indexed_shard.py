@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
 from hashlib import sha1, sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import CorruptShard, os_error_text, raising_machine_errors
 from shardtool.fingerprint import crc32c
 from shardtool.storage.files import open_file

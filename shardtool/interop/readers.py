@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.entries.sample_table import FieldRows, FieldValues, SampleTable
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import printable

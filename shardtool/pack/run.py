@@ -6,9 +6,10 @@ Each step uses the value of the step before it: `Listed`, `Planned`, `Packed`, t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import ExportFormat, select_exports
 from shardtool.messages import flag_text, option_text

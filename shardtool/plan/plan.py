@@ -8,12 +8,13 @@ samples of the resulting order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.entries.arrow import number_array
 from shardtool.entries.record_sizes import MAX_SAMPLE_BYTES, STORES_NUMBERS, TRAILER_SIZE, RecordColumns, sample_sizes
 from shardtool.errors import InvalidRequest, format_list, printable

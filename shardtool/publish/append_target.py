@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.names import to_local_name, to_output_name

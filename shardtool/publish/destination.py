@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset import skipped_list
 from shardtool.dataset.dataset_file import DatasetFile, has_appends, may_be_dataset_file, parse_shard_names
 from shardtool.errors import InvalidRequest, OutputExists, format_list

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
-from shardtool.dataset.find import damaged_file, find_dataset
+from shardtool.dataset.find import damaged_file, find_dataset, is_local
 from shardtool.dataset.scan import ShardScan, ShardScanTask, index_text, scan_shard
 from shardtool.dataset.stored import recorded_dots
 from shardtool.dataset.unfinished import require_finished
@@ -63,8 +64,6 @@ class Indexer:
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
-        from shardtool.entries.sample_table import FieldValues
-
         self.options, self.observer = options, observer
         stored = self.dataset = sort_as_listed(find_dataset(dataset))
         check_format(stored)
@@ -93,7 +92,7 @@ class Indexer:
                 check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=options.overwrite)
         self.is_own_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
-        self.notes, self.totals, self.kept = Notes(observer), DatasetTotals(FieldValues()), 0
+        self.notes, self.kept = Notes(observer), 0
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
@@ -102,6 +101,13 @@ class Indexer:
         self.lists: set[str] = set()
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
+
+    @cached_property
+    def totals(self) -> DatasetTotals:
+        """The totals of the indexed shards, created after the workers: this imports NumPy."""
+        from shardtool.entries.sample_table import FieldValues
+
+        return DatasetTotals(FieldValues())
 
     @property
     def base(self) -> str:
@@ -239,8 +245,9 @@ class Indexer:
 
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards, for `index` and `verify --repair`."""
-    with start_pool(options, observer=observer) as pool:
+    with start_pool(options, observer=observer, lazy=is_local(dataset)) as pool:
         indexer = Indexer(dataset, options, observer)
+        pool.start(len(indexer.dataset.paths))
         pool.check(indexer.dataset.paths)
         indexer.folder.create()
         with indexer.folder.lock(indexer.base):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
 from shardtool.dataset.features import tf_features
 from shardtool.dataset.skipped_list import encode_skipped

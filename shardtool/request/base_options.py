@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, get_origin
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, option_text
 from shardtool.request import option_values, split_options

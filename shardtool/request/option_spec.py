@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from inspect import cleandoc
 from types import MappingProxyType, UnionType
 from typing import (
@@ -26,6 +26,7 @@ from typing import (
     get_type_hints,
 )
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.messages import CLI_NAMES, COMMA_OPTIONS, FAMILY_KEYS, cli_option, option_text
 from shardtool.request import option_values

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
+from shardtool.dataclass import dataclass
 from shardtool.units import pluralize
 
 ValueT = TypeVar("ValueT")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.messages import FAMILY_KEYS, cli_words, option_text, uses_cli_names
 from shardtool.values import __version__
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import source_label

@@ -9,9 +9,10 @@ import math
 import os
 import struct
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c

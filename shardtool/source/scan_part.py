@@ -7,11 +7,12 @@ import os
 import re
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list, os_error_text, printable
 from shardtool.names import split_name, to_text
 from shardtool.skipped import SkipCode, Skipped

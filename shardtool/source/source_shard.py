@@ -7,12 +7,13 @@ untrusted: see `shardtool.dataset.shard_index`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset import shard_index, sidecar_read
 from shardtool.dataset.scan import FeatureConflict, ShardScan, index_text
 from shardtool.dataset.shard_file import is_compressed, open_error

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import OutputFailed, os_error_text
 from shardtool.pattern import replacement_plan_name
 from shardtool.storage import files

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import flag_text, option_text
 from shardtool.pattern import replacement_plan_name

@@ -14,13 +14,14 @@ without a JSON form:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.dataclass import dataclass
 from shardtool.entries import arrow
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from PIL import Image
 from PIL.Image import Resampling
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.names import IMAGE_ENDINGS

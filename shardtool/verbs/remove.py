@@ -17,10 +17,11 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.features import tf_features
 from shardtool.dataset.skipped_list import encode_skipped, merge_skipped, read_skipped_rows
 from shardtool.errors import (

@@ -173,3 +173,24 @@ def test_three_paths_are_checked() -> None:
     assert sample_paths([]) == []
     assert sample_paths(["a"]) == ["a"]
     assert sample_paths([str(number) for number in range(9)]) == ["0", "4", "8"]
+
+
+def process_of(_task: object) -> int:
+    """Return the process that runs a task."""
+    return os.getpid()
+
+
+def test_a_lazy_pool_starts_no_worker_for_one_task() -> None:
+    """A lazy pool runs a single task, and all later ones, in this process; for more tasks it forks its workers."""
+    with LocalPool(2, lazy=True) as pool:
+        before = len(_forks)
+        pool.start(1)
+        assert {process for _, process in [*pool.map(process_of, [1]), *pool.map(process_of, [1, 2, 3])]} == {
+            os.getpid()
+        }
+        assert len(_forks) == before
+    with LocalPool(2, "fork", lazy=True) as pool:
+        assert os.getpid() not in {process for _, process in pool.map(process_of, [1])}
+    with LocalPool(2, lazy=True) as pool:
+        pool.start(2)
+        assert os.getpid() not in {process for _, process in pool.map(process_of, [1, 2])}

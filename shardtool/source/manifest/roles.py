@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import choose_text, option_text
 from shardtool.names import split_name, to_bytes, to_text

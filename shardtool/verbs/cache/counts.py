@@ -9,10 +9,11 @@ import json
 import os
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.storage.files import READ_PLAIN, read_small
 from shardtool.storage.locks import FileLock, take_lock
 from shardtool.verbs.cache.folder import COUNTS

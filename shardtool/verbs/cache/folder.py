@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.errors import AccessRefused, CorruptShard
 from shardtool.storage.copying import OriginalFile

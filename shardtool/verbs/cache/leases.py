@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+from shardtool.dataclass import dataclass
 from shardtool.storage.copying import OriginalFile, copy_verified
 from shardtool.storage.locks import FileLock, take_lock
 from shardtool.storage.lookup import plain_size

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.shard_file import ChecksummedFile
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.dataset.stored import sidecar_path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.features import number_features
 from shardtool.dataset.payload import MAX_INSPECTED_IMAGE_BYTES, content_type, image_info, is_label_name, label_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, is_compressed, iter_payload, open_shard

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.find import natural_key
 from shardtool.errors import printable, redact_secrets
 from shardtool.names import to_output_name

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, StoreFailed, printable

@@ -6,10 +6,11 @@ docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import CorruptShard, ShardError, printable
 from shardtool.messages import call_text, choose_text, flag_text
 

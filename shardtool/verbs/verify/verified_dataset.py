@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset import find, stored
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset, parse_shard_names
 from shardtool.errors import CorruptShard, format_list, os_error_text, redact_secrets

@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.expand import expand_datasets
+from shardtool.dataset.find import is_local
 from shardtool.dataset.scan import ShardScan
 from shardtool.execute import start_pool
 from shardtool.execute.local_pool import usable_cores
@@ -70,7 +71,7 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
         finish_replacements(dataset, Notes(observer))
     datasets = expand_datasets(dataset)
-    with nullcontext() if options.repair else _open_pool(options, observer) as pool:
+    with nullcontext() if options.repair else _open_pool(options, observer, dataset) as pool:
         check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
         report = (
             verify_several(datasets, options, check, pool or Pool())
@@ -89,10 +90,11 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     return verify(dataset, replace(options, repair=True), observer=observer)
 
 
-def _open_pool(options: VerifyOptions, observer: Observer) -> Pool:
+def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    return Pool() if is_serial else start_pool(options, observer=observer)  # forked before anything heavy is imported
+    lazy = options.source is None and is_local(dataset)  # otherwise fork before requests start threads
+    return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
 
 def _check_and_repair(
@@ -121,7 +123,7 @@ def _check_dataset(
     *,
     contents: bool = False,
 ) -> VerifiedDataset:
-    with nullcontext(pool) if pool is not None else _open_pool(options, observer) as own:
+    with nullcontext(pool) if pool is not None else _open_pool(options, observer, dataset) as own:
         subject = open_verified(dataset)
         if options.quick:
             _check_without_reading(subject, observer)
@@ -176,6 +178,7 @@ def _check_with_reading(
         comparison = SourceComparison(subject, options, observer)
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
+    pool.start(len(numbers))
     pool.check([subject.cases[number].shard.path for number in numbers])
     findings.take(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.types as pt
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.duplicates import index_content, recorded_labels, repeated, sample_digests
 from shardtool.dataset.shard_index import ShardIndex, part_ends
 from shardtool.errors import CorruptShard

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from shardtool.dataclass import dataclass
 from shardtool.names import to_output_name
 from shardtool.storage.lookup import stat_file
 from shardtool.storage.paths import base_name

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import MAX_INSPECTED_IMAGE_BYTES, MAX_TEXT_BYTES, duration_s, feature_numbers, label_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard, printable
