@@ -91,12 +91,6 @@ def shell_word(text: str) -> str:
     return f'"{text}"' if "'" in text and not any(mark in text for mark in '"$`\\\\!') else quote(text)
 
 
-def where_keys(keys: Sequence[str]) -> str:
-    """Return the option that selects samples by key."""
-    query = f"key == {keys[0]!r}" if len(keys) == 1 else f"key in {[*keys]!r}"
-    return option_text("where", choose_text(query, shell_word(query)))
-
-
 def resume_hint() -> str:
     """Return the call of `create` that continues a run."""
     return choose_text("`create(..., resume=True)`", "`create --resume`")

@@ -100,6 +100,17 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
     return datasets, last
 
 
+def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Split `DATASET... [KEY...]` into datasets and keys: a key is neither a path, a URL, nor the name of a dataset."""
+
+    def is_dataset(name: str) -> bool:
+        is_named = "*" in name or name.endswith(DATASET_SUFFIX) or is_shard_name(os.path.basename(name))
+        return is_named or is_url(name) or os.path.lexists(name)
+
+    keys = [name for name in names[1:] if not is_dataset(name)]
+    return [name for name in names if name not in keys], keys
+
+
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
     """Group consecutive shards of a folder into one dataset: a shell may have expanded a pattern."""
 

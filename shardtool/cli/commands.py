@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from shardtool.cli.arguments import split_datasets, split_destination, split_sources
+from shardtool.cli.arguments import split_datasets, split_destination, split_keys, split_sources
 from shardtool.cli.click_options import PATH_TYPE, build_click_options, build_options, complete_value, prefer_typed
 from shardtool.cli.command_options import (
     IndexCommandOptions,
@@ -348,6 +349,7 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
     Examples:
       shardtool extract out.json ./files
       shardtool extract out.json ./cats --where "key < 'd'" --fields jpg
+      shardtool extract out.json ./files --keys cat/0001 --keys cat/0002
       shardtool extract 'out/{split}.json' ./files --keys-from keys.txt
       shardtool extract out.json ./files --dry-run
     """
@@ -359,7 +361,7 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
     run_and_print(partial(run, materialize_inputs(dataset), folder, options), how, extract_text, always=options.dry_run)
 
 
-@register_verb("DATASET...", RemoveOptions, without=("start_method",))
+@register_verb("DATASET... [KEY...]", RemoveOptions, without=("start_method",))
 def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], how: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
@@ -368,8 +370,11 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
     again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
 
+    An argument that is neither a file nor the name of a dataset is a KEY. Use --keys for a key that could be both.
+
     \b
     Examples:
+      shardtool remove out.json cat/0001 cat/0002
       shardtool remove out.json --keys-from keys.txt --dry-run
       shardtool remove out.json --keys-from keys.txt
       shardtool remove 'out/{split}.json' --where "label == 'dog'"
@@ -378,7 +383,9 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     from shardtool.verbs.remove import remove as run
 
     options = make_options()
-    run_and_print(partial(run, names, options), how, remove_text, always=options.dry_run)
+    datasets, keys = split_keys(names)
+    options = replace(options, keys=keys) if keys else options
+    run_and_print(partial(run, datasets, options), how, remove_text, always=options.dry_run)
 
 
 @register_verb("DATASET...", IndexCommandOptions, without=("start_method",))

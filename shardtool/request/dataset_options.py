@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.option_spec import Function, Given, Needs, PathLike, Texts, option, options_class
 from shardtool.request.output_options import SEED_RANGE, WORKERS_RANGE, WorkerOptions
+from shardtool.request.selecting_options import SelectingOptions
 from shardtool.values import Dots, Symlinks, Target, Trust
 
 # These must come from the user: dataset files are not trusted here.
 SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
+
+
+def _expand_keys(_kind: type, value: Texts) -> dict[str, object]:
+    return {"keys_from": (value,) if isinstance(value, str) else (*value,)}
 
 
 @options_class
@@ -184,12 +189,13 @@ class FilterOptions(WorkerOptions):
     Attributes:
         where: Select samples that match this query: "label == 'dog'". You can use the columns of sidecars, and key,
             shard, size and fields.
-        keys_from: Read keys from this file, one per line (- for stdin).
+        keys: Select the sample with this key.
         dry_run: Print the planned changes; write nothing.
     """
 
     where: str | None = option(None, section="choosing", metavar="QUERY", common=True)
-    keys_from: object = option(None, form="path", metavar="FILE", conflicts=(Given(where),), common=True)
+    keys: Texts | None = option(None, metavar="KEY", repeatable=True, common=True, expand=_expand_keys)
+    keys_from: object = option.like(SelectingOptions.keys_from, section="", conflicts=(Given(where),), common=True)
     dry_run: bool = option(False, section="output", typed="dry-run/n", common=True)
 
 

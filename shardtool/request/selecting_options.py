@@ -44,10 +44,12 @@ class SelectingOptions(OutputOptions):
     """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
     For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where`, `field`, `sample`, `sort_by` and `head`. For a manifest, only `where`,
-    `field`, `classes`, `classes_from`, `sample`, `head` and, last, `drop_duplicates` apply.
+    `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by` and `head`. For a manifest, only
+    `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head` and, last, `drop_duplicates` apply.
 
     Attributes:
+        keys_from: Use only samples whose keys are in this file (- for stdin). The file has one key per line, or is a
+            table with the column key.
         columns_from: Field whose values become metadata: top-level JSON values, a number, or a text.
         fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD). If you list fields to keep,
             renamed fields are kept too.
@@ -81,6 +83,7 @@ class SelectingOptions(OutputOptions):
         map: Call this function with each sample, a dict. It returns one sample, several samples, or None.
     """
 
+    keys_from: object = option(None, section="choosing", form="path", metavar="FILE", recorded=False)
     columns_from: Texts = option((), section="fields", metavar="FIELD", only_for="folder")
     fields: str | Texts | Mapping[str, str] = option(
         (),

@@ -1,23 +1,24 @@
-"""Find the samples with the listed keys."""
+"""Find the samples with the listed keys: a text file, a table with a column of keys, or the keys themselves."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.entries import arrow
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, os_error_text, printable
 from shardtool.messages import option_text
 from shardtool.names import to_bytes
-from shardtool.skipped import hash_key
 from shardtool.storage.files import read_small
-from shardtool.storage.paths import similar_path
-from shardtool.table.keys import find_positions
+from shardtool.storage.paths import base_name, real_path, similar_path
+from shardtool.table.detect import is_frame, table_ending
+from shardtool.table.keys import find_positions, gather_keys, is_key_type, iter_key_texts
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -26,46 +27,130 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
+_KEY_COLUMNS = ("key", "__key__")
 _MAX_LISTED_KEYS = 5
+_MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 
 
-def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[str] = ()) -> Rows:
+def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
     """Return the numbers of the samples with the requested keys, ascending.
 
-    `given`: a file with one key per line, `-` for standard input, or the keys. `removed`: hashes of keys that may be
-    missing.
+    Args:
+        keys: The keys of all samples.
+        given: See `match_keys`.
+        is_known: Tells whether a key may be missing, for example because its sample was skipped.
+
+    Raises:
+        InvalidRequest: No sample has one of the keys.
     """
-    requested = PackedStrings.of(dict.fromkeys(_read_keys(given)))
-    if not len(requested):
-        raise InvalidRequest(option_text("keys_from"), "no key", expected="one key per line")
-    matches = find_positions(keys, requested)
-    unknown = np.setdiff1d(np.arange(len(requested)), matches).tolist()
-    unknown_keys = [requested[index] for index in unknown if not removed or hash_key(requested[index]) not in removed]
-    if unknown_keys:
-        shown = [*map(printable, unknown_keys[:_MAX_LISTED_KEYS])]
-        listed = format_list(shown, total=len(unknown_keys))
-        problem = f"{pluralize(len(unknown_keys), 'key')} that no sample has: {listed}"
+    samples, unknown, problem = match_keys(keys, given, is_known)
+    if unknown:
         example = f", such as {printable(keys[0])}" if len(keys) else ""
-        expected, remedy = f"keys of the dataset{example}", "Nothing was changed."
-        raise InvalidRequest(option_text("keys_from"), problem, expected=expected, remedy=remedy)
-    return np.flatnonzero(matches >= 0)
+        similar = [key for name in unknown for key in _similar_keys(name, keys)][:_MAX_SIMILAR_KEYS]
+        hint = f"Did you mean {format_list([*dict.fromkeys(similar)])}? " if similar else ""
+        expected, remedy = f"keys of the dataset{example}", f"{hint}Nothing was changed."
+        raise InvalidRequest(_option(given), problem, expected=expected, remedy=remedy)
+    return samples
 
 
-def _read_keys(given: object) -> list[bytes]:
+def match_keys(
+    keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None
+) -> tuple[Rows, list[bytes], str]:
+    """Return the numbers of the samples, the first few keys that no sample has, and a description of all these keys.
+
+    `given`: a text file with one key per line, a table with the column `key`, `-` for standard input, or the keys.
+    """
+    requested = _read_keys(given)
+    if not len(requested):
+        raise InvalidRequest(_option(given), "no key", expected="one key per line")
+    matches = find_positions(keys, requested)
+    unknown = np.setdiff1d(np.arange(len(requested)), matches)
+    if is_known is not None:
+        unknown = np.array([index for index in unknown.tolist() if not is_known(requested[index])], np.int64)
+    first = [requested[index] for index in unknown[:_MAX_LISTED_KEYS].tolist()]
+    listed = format_list([*map(printable, first)], _MAX_LISTED_KEYS, total=len(unknown))
+    return np.flatnonzero(matches >= 0), first, f"{pluralize(len(unknown), 'key')} that no sample has: {listed}"
+
+
+def key_list_name(given: object) -> str:
+    """Return the name of a list of keys for the dataset file, without traces of this machine."""
     if isinstance(given, str | os.PathLike):
-        path = os.fspath(given)
-        try:
-            data = sys.stdin.buffer.read() if path == "-" else read_small(path)
-        except OSError as error:
-            problem, remedy = f"{path}: {os_error_text(error)}", "" if os.path.lexists(path) else similar_path(path)
-            raise InvalidRequest(option_text("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
-        lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-        return [line for line in lines if line and b"\0" not in line]
+        return base_name(real_path(os.fspath(given)))
+    return type(given).__name__ if _is_table_object(given) else "keys"
+
+
+def _option(given: object) -> str:
+    return option_text("keys" if isinstance(given, list | tuple) else "keys_from")
+
+
+def _is_table_object(given: object) -> bool:
+    return is_frame(given) or isinstance(given, Mapping) or hasattr(given, "__arrow_c_stream__")
+
+
+def _read_keys(given: object) -> PackedStrings:
+    """Return the requested keys, each once."""
+    is_path = isinstance(given, str | os.PathLike)
+    if (is_path and table_ending(os.fspath(given))) or _is_table_object(given):
+        keys = _read_key_column(given)
+    elif isinstance(given, PackedStrings):
+        keys = given
+    else:
+        keys = PackedStrings.of(_read_lines(os.fspath(given)) if is_path else _listed_keys(given))
+    return PackedStrings.parse(bytes(arrow.concat_values(keys.array().unique())))
+
+
+def _read_lines(path: str) -> list[bytes]:
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else read_small(path)
+    except OSError as error:
+        problem, remedy = f"{path}: {os_error_text(error)}", "" if os.path.lexists(path) else similar_path(path)
+        raise InvalidRequest(option_text("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
+    lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+    return [line for line in lines if line and b"\0" not in line]
+
+
+def _listed_keys(given: object) -> list[bytes]:
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         keys = [*given]
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
             with suppress(UnicodeEncodeError):  # a lone surrogate cannot be encoded
                 return [to_bytes(key) for key in keys]
-    raise InvalidRequest(
-        option_text("keys_from"), type(given).__name__, expected="a file with one key per line, or keys"
-    )
+    raise InvalidRequest(_option(given), type(given).__name__, expected="a file with one key per line, or keys")
+
+
+def _read_key_column(given: object) -> PackedStrings:
+    from shardtool.table.open import open_table, read_columns
+    from shardtool.table.payloads import missing_positions
+    from shardtool.table.rows import TableRows
+
+    table = open_table(given, _KEY_COLUMNS)
+    name = next((name for name in _KEY_COLUMNS if name in table.schema.names), None)
+    if name is None:
+        found = f"no column 'key' among {format_list(table.schema.names)}"
+        remedy = "Rename the column of keys, or use a text file (.txt) with one key per line."
+        raise InvalidRequest(table.location, found, expected="a table with the keys in the column key", remedy=remedy)
+    columns = read_columns(table, [name], {name})
+    rows, column = TableRows(table.location, columns, None, table.row_counts()), columns[name]
+    rows.refuse(missing_positions(column), f"column {name!r}: no key", expected="a key in each row")
+    if not is_key_type(column.type):
+        raise InvalidRequest(table.location, f"column {name!r} holds {column.type}", expected="keys as text")
+    keys, invalid = gather_keys(iter_key_texts(column))
+    rows.refuse(invalid, f"column {name!r}: a value that cannot be a key", expected="keys such as cat/0001")
+    return keys
+
+
+def _similar_keys(name: bytes, keys: PackedStrings) -> list[str]:
+    """Return the most similar keys: those that contain the name, or share its longest prefix."""
+    from difflib import get_close_matches
+
+    import pyarrow.compute as pc
+
+    array, shortest, longest = keys.array(), 0, len(name)
+    while shortest < longest:  # a longer prefix matches fewer keys
+        length = (shortest + longest + 1) // 2
+        is_shared = pc.any(pc.starts_with(array, name[:length])).as_py()
+        shortest, longest = (length, longest) if is_shared else (shortest, length - 1)
+    masks = [pc.match_substring(array, name.rpartition(b"/")[2], ignore_case=True)]
+    masks += [pc.starts_with(array, name[:shortest])] if shortest else []
+    rows = [row for mask in masks for row in arrow.true_positions(mask)[:_MAX_COMPARED_KEYS].tolist()]
+    return get_close_matches(printable(name), dict.fromkeys(printable(keys[row]) for row in rows))

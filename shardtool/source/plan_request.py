@@ -62,7 +62,7 @@ def make_plan_request(source: object, options: CreateOptions, shard_format: str)
         value = getattr(options, option.name)
         if option.name not in checked_options or value == option.default or isinstance(value, Classes):
             continue
-        if option.name in ("join", "classes_from"):
+        if option.name in ("join", "classes_from", "keys_from"):
             if not isinstance(value, str | os.PathLike):
                 expected = "a file, to write or use a plan"
                 raise InvalidRequest(option_text(option.name), "something in memory", expected=expected)

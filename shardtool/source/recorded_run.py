@@ -101,6 +101,7 @@ class RecordedRun(NamedTuple):
         made_fields: Fields that may come from an unavailable table.
         selecting_options: Options whose selection depended on an unavailable table, or on the source before `--append`.
         map: The name of the function that created the samples, never imported; empty: none.
+        key_list: The name of the list in `keys_from`, which is not read again; empty: none.
         has_added_fields: Whether `--add` added fields of other datasets.
         without_table: The same run without the table; None: no table was found, or the user names it.
         table_problem: Why the table that was found cannot be used; empty: none was found.
@@ -112,6 +113,7 @@ class RecordedRun(NamedTuple):
     made_fields: tuple[str, ...] = ()
     selecting_options: tuple[str, ...] = ()
     map: str = ""
+    key_list: str = ""
     has_added_fields: bool = False
     without_table: RecordedRun | None = None
     table_problem: str = ""
@@ -144,6 +146,8 @@ class RecordedRun(NamedTuple):
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
         if self.selecting_options:
             yield f"samples that only the source has: {self.selection_problem}"
+        if self.key_list:
+            yield f"samples that only the source has: {option_text('keys_from', self.key_list)} selected the samples"
 
 
 def recorded_run(
@@ -200,6 +204,7 @@ def find_table(name: object, folders: Iterable[str]) -> str:
 def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, table: object = None) -> RecordedRun:
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
     function, added = recorded.pop("map", ""), recorded.pop("add", None)
+    key_list = printable(str(recorded.pop("keys_from", "")))[:80]
     if type(function) is not str:
         raise InvalidRequest(
             option_text("source"), f"the dataset file records map as {printable(str(function))[:80]!r}"
@@ -227,9 +232,8 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
         found.pop("of", None)
     options = ReshardOptions(**found) if verb == "reshard" else _with_user_options(found, given)
     function = printable(function)[:80]
-    return RecordedRun(
-        verb, _with_classes(options, file), map=function, has_added_fields=added is not None, **table_state
-    )
+    options, has_added = _with_classes(options, file), added is not None
+    return RecordedRun(verb, options, map=function, has_added_fields=has_added, key_list=key_list, **table_state)
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:

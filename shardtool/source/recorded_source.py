@@ -66,7 +66,10 @@ class RecordedSource:
         self._fixed_splits = self._find_fixed_splits()
 
     def _open(self, run: RecordedRun) -> Source:
-        source = open_source(self._given, replace(run.options, on_error="skip"), self._outputs)
+        options = replace(run.options, on_error="skip")
+        if run.key_list:
+            options = replace(options, keys_from=_stored_keys(self._datasets))
+        source = open_source(self._given, options, self._outputs)
         source.may_lack_values = True
         return source
 

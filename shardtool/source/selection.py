@@ -14,15 +14,19 @@ from shardtool.select.sample_table import make_sample_table, sort_order, table_c
 from shardtool.select.splits import sample_with_notes
 from shardtool.source.base import Listing, check_skipped, no_match_error
 from shardtool.source.json_columns import add_json_columns
+from shardtool.source.keys_from import find_samples_by_key, key_list_name, match_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.entries.strings import PackedStrings
     from shardtool.execute.pool import Pool
     from shardtool.request.selecting_options import SelectingOptions
+    from shardtool.skipped import Skipped
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
@@ -60,6 +64,21 @@ def _update_label_columns(
     return replace(entries, metadata=metadata_columns.with_number_columns(columns, moved)), dropped
 
 
+def find_listed_samples(
+    keys: PackedStrings, options: SelectingOptions, skipped: Iterable[Skipped] = ()
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the numbers of the samples in `keys_from`, and notes.
+
+    Keys of skipped samples may be missing, with `on_error="skip"` also others.
+    """
+    skipped_keys = {row.key for row in skipped if row.key}
+    is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
+    if options.on_error == "raise":
+        return find_samples_by_key(keys, options.keys_from, is_known), []
+    samples, unknown, problem = match_keys(keys, options.keys_from, is_known)
+    return samples, [f"{option_text('keys_from')}: {problem}"] if unknown else []
+
+
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
     """Return the samples that match `where`, with the results of `join` and `values`."""
     names: dict[str, list[str]] = {}
@@ -70,6 +89,11 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
         notes, columns = (*listed.notes, *joined.notes), (*joined.columns,)
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
+    if options.keys_from is not None:
+        samples, found_notes = find_listed_samples(listed.entries.keys, options, listed.skipped)
+        recorded = {**listed.recorded, "keys_from": key_list_name(options.keys_from)}
+        entries, notes = listed.entries.take(samples), (*listed.notes, *found_notes)
+        listed = replace(listed, entries=entries, recorded=recorded, notes=notes)
     if (query := options.where) is not None:
         from shardtool.select.query import match_partially
 

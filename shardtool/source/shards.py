@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 _CONTENT_OPTIONS = ("select_fields", "drop_fields", "rename_fields", "field", "portable", "resize", "encode", "map")
-_SELECTION_OPTIONS = ("where", "sample", "per_class", "head")
+_SELECTION_OPTIONS = ("where", "keys_from", "sample", "per_class", "head")
 _TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 
 
 class DatasetSource(Source):
     """The samples of datasets.
 
-    The order of steps: fields, `join`, `where`, `sample`, duplicates, `sort_by`, `head`.
+    The order of steps: fields, `join`, `keys_from`, `where`, `sample`, duplicates, `sort_by`, `head`.
     """
 
     by_key = False
@@ -65,7 +65,7 @@ class DatasetSource(Source):
         listing = list_datasets(
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
         )
-        changed = any(getattr(options, name) for name in (*_CONTENT_OPTIONS, *_SELECTION_OPTIONS))
+        changed = any(map(options.is_given, (*_CONTENT_OPTIONS, *_SELECTION_OPTIONS)))
         listed = replace(
             listing,
             notes=(*listing.notes, *_checksum_notes(listing.entries)),

@@ -31,7 +31,7 @@ from shardtool.errors import (
     reporting_memory_errors,
 )
 from shardtool.execute import start_pool
-from shardtool.messages import flag_text, option_text, where_keys
+from shardtool.messages import flag_text, option_text, shell_word, uses_cli_names
 from shardtool.names import is_utf8, quote_name, to_text
 from shardtool.request.create_options import ReshardOptions
 from shardtool.request.dataset_options import ExtractOptions
@@ -128,19 +128,16 @@ def extract(
 
 def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
-    from shardtool.source.keys_from import find_samples_by_key
     from shardtool.source.shards import DatasetSource
 
     # `create` adds these labels and their column again.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
-    request = ReshardOptions(where=options.where, fields=f"-{_LABEL_FIELD}" if adds_labels else options.fields)
+    fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
+    request = ReshardOptions(where=options.where, keys_from=options.keys_from, fields=fields)
     source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
     if not len(listing.entries):
         raise InvalidRequest(listing.where, "no samples", expected="one or more")
-    if options.keys_from is not None:
-        positions = find_samples_by_key(listing.entries.keys, options.keys_from)
-        listing = replace(listing, entries=listing.entries.take(positions))
     where = [to_text(shard.path) for shard in listing.entries.known_spans.files]
     resolve_duplicate_keys(listing.entries, "error", where, where=listing.where)
     metadata = listing.entries.metadata
@@ -161,7 +158,8 @@ def _check_not_a_key(path: str, entries: SampleTable) -> None:
         if key != path and field not in entries.fields:
             continue
         if contains_hashes(hash_keys(entries.keys), hash_keys(PackedStrings.of([os.fsencode(key)]))).any():
-            remedy = f"To extract only this sample, give a folder and {where_keys([key])}."
+            only = option_text("keys", shell_word(key) if uses_cli_names() else [key])
+            remedy = f"To extract only this sample, give a folder and {only}."
             raise InvalidRequest(path, description, expected="the folder to write to", remedy=remedy)
 
 

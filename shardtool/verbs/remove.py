@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.features import tf_features
@@ -35,7 +35,7 @@ from shardtool.errors import (
 )
 from shardtool.execute import start_pool
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
-from shardtool.messages import option_text, where_keys
+from shardtool.messages import option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish.publication import Publication, finish_replacements
@@ -49,7 +49,6 @@ from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped, drop_keys, hash_key
 from shardtool.storage.folders import check_space, open_staging_folder
 from shardtool.storage.paths import base_name
-from shardtool.storage.remote.address import is_url
 from shardtool.units import pluralize
 from shardtool.write.task import ShardTask, compute_content_fingerprint
 
@@ -73,7 +72,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from datasets in place: the keys in `keys_from`, or the samples for which `where` is true.
+    """Remove samples from datasets in place: those in `keys` or `keys_from`, or those for which `where` is true.
 
     Args:
         dataset: One or several datasets with a dataset file, such as splits; each is processed separately.
@@ -88,9 +87,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """
     notes, started = Notes(observer), time.monotonic()
     if options.where is None and options.keys_from is None:
-        found = f"neither {option_text('where')} nor {option_text('keys_from')}"
-        expected = "one of them, to select the samples to remove"
-        raise InvalidRequest("the samples", found, expected=expected, remedy=_key_hint(dataset))
+        found = f"none of {format_list([*map(option_text, ('keys', 'keys_from', 'where'))])}"
+        raise InvalidRequest("the samples", found, expected="one of them, to select the samples to remove")
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
         from shardtool.dataset.expand import expand_datasets
@@ -105,16 +103,6 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
             notes.add("nothing to remove: these samples were removed before")
         done = [removal.carry_out(pool, notes, dry=options.dry_run) for removal in removals]
     return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - started, options.dry_run)
-
-
-def _key_hint(dataset: Any) -> str:
-    """Return advice if names after the first are probably sample keys."""
-    names = [f"{name}" for name in dataset[1:]] if isinstance(dataset, list | tuple) else []
-    keys = [key for key in names if not (is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["))]
-    if not keys:
-        return ""
-    problem = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
-    return f"{format_list(keys, _MAX_LISTED_KEYS)} {problem}, write {where_keys(keys)}."
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
@@ -186,7 +174,9 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
         raise
     if options.keys_from is not None:
         removed_hashes = {mark for removal in removals for mark in removal.removed_hashes()}
-        positions = find_samples_by_key(PackedStrings.parse(b"".join(keys)), options.keys_from, removed_hashes)
+        positions = find_samples_by_key(
+            PackedStrings.parse(b"".join(keys)), options.keys_from, lambda key: hash_key(key) in removed_hashes
+        )
         starts = np.cumsum([0, *map(len, rows)])
         parts = np.split(positions, np.searchsorted(positions, starts[1:-1]))
         rows = [positions_in_shard - start for positions_in_shard, start in zip(parts, starts, strict=False)]

@@ -239,9 +239,9 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (["extract", "d/x.json", "o", "-n", "5"], "To select samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
-        (["extract", "d/x.json", "cat/1"], """give a folder and --where "key == 'cat/1'"."""),
-        (["remove", "d/x.json", "cat/1"], """if it is the key of a sample, write --where "key == 'cat/1'"."""),
-        (["remove", "d/x.json", "cat/1", "dog/2"], """write --where "key in ['cat/1', 'dog/2']"."""),
+        (["extract", "d/x.json", "cat/1"], "give a folder and --keys cat/1."),
+        (["remove", "d/x.json", "cat/2"], "--keys: 1 key that no sample has: cat/2"),
+        (["remove", "d/x.json", "y.json", "cat/1"], "y.json: no such file"),
         (
             ["remove", "d/x.json", "--keys-from", "a.jsn"],
             "a.jsn: no such file or directory; expected a file of keys. Did",
@@ -256,7 +256,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_suggested_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suggested commands that query by key work; a glob of tables is one table."""
+    """Suggested commands that select keys work; a glob of tables is one table."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(f"key,caption\n{name[0]}'1,x")

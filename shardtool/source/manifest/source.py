@@ -25,6 +25,7 @@ from shardtool.select.splits import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
+from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
 from shardtool.source.manifest.paths import (
     CHUNK_ROWS,
@@ -53,7 +54,7 @@ from shardtool.source.manifest.rows import (
     write_binary_rows,
 )
 from shardtool.source.scan_part import ALWAYS_CHANGED
-from shardtool.source.selection import add_field_columns
+from shardtool.source.selection import add_field_columns, find_listed_samples
 from shardtool.source.stat_files import StatResult, StatTask, stat_files
 from shardtool.storage.paths import is_address, source_root
 from shardtool.storage.remote.address import is_url, parse_address
@@ -179,8 +180,8 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if options.sample is not None or options.head is not None:  # choose samples before files are examined
-            sampled = self._keep_sampled_rows(names, groups)
+        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # choose samples before files are examined
+            sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_by_key(names, by_key=False)
             paths, urls = ([column.take(rows_to_take) for column in columns] for columns in (paths, urls))
@@ -219,7 +220,8 @@ class ManifestSource(Source):
             entries = replace(entries, spans=binary_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()  # free the memory of texts that were only measured
-        return Listing(entries, skipped, self.name, tuple(self.notes), later=later)
+        recorded = {} if options.keys_from is None else {"keys_from": key_list_name(options.keys_from)}
+        return Listing(entries, skipped, self.name, tuple(self.notes), recorded, later=later)
 
     def write_binary(self, file: Writable) -> None:
         """Write all payloads of the table, consecutively."""
@@ -360,13 +362,16 @@ class ManifestSource(Source):
             return names, groups if len(groups.first) < len(names) else None
         return names, None
 
-    def _keep_sampled_rows(self, names: PackedStrings, groups: SampleGroups | None) -> NDArray[np.int64]:
+    def _keep_chosen_rows(self, names: PackedStrings, groups: SampleGroups | None) -> NDArray[np.int64]:
         options = self._options
         keys = names if groups is None else names.take(groups.first)
         samples = np.arange(len(keys))
+        if options.keys_from is not None:
+            samples, notes = find_listed_samples(keys, options)
+            keys, self.notes = keys.take(samples), [*self.notes, *notes]
         if options.sample is not None:
-            samples, notes = sample_with_notes(keys, options.sample)
-            self.notes += notes
+            sampled, notes = sample_with_notes(keys, options.sample)
+            samples, self.notes = samples[sampled], [*self.notes, *notes]
         samples = samples[: options.head]
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
         self.keep_rows(rows)

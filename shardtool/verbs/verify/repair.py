@@ -71,8 +71,8 @@ def why_not_repeatable(file: DatasetFile) -> str:
         which = "of a split"
     elif file.made.options.get("url"):
         which = "with files from URLs, which may have changed"
-    elif table := file.made.options.get("join"):
-        which = f"created with {option_text('join')} {printable(str(table))[:80]}"
+    elif name := next((name for name in ("join", "keys_from") if file.made.options.get(name)), ""):
+        which = f"created with {option_text(name)} {printable(str(file.made.options[name]))[:80]}"
     again = f"rerun the original command with {flag_text('resume')}"
     return which and f"shards {which}: {again}"
 
