@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.entries import metadata_columns
+from shardtool.errors import printable
 from shardtool.messages import option_text
 from shardtool.request.option_values import parse_pairs
 from shardtool.select.sample_table import make_sample_table, sort_order, table_column
