@@ -89,13 +89,13 @@ def _is_table_object(given: object) -> bool:
 
 def _read_keys(given: object) -> PackedStrings:
     """Return the requested keys, each once."""
-    is_path = isinstance(given, str | os.PathLike)
-    if (is_path and table_ending(os.fspath(given))) or _is_table_object(given):
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if table_ending(path or "") or _is_table_object(given):
         keys = _read_key_column(given)
     elif isinstance(given, PackedStrings):
         keys = given
     else:
-        keys = PackedStrings.of(_read_lines(os.fspath(given)) if is_path else _listed_keys(given))
+        keys = PackedStrings.of(_listed_keys(given) if path is None else _read_lines(path))
     return PackedStrings.parse(bytes(arrow.concat_values(keys.array().unique())))
 
 
