@@ -1,8 +1,8 @@
 """All errors that users can see.
 
-Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Our
-worker processes send them to the parent by `PlainError.__reduce__`. Workers of a PyTorch `DataLoader` send only the
-message, so `PlainError.embed_in_text` adds the attributes.
+Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Worker
+processes send errors to the parent by `PlainError.__reduce__`. Workers of a PyTorch `DataLoader` send only the message,
+so `PlainError.embed_in_text` adds the attributes to the message.
 
 Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
 `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is excluded: the file was replaced while it was read
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, which means that the file was replaced while it was read
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
@@ -175,7 +175,7 @@ class StoreFailed(ShardError):
     """A store or server is unreachable or keeps failing, or this machine cannot read a file.
 
     Attributes:
-        of_file: Whether other files may still be readable.
+        of_file: Whether the failure concerns one file, so that other files may be readable.
     """
 
     code = "store-failed"
@@ -204,7 +204,10 @@ class OutOfMemory(ShardError):
 
 
 class Bug(PlainError):
-    """An unexpected exception: a mistake in shardtool. Not a `ShardError`, whose handlers must not catch it."""
+    """An unexpected exception: a mistake in shardtool.
+
+    It is not a `ShardError`, because handlers of `ShardError` must not catch it.
+    """
 
     code = "bug"
     exit_code = 1
@@ -237,8 +240,8 @@ def os_error_text(error: OSError) -> str:
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise `StoreFailed` if the machine, not the file, caused an OSError.
 
-    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check;
-    `PROCESS_ERRNOS` are those that no file can cause, such as too many open files.
+    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check.
+    `PROCESS_ERRNOS` are error numbers that no file can cause, such as too many open files.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -258,7 +261,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Check whether an error means that memory ran out, such as some ImportError, RuntimeError and ArrowException."""
+    """Return whether an error means that memory ran out, as some ImportError, RuntimeError and ArrowException do."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):

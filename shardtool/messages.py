@@ -49,14 +49,14 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option; without `value`, only its name."""
+    """Return an option with its value; without `value`, only the name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"
 
 
 def flag_text(*names: str) -> str:
-    """Return set flags."""
+    """Return flags that are set."""
     return " ".join(map(cli_name, names)) if _cli_names_in_use else ", ".join(f"{name}=True" for name in names)
 
 
@@ -67,7 +67,7 @@ def call_text(verb: str, **options: object) -> str:
 
 
 def export_text(form: str) -> str:
-    """Return the export of another tool's index."""
+    """Return the request for an export of another tool's index."""
     return choose_text(f"export {form}", f"--export {form}")
 
 

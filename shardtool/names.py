@@ -27,11 +27,11 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-# Not allowed as field names: samples, tables and webdataset use them.
+# Field names that are refused, because samples, tables and webdataset use them.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
-MAX_FIELDS = 2**16 - 1  # because field numbers are uint16
+MAX_FIELDS = 2**16 - 1  # field numbers must fit into uint16
 MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse names of a megabyte
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 

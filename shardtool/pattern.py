@@ -27,12 +27,13 @@ DATASET_SUFFIX = ".json"
 TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
-_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation
+_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation `NAME@COUNT`
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the rest
-_MAX_DIGITS = 18  # so that numbers fit into 64 bits
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the remaining bytes
+_MAX_DIGITS = 18  # numbers must fit into 64 bits
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # not a range in a shard pattern, and rarely a glob
+# a range in brackets, which is not supported; such a name is rarely meant as a glob
+_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 
@@ -59,7 +60,7 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`; empty if the names have no known extension, for existing shards only."""
+        """`tar` or `tfrecord`. For existing shards without a known extension, the format is empty."""
         return parse_format(self.shard(0))
 
     @property
@@ -69,7 +70,7 @@ class ShardPattern:
         base = f"{self.prefix}{rest}".strip("-_. ")
         if file_ending(base) in WRITABLE_FORMATS and count_suffix(
             self.shard(0)
-        ):  # TensorFlow's x.tfrecord-00000-of-00010
+        ):  # TensorFlow's names, such as x.tfrecord-00000-of-00010
             base = base.removesuffix(file_ending(base))
         return base or "dataset"
 
@@ -92,7 +93,8 @@ class ShardPattern:
     def closed(self, count: int) -> str:
         """Return a closed pattern of the first `count` shards, with folder: `out/x-{000000..000041}.tar`.
 
-        Empty for lists, and for numbers longer than `width`, because shells would pad the others.
+        The result is empty for lists, and for numbers longer than `width`, because shells would pad the shorter
+        numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -117,7 +119,7 @@ class ShardPattern:
     def owns(self, name: str) -> bool:
         """Tell whether the file `name` in `folder` can belong to this dataset, and may be replaced.
 
-        Numbers are written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
+        Numbers must be written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
         """
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
@@ -295,7 +297,7 @@ def _is_consecutive(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    """Return `.tar` or `-of-01024`."""
+    """Return the extension, such as `.tar`, or the suffix `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending

@@ -32,7 +32,7 @@ class SpanFile(NamedTuple):
 
     Attributes:
         mtime_ns: Modification time at planning time; -1 for a temporary file.
-        form: `tar` or `zip` for archives; else empty. In a zip, offsets are those of the headers, and payloads are
+        form: `tar` or `zip` for archives; else empty. In a zip, offsets refer to member headers, and payloads are
             decompressed.
     """
 
@@ -50,17 +50,17 @@ class ShardContent:
 
     Attributes:
         keys: The keys, each followed by NUL.
-        counts: uint16: number of fields per sample.
-        codes: uint16: indices into `fields`.
-        sizes: int64: payload bytes.
-        stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
-        inline: INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields; empty: no
-            INLINE fields.
-        whole: uint8: 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
-            or packed numbers; empty: all 0.
+        counts: uint16, number of fields per sample.
+        codes: uint16, indices into `fields`.
+        sizes: int64, payload bytes.
+        stored: int64, payload bytes in the shard, which differ from `sizes` for `numbers`.
+        inline: Text of each INLINE field (see `inline_payload`), or an empty text for other fields, followed by NUL.
+            Empty without INLINE fields.
+        whole: uint8, 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
+            or packed numbers. Empty if all are 0.
         numbers: Number type of each code whose payload is stored as a number.
-        lists: Type of the values of each code whose fields are value lists of a TFRecord. All are SPAN, not in
-            `numbers`.
+        lists: Type of the values of each code whose fields are value lists of a TFRecord. Such fields are SPAN and not
+            in `numbers`.
     """
 
     keys: bytes
@@ -79,11 +79,11 @@ class ShardSpans(NamedTuple):
     """Locations of SPAN payloads; all empty if there are none.
 
     Attributes:
-        file: uint32 per field: index into `files`.
-        offsets: int64 per field: offset in its file.
-        expected: int64 per field: CRC-32C of the payload, -1 if unknown; empty: all unknown.
-        runs: uint32: end row of each range of rows with equal spacing in their file and in the shard; empty: unknown.
-        regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece.
+        file: uint32 per field, index into `files`.
+        offsets: int64 per field, offset in the file.
+        expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
+        runs: uint32, end row of each range of rows with equal spacing in their file and in the shard. Empty if unknown.
+        regions: int64 pairs, ascending: start and end of the parts of the first file that are read in one piece.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -99,11 +99,12 @@ class ShardSamples:
     """Content and payload locations of the samples of one shard.
 
     Attributes:
-        needs: int64 per sample: record bytes, with headers and padding.
+        needs: int64 per sample, record bytes with headers and padding.
         root: Base folder of paths, with a slash at the end.
-        kinds: uint8 per field: FILE, LINK, INLINE, SPAN or URL.
-        mtimes: int64 per field: modification time in nanoseconds, at planning time.
-        paths: Path relative to `root`, or URL, of each field, each followed by NUL; empty: key + "." + field.
+        kinds: uint8 per field, FILE, LINK, INLINE, SPAN or URL.
+        mtimes: int64 per field, modification time in nanoseconds at planning time.
+        paths: Path relative to `root`, or URL, of each field, followed by NUL. If empty, each path is key + "." +
+            field.
         folders: See `SampleTable`.
         changed_ns: Latest ctime of files and folders when the source was listed.
     """

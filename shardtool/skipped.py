@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MAX_ROWS_BYTES = 2**26
 _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
-_OLD_DUPLICATE_CODE = "twin"  # written by older versions
+_OLD_DUPLICATE_CODE = "twin"  # the code that older versions wrote
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
 INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # codes of skips that the user requested
 
@@ -89,7 +89,7 @@ def hash_key(key: bytes) -> str:
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
     """Return the message for a duplicate of the sample `key`.
 
-    `differ` are fields or columns in which the two still differ.
+    `differ` are fields or columns that differ between the two samples.
     """
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
@@ -133,7 +133,7 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
     """Return the rows that `pack_rows` packed.
 
     Raises:
-        ValueError: The text was not made by `pack_rows`.
+        ValueError: `pack_rows` did not create the text.
     """
     from json import loads
 

@@ -8,17 +8,13 @@ from decimal import Decimal
 from shardtool.errors import InvalidRequest
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
-_MAX_SIZE_BYTES = 10**18  # sums fit into 64 bits
+_MAX_SIZE_BYTES = 10**18  # sums of sizes must fit into 64 bits
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _UNIT_STEP = 1000
 
 
 def parse_size(text: str | int) -> int:
-    """Return a size in bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a plain number is bytes.
-
-    Raises:
-        InvalidRequest: `text` is not a size, is zero, or exceeds 10^18.
-    """
+    """Return a size in bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a plain number is bytes."""
     shown = str(text) if not isinstance(text, int) or abs(text) <= _MAX_SIZE_BYTES else "a huge number"
     match = _SIZE.fullmatch(shown)
     size = 0
@@ -38,7 +34,7 @@ _TWO_DIGITS = 10
 def format_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < _UNIT_STEP - 0.5:  # 999.5 rounds to 1000
+        if size < _UNIT_STEP - 0.5:  # 999.5 would be printed as 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _UNIT_STEP
     return f"{size:,.2f} PB"

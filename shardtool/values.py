@@ -23,7 +23,7 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
 BLOCK_BYTES = 2**20  # default size of reads and writes
-CHUNK_ROWS = 2**16  # samples, rows or names per step
+CHUNK_ROWS = 2**16  # number of samples, rows or names per step
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
@@ -43,7 +43,7 @@ def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return the common type of values; None if there is none, or one type is unknown."""
+    """Return the common type of values; None if the types differ or one type is unknown."""
     types = {*kinds}
     if len(types) > 1:
         types = {STORED_TYPES.get(kind or "") for kind in types}

@@ -56,11 +56,7 @@ def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None])
 
 
 def read_page(name: str) -> str:
-    """Return a page, or the section `page.md#heading`.
-
-    Raises:
-        InvalidRequest: No such page or section.
-    """
+    """Return a page, or the section `page.md#heading`."""
     page, _, anchor = name.partition("#")
     pages = _list_pages()
     if page not in pages:

@@ -1,8 +1,8 @@
-"""webdataset's `ShardWriter`, with the same arguments, which writes shardtool datasets.
+"""webdataset's `ShardWriter` with the same arguments, for shardtool datasets.
 
-It differs where shardtool's guarantees require it: `maxsize` limits the finished file; existing output needs
-`overwrite=True` or `resume=True`; keys are unique; an exception in the `with` block publishes no dataset file; tar
-headers are shardtool's.
+Shardtool's guarantees require some differences. `maxsize` limits the finished file. Existing output needs
+`overwrite=True` or `resume=True`. Keys are unique. After an exception in the `with` block, no dataset file is
+published. Tar headers are shardtool's.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _KEY = "__key__"
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and why others are rejected
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and why other values are rejected
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -163,7 +163,7 @@ class ShardWriter(Writer):
     finish = close
 
     def _call_post(self, samples: int | None = None) -> None:
-        """Call `post` for new shards with this many samples in total; None after closing."""
+        """Call `post` for new shards. `samples` is the total number of samples, or None after closing."""
         if self._publishes_at_end:
             return
         for _ in self.shards[self._reported_shards :]:
@@ -189,7 +189,7 @@ def _parse_bound(name: str, value: float) -> int | None:
 
 
 _GZIP_SUFFIX = ".gz"
-_FLOAT_SLACK = 0.001  # tolerance around 0 to 1 in float images
+_FLOAT_SLACK = 0.001  # values of float images may exceed 0 to 1 by this much
 
 
 def make_encoder(encoder: object) -> Encoder:

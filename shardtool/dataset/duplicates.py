@@ -145,11 +145,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Return the digest of some samples' content; empty if it is unreadable.
-
-    Raises:
-        CorruptShard: The shard cannot be opened.
-    """
+    """Return the digest of some samples' content; empty if it is unreadable."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}

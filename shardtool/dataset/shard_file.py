@@ -69,11 +69,7 @@ class ShardFile:
         self._file.close()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end of the file.
-
-        Raises:
-            CorruptShard: The disk fails, or the file was replaced.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
         position = offset - self._start
         if position >= 0 and position + length <= len(self._window):
             return self._window[position : position + length]

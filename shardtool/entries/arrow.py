@@ -28,7 +28,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Return an Arrow array of strings that are concatenated in `data`."""
+    """Return an Arrow array of the strings in `data`, which have these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -54,7 +54,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows as dicts; times beyond Python's range (year 9999) become text."""
+    """Return rows as dicts. Times beyond Python's range (year 9999) become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -207,7 +207,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column; frees the columns of `table` one by one."""
+    """Return a table with one chunk per column. Free the columns of `table` one by one."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

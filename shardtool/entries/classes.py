@@ -30,7 +30,7 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        where: The origin of the names, for messages.
+        where: Where the names come from, for messages.
         names: Class names by field; the key "" stands for all fields.
         grows: Whether new classes are appended; otherwise they are an error.
     """
@@ -40,11 +40,7 @@ class Classes(NamedTuple):
     grows: bool = False
 
     def of(self, field: str) -> list[str]:
-        """Return the class names for a field.
-
-        Raises:
-            InvalidRequest: There are no class names for the field.
-        """
+        """Return the class names for a field."""
         if field not in self.names and not self.grows and len(self.names) != 1:
             found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
             expected = f"a field with classes: {format_list([*self.names])}" if self.names else CLASS_LIST_FORMATS
@@ -60,9 +56,6 @@ def number_classes(
     """Return the number of each label, and the recorded class names.
 
     Without `class_lists`, labels are numbered in byte order.
-
-    Raises:
-        InvalidRequest: A label is not in a fixed list.
     """
     texts = {name: quote_name(name) for name in sorted(labels)}
     names = [] if class_lists is None else class_lists.of(field)
@@ -95,7 +88,10 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 
 
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Merge class names by field. One list may extend the other, because this changes no class number."""
+    """Merge class names by field.
+
+    One list may be the start of the other list, because class numbers then stay the same.
+    """
     classes = dict(old)
     for name, names in new.items():
         existing = classes.setdefault(name, names)

@@ -20,21 +20,26 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id per row, equal on both sides for the same field of the same sample; -1: not compared.
+    """Return an id for each row.
+
+    The same field of the same sample has the same id on both sides. Rows that are not compared have the id -1.
 
     Args:
-        samples: The id of each sample, equal on both sides; -1: the sample is only on this side.
+        samples: The id of each sample, equal on both sides; -1 for samples that are only on this side.
         counts: Number of rows of each sample.
         codes: Index in `names` of each row's field.
         names: Field names.
-        known: Id of each name, equal on both sides; -1: not compared.
+        known: The id of each name, equal on both sides; -1 for fields that are not compared.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return indexes of common ids, by id, and of ids only in `ours` or `theirs`; skip -1."""
+    """Return the indexes of common ids, sorted by id, and of ids that are only in `ours` or only in `theirs`.
+
+    Ignore the id -1.
+    """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)
     ids, other_ids = ours[mine], theirs[other]

@@ -1,6 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before it and a tail after it. A sample's record is their sequence.
+Each payload has a head before it and a tail after it. The record of a sample consists of its heads, payloads and tails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # otherwise, numbers are stored as text
+# whether a format stores numbers; other formats store numbers as text
+STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
 class RecordColumns(NamedTuple):
@@ -45,12 +46,12 @@ class RecordColumns(NamedTuple):
 
 
 def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return int64[rows], int64[rows]: the bytes before and after each payload."""
+    """Return the number of bytes before and after each payload, as two int64[rows]."""
     return _tar_sizes(payloads) if shard_format == "tar" else _tfrecord_sizes(payloads)
 
 
 def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64]:
-    """Return int64[samples]: total record bytes of each sample."""
+    """Return the total record bytes of each sample as int64[samples]."""
     sizes = np.empty(len(payloads.keys), np.int64)
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))
@@ -105,12 +106,12 @@ def _feature_sizes(
 
     `sizes` are the bytes of the value or, where `is_list` is true, of the encoded list.
     """
-    total = sizes + 1 + _varint_sizes(sizes)  # bytes of the list
+    total = sizes + 1 + _varint_sizes(sizes)  # size of the list
     if is_list is not None:
         total[is_list] = sizes[is_list]
-    total += 1 + _varint_sizes(total)  # bytes of the feature
-    total += 1 + _varint_sizes(total)  # plus the entry's value
-    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # plus the entry's key
+    total += 1 + _varint_sizes(total)  # size of the feature
+    total += 1 + _varint_sizes(total)  # add the entry's value
+    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # add the entry's key
     total += 1 + _varint_sizes(total)
     return total
 

@@ -43,7 +43,7 @@ class FieldRows:
         size: int64[rows], payload bytes.
         mtime_ns: int64[rows], modification time of the listed file; for a remote object, its version as a number.
         changed_ns: int64[rows], latest status-change time (ctime) of the file and the folders on its path.
-        paths: Path of each row relative to `SampleTable.root`, or its URL; None: each is key + "." + field.
+        paths: Path of each row relative to `SampleTable.root`, or its URL. With None, each path is key + "." + field.
     """
 
     code: NDArray[np.uint16]
@@ -73,16 +73,17 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Locations of SPAN payloads: in shards, or in a spool file.
+    """Locations of SPAN payloads in shards or in a spool file.
 
     Attributes:
-        files: The shards, or the spool; empty: the spool has not been written yet.
+        files: The shards, or the spool; empty if the spool has not been written yet.
         file: uint32[samples], index in `files` of each sample's rows.
-        offset: int64[rows], payload offset in its file.
+        offset: int64[rows], offset of each payload in its file.
         expected: int64[rows], expected CRC-32C; -1: unknown.
         is_list: bool[rows], whether the payload is a TFRecord list with several values or none, stored with tags and
-            lengths; None: no payload is a list.
-        row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
+            lengths. None if no payload is a list.
+        row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files. Otherwise None,
+            and `file` applies.
     """
 
     files: tuple[SpanFile, ...]
@@ -111,7 +112,7 @@ class FieldValues(NamedTuple):
 
     Attributes:
         inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
-            field. types: Original type of values stored as text; none for bytes, or if unknown.
+            field. types: Original type of values stored as text, except for bytes and unknown types.
         lists: Types of TFRecord list fields, whose rows are all SPAN.
         classes: Class names of fields with class numbers.
     """
@@ -153,15 +154,15 @@ class SampleTable:
     Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
 
     Attributes:
-        root: Base of relative paths, with a trailing slash.
+        root: Folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
         fields: Field names.
         spans: Locations of SPAN payloads.
         metadata: Sidecar columns, one row per sample.
-        source_paths: Whether the sidecar gets `rows.paths`, because keys differ from paths.
+        source_paths: Whether the sidecar stores `rows.paths`, because keys differ from paths.
         identity: Identifies the source if `root` does not identify it.
-        folders: For several folders: first component of each path, and its folder with a trailing slash; `root` is
-            empty.
+        folders: For several source folders: each folder with a trailing slash, by the first component of its paths;
+            `root` is then empty.
     """
 
     root: bytes
@@ -236,7 +237,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return the number of samples with each field; may be 0."""
+        """Return the number of samples with each field, which may be 0."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # for more strings, importing pyarrow.compute saves time
-_MAX_SLICED_STRINGS = 2**8  # fewer strings are gathered faster one by one
+_MIN_ARROW_STRINGS = 2**18  # for more strings than this, importing pyarrow.compute saves time
+_MAX_SLICED_STRINGS = 2**8  # up to this number, strings are gathered faster one by one
 
 
 class StringColumn(Protocol):
@@ -92,7 +92,7 @@ class PackedStrings:
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def _gather_many(self, positions: NDArray[np.int64]) -> bytes:
-        """Gather with Arrow, in a third of the time for scattered strings."""
+        """Gather with Arrow, which takes a third of the time if the strings are scattered."""
         import pyarrow as pa
 
         data = pa.py_buffer(np.ascontiguousarray(positions))
@@ -123,7 +123,7 @@ class PackedStrings:
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return positions with equal strings adjacent, in stable order, and the start of each run of equal strings."""
+        """Return the positions, sorted stably by string, and the start of each run of equal strings."""
         order = self.sorted_order()
         is_first, last = np.ones(len(order), np.bool_), b"\0"
         for chunk in chunk_slices(len(order)):

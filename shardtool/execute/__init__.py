@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _RAY_VARIABLES = {  # default values of variables that Ray reads when it is imported
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # suppresses a deprecation warning
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps the nodes' logs off stdout
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps logs of the nodes off stdout
     "RAY_gcs_server_port_wait_time_s": "1",  # each attempt to connect to an unresponsive cluster takes half a minute
     "GRPC_VERBOSITY": "NONE",
 }
@@ -30,15 +30,13 @@ def start_pool(
     *,
     lazy: bool = False,
 ) -> Pool:
-    """Start `workers` processes; `advice` is printed if one dies.
+    """Start `workers` processes. `advice` is printed if a worker dies.
 
     With `lazy`, processes of this machine start in `Pool.start`, or not at all for a single task.
 
     Raises:
         InvalidRequest: Ray or a cluster is missing, a node has other versions, or `workers` is 0 with options that need
             workers.
-        WorkerDied: Workers cannot be started.
-        OutOfMemory: Not enough memory to start them.
     """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"

@@ -7,7 +7,7 @@ The standard library's pools are not suitable:
 - `multiprocessing.Pool` hangs if a worker is killed. `concurrent.futures` leaves workers behind if the parent is
   killed.
 
-Here, each worker has one pipe in each direction, and a third pipe that closes when its parent dies.
+Here, each worker has one pipe in each direction, and a third pipe that closes when the parent dies.
 
 Workers are forked (5 ms) if the parent has a single thread; the command line forks before heavy imports. Otherwise
 workers are new processes.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0  # a worker without progress is reported after this time
-_SIGNAL_GRACE_S = 0.2  # time until a signal to the process group also reaches this process
+_SIGNAL_GRACE_S = 0.2  # maximum time until a signal to the process group also reaches this process
 
 
 def usable_cores() -> int:
@@ -72,7 +72,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process, unless `wait` has returned: the pid may then be reused."""
+        """Kill the process, unless `wait` has returned, because the pid may then be reused."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -90,14 +90,10 @@ class _Worker:
 
 
 class LocalPool(Pool):
-    """Worker processes; the end of the `with` block kills them.
+    """Worker processes, which the end of the `with` block kills.
 
-    One worker per core starts at once, and the others when there are tasks for them. The start method `auto` forks if
-    no other thread runs. A `lazy` pool starts workers in `start`.
-
-    Raises:
-        WorkerDied: A worker cannot be started.
-        OutOfMemory: Not enough memory to start a worker.
+    One worker per core starts immediately, and more workers start when there are tasks for them. The start method
+    `auto` forks if no other thread runs. A `lazy` pool starts workers in `start`.
     """
 
     def __init__(
@@ -254,7 +250,8 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = sys.path if root in sys.path else [root, *sys.path]  # the worker can import the same modules as this process
+    # so the worker can import the same modules as this process
+    path = sys.path if root in sys.path else [root, *sys.path]
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
@@ -268,7 +265,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has one thread; threads that Python does not know also count."""
+    """Return whether this process has one thread, including threads that Python does not know."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    Progress = Callable[..., None]  # task number, samples, bytes, samples whose URL failed
+    Progress = Callable[..., None]  # called with task number, samples, bytes, and samples whose URL failed
 
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class Pool:
 
     Attributes:
         max_tasks: Maximum concurrent tasks.
-        max_per_machine: Maximum on one machine.
+        max_per_machine: Maximum concurrent tasks on one machine.
     """
 
     max_tasks = max_per_machine = 1
@@ -44,13 +44,9 @@ class Pool:
         """Raise an error if a machine does not have this process's files, output folder or module.
 
         Args:
-            paths: Files and folders; a few existing ones are checked.
-            output: Folder that workers write to; None: not checked.
-            function: The user's function, `module:name`; empty: none.
-
-        Raises:
-            InvalidRequest: A machine, named in the error, differs.
-            WorkerDied: A machine does not answer.
+            paths: Files and folders, of which a few existing ones are checked.
+            output: Folder that workers write to; None if it is not checked.
+            function: The user's function, `module:name`; empty without a function.
         """
 
     def start(self, tasks: int) -> None:
@@ -59,7 +55,7 @@ class Pool:
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it finishes; the next task is requested when a worker is free.
+        """Yield the number and result of each task as it finishes. The next task is requested when a worker is free.
 
         Args:
             function: A module-level function of the task and, with `progress`, a callback.
@@ -69,7 +65,6 @@ class Pool:
         Raises:
             WorkerDied: A worker was killed or crashed; on a cluster, a task was lost too often.
             ShardError: Raised by `function`.
-            OutOfMemory: Not enough memory for a task.
             Bug: `function` raised another exception.
         """
         for number, task in enumerate(tasks):
@@ -84,7 +79,7 @@ class Pool:
             yield number, result
 
     def close(self) -> None:
-        """Kill the workers and wait for them. The caller discards their staged files."""
+        """Kill the workers and wait until they exit. The caller discards their staged files."""
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
@@ -100,7 +95,7 @@ def describe_task(function: Callable[..., object], task: object) -> str:
 
 
 def as_reportable(location: str, error: Exception) -> Exception:
-    """Convert an exception of a task to the one raised in the parent."""
+    """Convert an exception of a task to the exception that is raised in the parent."""
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):

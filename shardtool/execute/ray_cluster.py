@@ -57,11 +57,7 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise an error for the first problem, if any; a problem is (node name, found, expected).
-
-    Raises:
-        InvalidRequest: A node has a problem.
-    """
+    """Raise an error for the first problem, if any. A problem consists of node name, found and expected."""
     if problems:
         node_name, found, expected = problems[0]
         other_nodes = len({name for name, _, _ in problems}) - 1
@@ -70,11 +66,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise an error if nothing answers at an address: Ray would wait for a minute.
-
-    Raises:
-        InvalidRequest: Nothing answers, or the address is invalid.
-    """
+    """Raise an error if nothing answers at an address: Ray would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return

@@ -45,35 +45,33 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 _NODE_CHECK_INTERVAL_S = 1.0
-_NODE_TIMEOUT_S = 60.0  # includes the start of a worker, which imports Ray
+_NODE_TIMEOUT_S = 60.0  # time for an answer of a node, including the start of a worker, which imports Ray
 _LOST_ERRORS = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 MAX_ATTEMPTS = 5
 _REPORT_INTERVAL_S = 0.5
-_SLOT_COUNT_INTERVAL_S = 5.0  # nodes may join or leave
+_SLOT_COUNT_INTERVAL_S = 5.0  # time between two counts of slots, because nodes may join or leave
 _CANCEL_TIMEOUT_S = 10.0
 _MAX_EXTRA_TASKS = 8  # tasks submitted in advance, so that slots stay busy while this process is busy
 
 
 class RayPool(Pool):
-    """Slots of a Ray cluster; the end of the `with` block cancels tasks.
+    """Slots of a Ray cluster. The end of the `with` block cancels tasks.
 
     Args:
-        options: `workers` limits the concurrent tasks; None: as many as the cluster has cores. `address` is `auto`,
-            `ray://host:port` or `host:port`; None: from Ray's environment, else `auto`, else start a cluster.
+        options: `workers` limits the concurrent tasks; None for as many as the cluster has cores. `address` is `auto`,
+            `ray://host:port` or `host:port`. With None, use the address in Ray's environment, else `auto`, else start a
+            cluster.
         advice: Printed if a task was lost too often.
         cores: Cores of a cluster that is started here.
         observer: Notified if a cluster is started.
-
-    Raises:
-        InvalidRequest: There is no cluster, or a node has other versions.
-        WorkerDied: A node does not answer.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
         self._max_workers, self._advice = options.workers, advice
         self._owns_connection = not ray.is_initialized()  # whether this pool opened the connection and must close it
         self._closed, self._lost_node = False, ""
-        self._running: dict[int, tuple[Any, str]] = {}  # by task number: result reference, description
+        # result reference and description of each running task, by task number
+        self._running: dict[int, tuple[Any, str]] = {}
         self._counts: Any = None
         self._on_lost: Callable[[tuple[int, Future[ray_task.TaskResult]]], None] = lambda _: None
         self._connect(options.address, cores, observer or Observer())
@@ -87,10 +85,10 @@ class RayPool(Pool):
         as_remote = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")
         self._remote_task = as_remote(ray_task.run_task)
         self._environment = ray.put(ray_task.TaskEnvironment.here())
-        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # makes temporary names different for each run
+        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # use different temporary names in each run
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster, or start one here, like `ray.init`.
+        """Connect to a cluster, or start a cluster here, like `ray.init`.
 
         An existing connection of the program is reused, and stays open.
         """
@@ -120,7 +118,8 @@ class RayPool(Pool):
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")
-        with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:  # Linux only
+        # abstract socket names exist only on Linux
+        with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:
             raylet.connect(path)
             (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             process = os.pidfd_open(pid)
@@ -146,7 +145,7 @@ class RayPool(Pool):
     def close(self) -> None:
         """Cancel the running tasks, wait until none of them stages files, then disconnect."""
         if self._lost_node:
-            return  # from now on, any call to Ray would end this process
+            return  # the raylet has exited, so any call to Ray would end this process
         running, self._running = [ref for ref, _ in self._running.values()], {}
         for ref in running:
             ray.cancel(ref, force=True)
@@ -212,7 +211,7 @@ class RayPool(Pool):
         while pending:
             done, _ = ray.wait([*pending], num_returns=len(pending), timeout=_NODE_CHECK_INTERVAL_S)
             for ref in done:
-                with suppress(*_LOST_ERRORS):  # a lost node runs no tasks
+                with suppress(*_LOST_ERRORS):  # ignore a lost node, which runs no tasks
                     answers.append((pending[ref], ray.get(ref)))
                 del pending[ref]
             if pending and not done:  # Ray may wait for a node that has left
@@ -264,7 +263,7 @@ class RayPool(Pool):
     def _result(self, task_text: str, future: Future[ray_task.TaskResult]) -> object:
         try:
             answer = future.result()
-        except exceptions.RayTaskError as error:  # the task did not start: the node cannot load its arguments
+        except exceptions.RayTaskError as error:  # the task did not start, because the node cannot load its arguments
             raise Bug.of(task_text, error) from None
         except exceptions.RayError as error:
             found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
@@ -306,7 +305,8 @@ class _TaskReports:
 
     def _pass_on(self, number: int, samples: int, size: int) -> None:
         reported = self._reported.get(number, (0, 0))
-        if samples > reported[0] or size > reported[1]:  # a second attempt counts from zero
+        # report only progress beyond the first attempt: a second attempt counts from zero
+        if samples > reported[0] or size > reported[1]:
             self._reported[number] = max(samples, reported[0]), max(size, reported[1])
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))
 

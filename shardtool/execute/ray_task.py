@@ -1,7 +1,9 @@
-"""Run tasks on the nodes of a Ray cluster, and check which files and modules a node has. Does not import Ray.
+"""Run tasks on the nodes of a Ray cluster, and check which files and modules a node has.
 
-A task may run twice at the same time, because a node that seems dead may still write. So each attempt uses different
-temporary names, and the parent publishes the files of the attempt whose result it received.
+This module does not import Ray.
+
+A task may run twice at the same time, because a node that seems dead may still write. Each attempt therefore uses
+different temporary names, and the parent publishes the files of the attempt whose result it received.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ ATTEMPT_TOKEN_BYTES = 4
 
 
 class TaskEnvironment(NamedTuple):
-    """The parent's process state, restored by each task.
+    """The state of the parent process, which each task restores.
 
     Attributes:
         folder: Current directory.
-        path: `sys.path`, searched after the node's own.
+        path: `sys.path` of the parent, searched after the node's own.
         umask: Umask.
         command_line: Whether messages name command-line options.
         variables: Environment variables set by options for remote stores.
@@ -104,7 +106,7 @@ def _function_sources(function: str) -> dict[str, str]:
 class _SentModules:
     """Imports the modules that were sent with a task, if the node has no module of the same name.
 
-    Does not import `importlib.abc`, which takes 10 ms.
+    The class does not inherit from `importlib.abc`, whose import takes 10 ms.
     """
 
     def __init__(self, sources: dict[str, str]) -> None:
@@ -156,7 +158,7 @@ def run_task(
         if counts is None:
             return TaskResult(function(task))
 
-        def send_counts(done: list[int]) -> None:  # totals of this attempt; failures are part of the result
+        def send_counts(done: list[int]) -> None:  # send the totals of this attempt; failures are part of the result
             counts.add.remote(number, *done[:2])
 
         return TaskResult(function(task, make_reporter(send_counts, _REPORT_INTERVAL_S, cumulative=True)))
@@ -181,7 +183,7 @@ class TaskCounts:
 
 
 def describe_path(path: str | bytes) -> str:
-    """Return what is at a path: a folder, a file's size and time, or the error."""
+    """Describe a path: a folder, a file's size and time, or the error."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -195,7 +197,7 @@ def describe_path(path: str | bytes) -> str:
 def inspect_node(
     environment: TaskEnvironment, expected_paths: dict[str | bytes, str], output: str | None, marker: str, function: str
 ) -> list[tuple[str, str]]:
-    """Return what differs on this node, as (found, expected).
+    """Return the difference between this node and the parent, as found and expected.
 
     `marker` is a file that the parent has created in `output`. The other arguments are as for `Pool.check`.
     """

@@ -1,10 +1,8 @@
 """The main loop of a worker process.
 
 Messages are pickles, each preceded by its length (4 bytes, little-endian), in one pipe for each direction. A worker
-exits when its parent closes the pipe.
-
-A worker also exits during a task if its parent dies. A third pipe, the lifeline, then closes, and the kernel sends
-SIGIO, which terminates the worker.
+exits when its parent closes the pipe. If the parent dies during a task, a third pipe, the lifeline, closes, and the
+kernel sends SIGIO, which terminates the worker.
 """
 
 from __future__ import annotations
@@ -71,14 +69,15 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
-        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep the setting of nohup
+        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep SIGHUP ignored under nohup
             signal.signal(signum, signal.SIG_DFL)
     _redirect_stdout({tasks, results, lifeline})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before SIGIO was set up
-    sending = threading.Lock()  # several threads send events; created after the fork, so never inherited locked
+    # several threads send events; the lock is created after the fork, so it is not inherited locked
+    sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:
         with sending:
@@ -103,13 +102,13 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     except (PipeClosed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - every error must reach the parent
-        answer(FAILED, 0, as_reportable(location, error))  # this error ends the run, so the number is irrelevant
+        answer(FAILED, 0, as_reportable(location, error))  # this error ends the run, so the task number is irrelevant
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
     sys.stdout = sys.stderr  # not buffered, so nothing is lost if the worker is killed
     if pipes & {1, 2}:
-        return  # the pipes got these numbers: stdout and stderr were closed
+        return  # stdout and stderr were closed, so the pipes have these descriptor numbers
     try:
         os.dup2(2, 1)
     except OSError:  # stderr is closed

@@ -1,7 +1,7 @@
 """Download one file: redirects, retries, limits, and checks of its content, in the event loop of an `HttpFetcher`.
 
-The IP address is checked when the socket is created, for each resolved address and each redirect, so a second DNS
-lookup cannot return another address.
+The IP address is checked when the socket is created, for each resolved address and each redirect, so a later DNS lookup
+cannot lead to an unchecked address.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_image(data: bytes | bytearray) -> bool:
 def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
     """Return the X-Robots-Tag directive that forbids to use a file; empty if there is none.
 
-    A header applies to every robot (`noai, noindex`), or to the robot that it names (`shardtool: noai`).
+    A header applies to every robot (`noai, noindex`), or to a named robot (`shardtool: noai`).
     """
     our_name = user_agent.partition("/")[0].partition(" ")[0].casefold()
     for header in headers:
@@ -125,15 +125,11 @@ class RefusedAddress(OSError):
 
 
 def download_error(error: Exception, timeout_s: float) -> FetchFailed:
-    """Return the failure for an error of a request; raise errors of this machine, such as lack of memory.
-
-    Raises:
-        OutputFailed: This process has too many open files.
-    """
+    """Return the failure for an error of a request. Raise errors of this machine, such as lack of memory."""
     if is_out_of_memory(error):
         raise error
     number = getattr(error, "errno", None)
-    if number in (errno.EMFILE, errno.ENFILE):  # this machine's limit, not the server's fault
+    if number in (errno.EMFILE, errno.ENFILE):  # the limit belongs to this machine, so the server is not at fault
         remedy = f"Raise the limit (ulimit -n), or use fewer {option_text('connections')}."
         raise OutputFailed("the web", "too many open files", remedy=remedy)
     if isinstance(error, asyncio.TimeoutError):
@@ -152,7 +148,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because with thousands of hosts, most have no further file
+_KEEP_ALIVE_S = 2.0  # short, because most of thousands of hosts have no further file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
@@ -182,11 +178,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file; `limits` counts the downloaded bytes as held.
-
-        Raises:
-            FetchFailed: The download failed.
-        """
+        """Download a file. `limits` counts the downloaded bytes as held."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)
@@ -224,7 +216,8 @@ class DownloadClient:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
             if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
-                with suppress(aiohttp.ClientError, asyncio.TimeoutError):  # allows the connection to be reused
+                # read the rest, so that the connection can be reused
+                with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
             if status in _REDIRECT_STATUSES:
                 return _redirect_target(url, response.headers.get("Location", ""))
@@ -287,7 +280,7 @@ def _parse_url(text: str) -> URL:
         is_valid = False
     if not is_valid:
         raise FetchFailed("bad-url", "not an http or https URL with a host" if text else "the URL is empty")
-    if str(url.raw_host).isdigit():  # resolvers accept an IP address written as one number
+    if str(url.raw_host).isdigit():  # refuse a number, because resolvers accept it as an IP address
         raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:
         str(url.raw_host).encode("idna")  # the host name as sent to DNS

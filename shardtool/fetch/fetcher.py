@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently, in a thread with an event loop, and return them in order.
 
 Downloads start in the order in which files are needed, as far ahead as memory allows. While a host is at its limit,
-files of other hosts start first. The next file in order never waits for others.
+downloads from other hosts start first. The next file in order never waits for other files.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_PROGRESS_INTERVAL_S = 1.0  # minimum between progress reports
+_PROGRESS_INTERVAL_S = 1.0  # minimum time between progress reports
 _MAX_PROGRESS_SHARE = 0.05  # maximum share of the time for reports
-_MAX_LISTED_RETRIES = 10  # retries to report one by one; further retries are merged
+_MAX_LISTED_RETRIES = 10  # number of retries to report one by one; further retries are reported together
 
 
 class HttpFetcher:
-    """Downloads files for one thread, one list of URLs after the other; connections are reused."""
+    """Downloads files for one thread, one list of URLs after the other, over the same connections."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -64,11 +64,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Return the file of URL `number` of the current list; earlier files are skipped.
-
-        Raises:
-            FetchFailed: The download failed.
-        """
+        """Return the file of URL `number` of the current list; earlier files are skipped."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:

@@ -1,8 +1,8 @@
 """Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The head's
-download never waits and may exceed a limit, because all others may be waiting for it. Everything runs in one event
-loop. Download times per host are used to estimate the remaining time of a shard.
+A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The download
+of the head never waits and may exceed a limit, because all other downloads may wait for the head. All code runs in one
+event loop. Download times per host are used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _MAX_HOSTS = 100_000  # maximum hosts with measured times
 
 
 class HostTimes:
-    """Measured times, and numbers of remaining files, of the hosts of a shard."""
+    """Measured times and numbers of remaining files, for each host of a shard."""
 
     def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._options, self._now = options, now
-        self._finished: Counter[str] = Counter()  # finished or failed files
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # total request time
-        self._active: dict[int, float] = {}  # start times of active requests
+        self._finished: Counter[str] = Counter()  # number of finished or failed files, by host
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # total request time, by host
+        self._active: dict[int, float] = {}  # start time of each active request, by file number
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count new files; `hosts` are their hosts, in download order."""
+        """Start to count new files. `hosts` are the hosts of the files, in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -61,7 +61,8 @@ class HostTimes:
     def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
 
-        The estimate is the slowest host's time, or the total time divided by the connections if longer. Thread-safe.
+        The estimate is the slowest host's time or, if longer, the total time divided by the connections. This method is
+        thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
@@ -74,7 +75,7 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        # A host takes at least as long as its active requests so far.
+        # Active requests also show how slow a host is.
         active_times = defaultdict[str, list[float]](list)
         for number, started in [*self._active.items()]:  # a copy: the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)
@@ -99,7 +100,7 @@ class Download(NamedTuple):
 
 
 class _WaitingDownload(NamedTuple):
-    """A waiting download; at the end, `take` is called and `woken` is set."""
+    """A waiting download. When it may continue, `take` is called and `woken` is set."""
 
     queue: deque[int]
     size: int
@@ -124,7 +125,7 @@ class DownloadLimits:
         self._host_queues: dict[str, deque[int]] = {}
 
     def has_room(self, started: int) -> bool:
-        """Check whether one more download may start."""
+        """Return whether one more download may start."""
         connections, active = self._options.connections, started - len(self._waiting)
         return active < connections and started < AHEAD_FACTOR * connections and self.held < self._options.memory
 
@@ -166,7 +167,7 @@ class DownloadLimits:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Move the head; downloads up to it stop waiting."""
+        """Move the head. Downloads up to the new head stop waiting."""
         for index in range(self.head, number + 1):
             self._wake(index)
         self.head = number

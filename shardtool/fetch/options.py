@@ -1,4 +1,4 @@
-"""Options, progress and errors of downloads, and URLs without secrets: values that are sent between processes."""
+"""Options, progress and errors of downloads, which are sent between processes, and URLs without secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class FetchOptions:
 
     Attributes:
         connections: Maximum concurrent downloads.
-        per_host: Maximum concurrent requests per host: of all workers in a request, of one worker in its task.
+        per_host: Maximum concurrent requests per host: for all workers in the options of the run, for one worker in the
+            options of its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         max_bytes: Maximum bytes of a file, both compressed and decompressed.
@@ -35,7 +36,7 @@ class FetchOptions:
         allow_private: Allow addresses of this machine and of local networks.
         robots: Obey the header X-Robots-Tag.
         user_agent: Value of the User-Agent header.
-        images: Require that a file starts like an image.
+        images: Require that a file starts with the signature of an image.
         memory: Maximum bytes downloaded ahead.
         max_failed: Share of a shard's samples that may fail before the run stops.
         retry_failed: On resume, rebuild shards that have failed samples.
@@ -67,7 +68,7 @@ class FetchProgress(NamedTuple):
         worker: Process ID.
         share: Fraction of the files that were taken and packed.
         remaining_s: Estimated seconds until all files are complete.
-        host: Slowest host, to which the following values belong; empty: packing takes longer.
+        host: Slowest host, to which the following values belong; empty if packing takes longer.
         done: Number of files that are complete or failed.
     """
 
@@ -130,5 +131,6 @@ def url_host(url: str) -> str:
 
 def _redact_parameter(text: str) -> str:
     name, equals, value = text.partition("=")
-    words = {word.lower() for word in _WORDS.findall(text.rpartition("=")[0])}  # includes names inside the value
+    # the names also include names inside the value
+    words = {word.lower() for word in _WORDS.findall(text.rpartition("=")[0])}
     return f"{name}={_REDACTED}" if equals and value and not words.isdisjoint(_SECRET_WORDS) else text

@@ -1,7 +1,7 @@
 """Distinguish public IP addresses from private ones: this machine, local networks, cloud metadata services.
 
-`ipaddress.is_global` differs between Python versions, so the tables are defined here. All special-purpose ranges are
-refused, including the few public anycast addresses in them.
+This module defines its own tables, because `ipaddress.is_global` differs between Python versions. All special-purpose
+ranges are refused, including the few public anycast addresses in these ranges.
 
 Source: IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190; with 3fff::/20 of RFC 9637),
 RFC 5771 (multicast), RFC 4291 (2000::/3 is all global unicast IPv6), RFC 6052 (NAT64), RFC 3056 (6to4).
@@ -18,7 +18,7 @@ _REFUSED_NETWORKS = [
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata
         "127.0.0.0/8",
-        "168.63.129.16/32",  # not in a registry: Azure's platform services
+        "168.63.129.16/32",  # Azure's platform services, in no registry
         "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocol assignments; Oracle's metadata
@@ -35,7 +35,7 @@ _REFUSED_NETWORKS = [
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
-_EMBEDDED_IPV4 = (  # IPv6 ranges that embed an IPv4 address, and its bit offset
+_EMBEDDED_IPV4 = (  # IPv6 ranges that embed an IPv4 address, and the bit offset of this address
     (IPv6Network("::ffff:0:0/96"), 0),
     (IPv6Network("64:ff9b::/96"), 0),
     (IPv6Network("2002::/16"), 80),

@@ -1,4 +1,4 @@
-"""Read tar shards, as common tools write them. Opens no file.
+"""Read tar shards that common tools write. This module opens no file.
 
 If GNU tar, bsdtar and `tarfile` disagree about a header, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end raises `CorruptShard`.
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # treat longer extended headers as an attack
+_MAX_EXTENDED_BYTES = 2**20  # longer extended headers are treated as an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
-_EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
+_EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # types without a payload: links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE_TYPE = b"S"  # the map of a sparse file may continue in blocks after the header
 _SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
-_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # types of GNU tar: volumes, directory listings
+_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # types of GNU tar (volumes, directory listings)
 _PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # not allowed in a global header
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
@@ -43,7 +43,8 @@ _MAX_OCTAL_SIZE = 8**11 - 1
 _MAX_SIZE = 2**62  # offsets must fit int64
 _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
-_PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic, version
+# the fields type, link name, magic and version of a regular file
+_PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"
 DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
 
 
@@ -55,9 +56,9 @@ class TarMember(NamedTuple):
     """A member of a tar.
 
     Attributes:
-        name: As stored, a leading `./` included.
-        offset: Offset of its first header, which may be an extended header.
-        data: Offset of its payload.
+        name: The stored name, with any leading `./`.
+        offset: Offset of the first header, which may be an extended header.
+        data: Offset of the payload.
         end: Offset of the next header.
     """
 
@@ -89,7 +90,7 @@ def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int 
             data = offset + TAR_BLOCK_BYTES
             end = data + (size + TAR_BLOCK_BYTES - 1 & -TAR_BLOCK_BYTES)
             name = block[: block.find(b"\0", 0, 100)] if not block[99] else block[:100]
-            # Half the time of `TarMember(...)`.
+            # takes half the time of `TarMember(...)`
             yield _new_tuple(TarMember, (name, offset, data, size, True, end, b"0", b""))
         else:
             member = _read_member(read, offset, where, note)
@@ -132,10 +133,10 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header (regular file, short name); -1 for another header, or damage.
+    """Return the size in a common header (regular file, short name); -1 for other or damaged headers.
 
-    A hot path: 1 us. The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so the sum
-    does not overflow.
+    This hot path takes 1 us. The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so
+    the sum does not overflow.
     """
     size_text = block[124:135]
     if (
@@ -303,7 +304,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
             size = -1
     else:
         octal = _OCTAL_FIELD.fullmatch(field)
-        is_blank = octal is not None and not octal[1] and b" " in field  # GNU tar rejects it
+        is_blank = octal is not None and not octal[1] and b" " in field  # GNU tar rejects such a field
         size = int(octal[1] or b"0", 8) if octal is not None and not is_blank else -1
     if not 0 <= size < _MAX_SIZE:
         raise CorruptShard(where, f"a header with size {printable(field)}", offset=offset, remedy=DAMAGED_TAR_ADVICE)

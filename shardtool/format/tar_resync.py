@@ -26,7 +26,8 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next header after a damaged header at `offset`, or None.
 
-    `first` is the first offset to try. `size` is the size of the tar; -1 if it is unknown and `read` is sequential.
+    `first` is the first offset to examine. `size` is the size of the tar; -1 if the size is unknown and `read` is
+    sequential.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -47,7 +48,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether members end exactly at `end`; the members of a nested tar end earlier."""
+    """Return whether the members from `offset` on end exactly at `end`; members of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

@@ -1,12 +1,12 @@
 """Write tar shards: the bytes around a payload, and their exact size.
 
-    shard   = { record } trailer
-    record  = [ pax ] header payload padding
-    pax     = a header block of type x and its body, only if a name or a size needs it
+    shard = { record } trailer
+    record = [ pax ] header payload padding
+    pax = a header block of type x and its body, only if a name or size requires one
     trailer = 1024 zero bytes
 
-A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. So shard sizes are known in
-advance, and the same samples produce the same bytes.
+A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. Shard sizes are therefore known
+in advance, and the same samples produce the same bytes.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; docs/format.md, "Tar shards".
 """
@@ -18,7 +18,7 @@ from zlib import adler32
 
 TAR_BLOCK_BYTES = 512
 TRAILER = bytes(2 * TAR_BLOCK_BYTES)
-PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # zero bytes by length
+PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # the zero bytes of each possible padding, by length
 USTAR_NAME_BYTES = 100
 USTAR_PREFIX_BYTES = 155
 MAX_USTAR_SIZE = 8**11 - 1
@@ -26,7 +26,7 @@ _UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
-_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, users and device numbers
+_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # the fields type 0, link name, magic, users and device numbers
 _HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
 _HEADER = Struct("100s24s12s12s8s356s")
 _put_header, _pack_header = _HEADER.pack_into, _HEADER.pack
@@ -37,7 +37,8 @@ _PAX_NAME = b"././@PaxHeader"
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
     """Write the header blocks of a member, 512 bytes or more; return the index after them.
 
-    A hot path: 0.8 us per member. For up to 256 bytes, the low half of Adler-32 is the sum of the bytes plus one.
+    This hot path takes 0.8 us per member. For up to 256 bytes, the low half of Adler-32 is the sum of the bytes plus
+    one.
 
     `into` has space for `header_size` bytes; `name` has no NUL and no slash at the end.
     """
@@ -85,7 +86,7 @@ def padding_size(size: int) -> int:
 
 
 def split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return (prefix, name) for the two ustar fields; None if no slash splits the name that way."""
+    """Return (prefix, name) for the two ustar fields; None if no slash can split the name into two parts that fit."""
     slash = name.find(b"/", len(name) - USTAR_NAME_BYTES - 1)
     if slash < 1 or slash > USTAR_PREFIX_BYTES or slash == len(name) - 1:
         return None

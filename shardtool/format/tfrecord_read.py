@@ -1,4 +1,4 @@
-"""Read TFRecord shards: records, and the features of an Example. Opens no file."""
+"""Read TFRecord shards: records, and the features of an Example. This module opens no file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Data: TypeAlias = "bytes | memoryview | LazyBytes"
 
 
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2  # fields of a map entry
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2  # field numbers of a map entry
 DAMAGED_TFRECORD_ADVICE = "Fetch the shard again, or recreate it from its source."
 _unpack_head = Struct("<QI").unpack
 _unpack_tail = Struct("<I").unpack
@@ -29,13 +29,17 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # treat more as an attack
+_MAX_NAMES_BYTES = 2**24  # more bytes of names are treated as an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
 
 class TFRecord(NamedTuple):
-    """A record: `offset` of its length field, offset (`data`) and `size` of its data, and checksum of the data."""
+    """A record.
+
+    `offset` is the offset of the length field. `data` and `size` are the offset and size of the data; `crc` is the
+    checksum of the data.
+    """
 
     offset: int
     data: int
@@ -67,10 +71,10 @@ class ExampleFeature(NamedTuple):
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
     """Yield records without checking their data; see `check_record_crc`.
 
-    If `read` is sequential, `hold` keeps the bytes of large records until the next call.
+    If `read` is sequential, `hold` keeps the bytes of a large record until `hold` is called again.
 
     Raises:
-        CorruptShard: The checksum of a length differs, or the file ends too early.
+        CorruptShard: A length does not match its checksum, or the file ends too early.
     """
     while head := bytes(read(offset, FRAME_HEAD_BYTES)):
         if len(head) < FRAME_HEAD_BYTES:
@@ -124,7 +128,7 @@ class LazyBytes:
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
-        self._first, self._block = 0, b""  # the last block read
+        self._first, self._block = 0, b""  # the block that was read last, and its index
 
     def __len__(self) -> int:
         return self._size
@@ -140,10 +144,13 @@ class LazyBytes:
 
 
 def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
-    """Return the features of an Example, whose bytes are at `start` in the shard. A hot path: 3 us per common feature.
+    """Return the features of an Example, whose bytes are at `start` in the shard.
+
+    This hot path takes 3 us per common feature.
 
     Raises:
-        CorruptShard: The record is not an Example, or its features would need a hundred times its size in memory.
+        CorruptShard: The record is not an Example, or its features would take a hundred times the record's size in
+            memory.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -249,7 +256,7 @@ def _parse_feature(data: Data, first: int, last: int, start: int) -> ExampleFeat
     if kind == "float" and not whole:
         count = (last - first) // 4
     elif kind == "int64" and not whole:
-        pieces = range(first, last, BLOCK_BYTES)  # a list may have 2 GiB
+        pieces = range(first, last, BLOCK_BYTES)  # search in pieces, because a list may have 2 GiB
         count = sum(count_varints(data[start_at : min(start_at + BLOCK_BYTES, last)]) for start_at in pieces)
     return ExampleFeature(name, kind, start + first, last - first, count, whole)
 
@@ -270,7 +277,7 @@ def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]
 
 
 def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (field number, start, end) of each part."""
+    """Yield the field number, start and end of each field of a message."""
     while at < end:
         tag, at = read_varint(data, at, end)
         wire, first = tag & 7, at
@@ -294,8 +301,8 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record lengt
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next record after damage, found by the checksum of its length.
 
-    `first` is the first offset to try: before `offset` if the previous record may be damaged. `size` is -1 if unknown
-    and `read` is sequential.
+    `first` is the first offset to examine: before `offset` if the previous record may be damaged. `size` is the size of
+    the shard; -1 if the size is unknown and `read` is sequential.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -1,12 +1,12 @@
 """Write TFRecord shards, one `tf.train.Example` per sample.
 
-    shard   = { record }
-    record  = length masked-crc-of-length data masked-crc-of-data
-    data    = an Example whose features are sorted by the bytes of their names:
+    shard = { record }
+    record = length masked-crc-of-length data masked-crc-of-data
+    data = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a bytes_list, and a number an int64_list or float_list, with one value. Lists from other TFRecords are
-copied unchanged.
+A payload is stored as a bytes_list with one value, and a number as an int64_list or float_list with one value. Lists
+from other TFRecords are copied unchanged.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf encoding
 guide; docs/format.md, "TFRecord shards".
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY_FEATURE = b"__key__"
 FRAME_HEAD_BYTES = 12  # bytes of the length and its checksum
 FRAME_TAIL_BYTES = 4  # bytes of the checksum of the data
-MAX_DATA_BYTES = 2**31 - 1  # protobuf's limit
+MAX_DATA_BYTES = 2**31 - 1  # the limit of protobuf
 MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
 INT64_LIMIT = 2**63
 _MASK_DELTA = 0xA282EAD8
@@ -38,7 +38,8 @@ _put_head = Struct("<QI").pack_into
 _put_tail = Struct("<I").pack_into
 _pack_length = Struct("<Q").pack
 _pack_float = Struct("<f").pack
-_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
+# tags of the fields bytes_list, float_list and int64_list of a Feature
+_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
 
 
 def mask_crc(crc: int) -> int:
@@ -47,7 +48,7 @@ def mask_crc(crc: int) -> int:
 
 
 class FeatureHead:
-    """The bytes before the payloads of one field; `kind` None means bytes.
+    """Computes the bytes before the payloads of one field. `kind` is a number type, or None for bytes.
 
     With `whole`, a payload is a whole list, with tags and lengths.
     """
@@ -55,11 +56,12 @@ class FeatureHead:
     __slots__ = ("_name", "_tag", "_value")
 
     def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
-        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # a map entry: key, then tag of the value
+        # the start of a map entry: the key, then the tag of the value
+        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)
         self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
-        """Return the bytes before a payload of `size` bytes. A hot path: 1 us per field."""
+        """Return the bytes before a payload of `size` bytes. This hot path takes 1 us per field."""
         value = self._value and self._value + encode_varint(size)
         size += len(value)
         list_length = encode_varint(size)

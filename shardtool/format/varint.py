@@ -25,7 +25,7 @@ _CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as a varint. A hot path: the first lines cover most numbers."""
+    """Return a number as a varint. This is a hot path: the first lines handle most numbers."""
     if 0 <= number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if 0 <= number < 1 << 14:

@@ -1,7 +1,8 @@
-"""Read zip archives. Claimed sizes are checked against the file. Opens no file.
+"""Read zip archives.
 
-Supports stored and deflated members, zip64 and data descriptors. Members are found by the central directory only, and
-their CRC-32 is verified. Encrypted members, other methods and split archives are listed or rejected.
+Claimed sizes are checked against the file. This module opens no file. It supports stored and deflated members, zip64
+and data descriptors. Members are found by the central directory only, and their CRC-32 is verified. Encrypted members,
+other methods and split archives are listed or rejected.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -30,11 +31,11 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # the number is in the extra field with this id
-_UNIX_SYSTEM = 3  # members created on Unix have file modes
-_MAX_DEFLATE_RATIO = 1032  # decompressed bytes per deflated byte
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # this value means that the number is in the extra field with this id
+_UNIX_SYSTEM = 3  # only members created on Unix have file modes
+_MAX_DEFLATE_RATIO = 1032  # maximum number of decompressed bytes per deflated byte
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # added to twice the original size
+_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read twice the original size plus this
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
@@ -43,9 +44,9 @@ class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        offset: Offset of its local header.
+        offset: Offset of the local header.
         method: `STORED`, `DEFLATED`, or a method that cannot be read.
-        mode: Its Unix mode with type; 0: unknown.
+        mode: Unix mode including the file type; 0 if unknown.
     """
 
     name: bytes
@@ -156,7 +157,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the following data descriptor has this CRC-32 and size."""
+        """Return whether a data descriptor with this CRC-32 and the read size follows."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
@@ -170,7 +171,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield at most `size` + 1 bytes; stop early at damage."""
+    """Yield at most `size` + 1 decompressed bytes; stop at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:

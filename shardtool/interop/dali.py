@@ -49,7 +49,9 @@ def dali_webdataset_index(shard: IndexedShard) -> bytes:
 
 
 def parse_dali_index(data: bytes) -> list[Fields]:
-    """Return the fields in a DALI index of any tool. Names of members are ignored; version 1.1 has none.
+    """Return the fields in a DALI index of any tool.
+
+    Names of members are ignored; an index of version 1.1 has no names.
 
     Raises:
         ValueError: The data is not a DALI index.

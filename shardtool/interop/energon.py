@@ -37,7 +37,7 @@ _MAX_FIRST_OFFSET = 2**24  # a global pax header can precede the first sample
 
 
 def energon_index(shard: IndexedShard) -> bytes:
-    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last one."""
+    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last sample."""
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)

@@ -1,4 +1,4 @@
-"""Index files of other tools that `--export` can write: recognise them and compare them with their shard.
+"""Index files of other tools that `--export` can write: recognise such a file and compare it with its shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
 bytes have the right format, so that a user's file of the same name is never replaced.
@@ -32,7 +32,7 @@ class ShardIndexFile(NamedTuple):
     """How to write and compare an index file of one shard.
 
     Attributes:
-        has_format: Returns whether a file is an index in this format, by its first bytes and size.
+        has_format: Tells from the first bytes and the size of a file whether it is an index in this format.
         difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
     """
 
@@ -46,7 +46,7 @@ class FolderIndexFiles(NamedTuple):
 
     Attributes:
         encode: Returns the bytes of the files by path in the folder, in the order of publication.
-        pairs: Returns (shard name, sample count) pairs from the parsed JSON of `ExportFormat.folder_file`.
+        pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that users may edit; never overwritten.
     """
 
@@ -60,8 +60,8 @@ class ExportFormat(NamedTuple):
 
     Attributes:
         module: The module whose `SHARD_INDEXES` and `FOLDER_INDEXES` have this name, imported when needed.
-        suffix: Replaces the shard's suffix; empty: no file per shard.
-        folder_file: The file that lists all shards of a folder; empty: none.
+        suffix: Replaces the shard's suffix; empty if the index has no file per shard.
+        folder_file: The file that lists all shards of a folder; empty if there is no such file.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, so that shards must be read.
         has_readme: Whether the index includes a `README.md` that lists the shards.
@@ -80,18 +80,18 @@ class ExportFormat(NamedTuple):
 
     @property
     def shard_index(self) -> ShardIndexFile:
-        """How to write the file of a shard."""
+        """Return how to write the file of a shard."""
         file: ShardIndexFile = import_module(self.module).SHARD_INDEXES[self.name]
         return file
 
     @property
     def folder_index(self) -> FolderIndexFiles:
-        """How to write the files of a folder."""
+        """Return how to write the files of a folder."""
         files: FolderIndexFiles = import_module(self.module).FOLDER_INDEXES[self.name]
         return files
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts that `folder_file` lists, if the file is readable; -1: not a number."""
+        """Return the sample counts in a readable `folder_file`; -1 for a value that is not a number."""
         if not data:
             return {}
         try:
@@ -130,7 +130,7 @@ def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names; an empty `shard_format` is unknown."""
+    """Return the exports with these names. An empty `shard_format` means unknown."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
@@ -158,7 +158,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export that wrote a file, by its name, first `PROBE_BYTES` bytes and size; empty: none."""
+    """Return the export that wrote a file, by its name, first `PROBE_BYTES` bytes and size; empty if no export did."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name
@@ -176,7 +176,8 @@ def read_index_list(path: str) -> bytes:
 def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index and its shard; empty if they are equivalent."""
     export = EXPORTS[export_name]
-    if export.shard_format != (parse_format(shard.name) or "tfrecord"):  # only names of TFRecords may lack it
+    # only the names of TFRecords may lack the format
+    if export.shard_format != (parse_format(shard.name) or "tfrecord"):
         return f"an index of {export.shard_format} shards"
     index = export.shard_index
     try:

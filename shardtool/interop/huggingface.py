@@ -1,7 +1,7 @@
 """Hugging Face: the `README.md` that `load_dataset` reads, and the folders that it misreads.
 
-Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. It
-treats every file whose name contains `.tar`, such as `out-000000.tar.idx`, as a tar.
+Without a `README.md`, `load_dataset` reads the files with the most common extension in a folder, which may be the
+dataset files. It treats every file whose name contains `.tar`, such as `out-000000.tar.idx`, as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2.
 """
@@ -34,7 +34,8 @@ _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
 # Files that `load_dataset` ignores, and other extensions that it can read.
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-_PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")  # in case of a tie, the last one wins
+# if two extensions are equally common, the later one in this list wins
+_PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")
 _KNOWN_ENDINGS = (
     "txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_PREFERRED_ENDINGS,
 )  # fmt: skip
@@ -78,7 +79,7 @@ def check_huggingface_splits(splits: Iterable[str]) -> None:
 
 
 def is_own_readme(data: bytes) -> bool:
-    """Return whether shardtool wrote a `README.md`, and it is unchanged."""
+    """Return whether shardtool wrote a `README.md` that has not changed since."""
     text, mark, _ = data.rpartition(b"<!-- shardtool ")
     match = _SIGNATURE.fullmatch(data[len(text) :])
     return bool(mark) and match is not None and match[1] == b"%08x" % crc32c(text)

@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash; `starts` and `stops` are int64 offsets of payloads, in file order and without overlap."""
+    """A shard to hash; `starts` and `stops` are the int64 offsets of payloads, in file order and without overlap."""
 
     path: str
     size: int
@@ -60,7 +60,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Hash a shard; `report` is called with 0 and the bytes read."""
+    """Hash a shard. `report` is called with 0 (samples) and the number of bytes read."""
     starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
@@ -84,7 +84,7 @@ def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> Shard
         raise CorruptShard(task.path, os_error_text(error), expected="a readable shard") from None
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,} bytes, as listed in the dataset file")
-    payloads += payload_hash.digest() * (len(starts) - payload)  # empty payloads at the end
+    payloads += payload_hash.digest() * (len(starts) - payload)  # add the hashes of empty payloads at the end
     return ShardHashes(crc, git_hash.hexdigest(), file_hash.hexdigest(), bytes(payloads))
 
 
@@ -97,12 +97,12 @@ class IndexedShard:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the shard."""
         return self.index.fact.name
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """Size of the shard in bytes."""
         return self.index.fact.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
@@ -126,14 +126,14 @@ class IndexedShard:
         return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # bytes of an index without its fields
-_MAX_BYTES_PER_FIELD = 1024  # bytes of a field without its name
-_MAX_ESCAPED_BYTES = 6  # bytes in JSON per byte of a name
-STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them
+_MAX_HEAD_BYTES = 4096  # maximum bytes of an index without its fields
+_MAX_BYTES_PER_FIELD = 1024  # maximum bytes of a field without its name
+_MAX_ESCAPED_BYTES = 6  # maximum bytes in JSON per byte of a name
+STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 
 
 def split_order(split: DatasetFile) -> tuple[int, str]:
-    """Return a sort key: train, val, test, then others by name."""
+    """Return a sort key: train, val, test, then other splits by name."""
     name = split.made.split
     return (STANDARD_SPLITS.index(name) if name in STANDARD_SPLITS else len(STANDARD_SPLITS), name)
 

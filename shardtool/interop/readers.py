@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# Code; readers; noun for the problem; bytes of which an affected key contains one; pattern up to the key's final NUL.
+# Code; readers; noun phrase for the problem; bytes, one of which each affected key contains; pattern that ends at the
+# key's final NUL.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -77,7 +78,7 @@ class NameProblem:
     """A kind of name that a reader would misread.
 
     Attributes:
-        readers: The readers, and what they do.
+        readers: The readers, and how they misread the name.
         what: The problem, as a noun phrase that starts with its noun.
         fixable: Whether `--portable` fixes it.
     """
@@ -94,10 +95,10 @@ class NameProblem:
 
 
 class ReaderProblems:
-    """Collects what readers would misread in tar shards."""
+    """Collects the names in tar shards that readers would misread."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
+        self._found: dict[tuple[str, str], NameProblem] = {}  # the problems so far, by code and `what`
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
         # A field, the key of a sample that has the field, and the key of a sample that lacks it.
@@ -126,7 +127,10 @@ class ReaderProblems:
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
-        """Add the samples of a shard. `texts` contains the NUL-terminated text of each field; b"": unknown."""
+        """Add the samples of a shard.
+
+        `texts` contains the NUL-terminated text of each field, or b"" if the texts are unknown.
+        """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
         kind, zeros = np.full(len(codes), FILE, np.uint8), np.broadcast_to(np.int64(0), len(codes))
@@ -178,14 +182,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return what readers would misread in these samples."""
+    """Return the names in these samples that readers would misread."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return what readers would misread in these keys."""
+    """Return the keys that readers would misread."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None

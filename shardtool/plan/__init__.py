@@ -1,1 +1,1 @@
-"""Assign samples to shards before a byte is written. Opens no files."""
+"""Assign samples to shards before a byte is written. This room opens no files."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HEADROOM = 0.8  # share of the limits to use, so that a growing dataset keeps its shard count
 _STEP_DIVISOR = 16
-_MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
+_MAX_EXHAUSTIVE_SHARDS = 100  # up to this number, every shard count is tried
 
 
 class HashAssignment:
@@ -45,7 +45,8 @@ class HashAssignment:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return the samples in shard order, the end of each shard, and notes.
 
-        Within a shard, samples are sorted by the bytes of their keys, or with a seed by seeded hashes.
+        Within a shard, samples are sorted by the bytes of their keys. With a seed, they are sorted by seeded hashes of
+        their keys.
 
         Raises:
             InvalidRequest: The requested number of shards cannot hold the samples, or no number of shards can.
@@ -116,11 +117,11 @@ class HashAssignment:
         return bool(counts.min() > 0 and counts.max() <= max_samples and sizes.max() <= max_bytes)
 
     def _first_valid(self, numbers: Iterator[int], share: float) -> int:
-        """Return the first number that can hold the samples; 0 if there is none."""
+        """Return the first number of shards that can hold the samples; 0 if no number can."""
         return next((count for count in numbers if self._can_hold(count, share)), 0)
 
     def _counts_upward(self, start: int, share: float) -> Iterator[int]:
-        """Yield numbers of shards, until most shards would be empty."""
+        """Yield increasing numbers of shards, until most shards would be empty."""
         samples, multiple = len(self._keys), self._bounds.multiple_of
         needed_by_size = int(self._sizes.sum() / (self._limits.planned * share))
         start = max(start, needed_by_size, int(samples / (self._max_count * share)), 1)

@@ -57,13 +57,13 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
-        stored: int64[rows], payload bytes in the shard; None: `entries.rows.size`.
-        order: int64[samples], the sample at each position; None: the order of `entries`.
+        stored: int64[rows], payload bytes in the shard; None if equal to `entries.rows.size`.
+        order: int64[samples], the sample at each position; None for the order of `entries`.
         total: int64[samples + 1], record bytes before each position.
         ends: int64[shards], the position after each shard's last sample.
         skipped: Samples skipped by `oversize`.
-        regions: int64[regions, 2], ascending: start and end of each range of the first span file to read at once. None:
-            read spans one by one.
+        regions: int64[regions, 2], ascending: start and end of each range of the first span file that is read at once.
+            With None, spans are read one by one.
     """
 
     format: str
@@ -88,7 +88,7 @@ class Plan:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """int64[shards]: exact bytes of each finished file."""
+        """Exact size of each finished file in bytes, int64[shards]."""
         sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
         return sizes + TRAILER_SIZE[self.format]
 
@@ -148,11 +148,11 @@ def make_plan(
 
     Args:
         entries: At least one sample.
-        pattern: Shard names. Their number is the number of shards if there are no other limits and enough samples, else
-            the maximum.
+        pattern: Shard names. Without other limits and with enough samples, all names are used; otherwise their number
+            is the maximum.
         bounds: Limits.
         shuffle_seed: Shuffle the samples with this seed.
-        which: Samples to plan, in order; None: all.
+        which: Samples to plan, in order; None for all samples.
         estimate: int64[samples], estimated record bytes if these are unknown before writing.
 
     Raises:
@@ -190,11 +190,7 @@ def make_plan(
 
 
 def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int]) -> Plan:
-    """Return the plan for `entries` in their order, in shards of `counts` samples.
-
-    Raises:
-        InvalidRequest: A number is too large for the format.
-    """
+    """Return the plan for `entries` in their order, in shards of `counts` samples."""
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     total = cumulative_sizes(_sample_sizes(entries, stored, shard_format))
     return Plan(shard_format, entries, stored, None, total, np.cumsum(counts), notes=rounded)
@@ -209,7 +205,7 @@ def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_
 
 
 def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) -> RequestedShards | None:
-    """Return the requested number of shards; None: as many as the limits need."""
+    """Return the requested number of shards; None if the limits determine the number."""
     if bounds.shards is not None:
         requested = RequestedShards(bounds.shards, option_text("shards", bounds.shards))
     elif bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
@@ -239,7 +235,7 @@ def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, s
 
 
 def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return int64[rows], stored payload bytes (None: unchanged), and notes."""
+    """Return the stored payload bytes, int64[rows] (None if unchanged), and notes."""
     key = to_text(KEY_FEATURE)
     if key in entries.fields and entries.code_counts()[entries.fields.index(key)]:
         raise InvalidRequest(source_label(entries.root), f"a field named {key!r}, which TFRecords reserve for the key")
@@ -289,7 +285,10 @@ def _apply_oversize(
     entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, max_bytes: int, oversize: Oversize,
     which: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
-    """Apply the rule for oversize samples; return the samples to keep (None: all), the skipped ones, and notes."""
+    """Apply the rule for oversize samples.
+
+    Return the samples to keep (None for all), the skipped samples, and notes.
+    """
     trailer, format_limit = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
     limit = min(max_bytes, format_limit)
     too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]

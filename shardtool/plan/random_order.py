@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# Up to this size, positions are ranked by random numbers: faster, and all orders are equally frequent.
+# Up to this size, positions are ranked by random numbers, which is faster and makes all orders equally frequent.
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
@@ -27,7 +27,8 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator with state `start`."""
     numbers = np.empty(count, np.uint64)
-    for chunk in chunk_slices(count):  # a chunk fits the CPU cache; without chunks, three full copies are needed
+    # process chunks that fit into the CPU cache: otherwise, three full copies are needed
+    for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
 
@@ -60,13 +61,13 @@ def permute_positions(
 ) -> NDArray[np.int64]:
     """Return where a pseudorandom permutation moves positions.
 
-    Uses a Feistel network over the bits of `size`, repeated for results beyond `size` (cycle walking); for small sizes,
-    the rank of each position's random number.
+    A Feistel network over the bits of `size` is repeated for results beyond `size` (cycle walking). For small sizes,
+    the result is the rank of each position's random number.
 
     Args:
         positions: int64 [n], each below `size`.
         size: Number of elements of the permutation, from 1 to 2^62.
-        keys: uint64 [n] or one: the permutation to use for each position.
+        keys: uint64 [n], or one number: selects the permutation for each position.
 
     Returns:
         int64 [n].

@@ -23,14 +23,14 @@ class ShardBounds(NamedTuple):
     """The requested limits.
 
     Attributes:
-        max_size: Bytes of the finished file; None: not requested.
-        max_count: Samples per shard; None: no limit.
-        shards: Number of shards; None: from the pattern or the limits.
+        max_size: Maximum bytes of the finished file; None if not requested.
+        max_count: Maximum number of samples per shard; None for no limit.
+        shards: Number of shards; None if the pattern or the limits determine the number.
         equal_count: Whether sample counts of shards differ by at most one.
         multiple_of: Number of shards must be a multiple of this.
         oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples by the hash of their keys.
-        current_shards: Number of existing shards by hash, which is kept if possible.
+        current_shards: Number of existing shards, which `by_hash` keeps if possible.
     """
 
     max_size: int | None = None
@@ -56,7 +56,7 @@ class ShardCapacity(NamedTuple):
     Attributes:
         room: Record bytes per shard; `NO_LIMIT` if unlimited.
         planned: Record bytes that the plan fills; less than `room` if sizes are estimates.
-        max_count: Samples per shard; None: no limit.
+        max_count: Maximum number of samples per shard; None for no limit.
     """
 
     room: int = NO_LIMIT
@@ -65,11 +65,11 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return int64[positions + 1]: bytes of the samples before each position of `order`."""
+    """Return the bytes of the samples before each position of `order`, int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
-        np.take(sizes, order, out=total[1:], mode="clip")  # the only mode without a copy; all indexes are valid
+        np.take(sizes, order, out=total[1:], mode="clip")  # only this mode makes no copy; all indexes are valid
     np.cumsum(sizes if order is None else total[1:], out=total[1:])
     return total
 
@@ -77,7 +77,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards, or of as few as possible.
+    """Return the ends of the shards: of the requested number, or of as few shards as possible.
 
     Raises:
         InvalidRequest: There are fewer samples than shards, or the shards cannot hold the samples.
@@ -114,7 +114,8 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
             if runs.fit(ends):
                 return ends
             max_shards = samples // multiple * multiple
-            step = max(1, count // (64 * multiple)) * multiple  # close to the minimum, in a bounded number of steps
+            # a step that finds a number close to the minimum after few steps
+            step = max(1, count // (64 * multiple)) * multiple
             count = count + step if count == max_shards else min(count + step, max_shards)
     elif count <= samples:
         return ends if count == len(ends) and multiple == 1 else runs.divide(count)
@@ -124,7 +125,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Ranges of consecutive samples that fit into one shard, or a single sample. `total` as in `Plan`."""
+    """Finds ranges of consecutive samples that fit into one shard. `total` is as in `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -158,9 +159,10 @@ class ShardRuns:
     def divide(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards, as close to equal bytes as the limits allow.
 
-        `count` is at least the count that `fill` needs.
+        `count` must be at least the number of shards that `fill` returns.
         """
-        earliest = [0] * (count + 1)  # earliest[k]: the first position where shard k may start, for the rest to fit
+        # earliest[k]: the first position where shard k may start, so that the remaining samples fit
+        earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):
             earliest[shard] = max(self.first_start(earliest[shard + 1]), shard)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # share of a region; below it, reading the shard's spans one by one is faster
+_MIN_REGION_SHARE = 0.25  # if a shard needs a smaller share of a region, reading its spans one by one is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
@@ -68,7 +68,8 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
     regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, e), b""
     is_zip = any(span_file.form == "zip" for span_file in files)
     if plan.format == "tar" and files and not is_zip and np.isin(e.rows.kind, (SPAN, INLINE)).all():
-        ends = all_rows + 1 if regions else _run_ends(e, stored, file_codes)  # with regions, each row is a run
+        # with regions, each row is read separately
+        ends = all_rows + 1 if regions else _run_ends(e, stored, file_codes)
         runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(
         files=files,
@@ -81,7 +82,7 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
 
 
 def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
-    """Return the regions to read whole, because the shard needs enough of their bytes."""
+    """Return the regions of which the shard needs enough bytes to read them whole."""
     spans = e.known_spans
     spooled = (e.rows.kind == SPAN) & (e.file_numbers(np.arange(len(e.rows.kind))) == 0)
     offset, size = spans.offset[spooled], e.rows.size[spooled]
@@ -94,7 +95,10 @@ def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
 
 
 def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the end of each run of rows that one read can copy: one file, with the same spacing as in the shard."""
+    """Return the end of each run of rows that one read can copy.
+
+    The payloads of a run are in one file, with the same spacing as in the shard.
+    """
     kinds = e.rows.kind
     heads, tails = head_and_tail_sizes("tar", RecordColumns(e.keys, e.first, e.fields, e.rows.code, stored))
     shard_offsets = np.cumsum(heads + stored + tails) - stored - tails
@@ -104,7 +108,7 @@ def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]
 
 
 def _inline_payloads(e: SampleTable) -> bytes:
-    """Return the payload of each row, followed by a NUL; empty unless INLINE."""
+    """Return the payload of each row, followed by a NUL. Only INLINE rows have a payload here."""
     inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
     for name, column in e.values.inline.items():
         rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))
@@ -118,7 +122,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
     """Return a hash of a shard's plan; a different hash means different bytes.
 
     The source's root and times are excluded, so that a copy of the source gives the same sidecars. `work` is a digest
-    of the transform.
+    of the transform's settings.
     """
     # Fields of other shards must not change the hash.
     content = samples.content

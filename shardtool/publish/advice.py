@@ -24,7 +24,10 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield notes about datasets with fewer shards than loaders usually have workers. `sizes` are their new bytes."""
+    """Yield notes about datasets with fewer shards than loaders usually have workers.
+
+    `sizes` are the bytes of new shards.
+    """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
         if output.pattern.count is None and total < _USUAL_WORKERS and size >= _LARGE_DATASET_BYTES:

@@ -27,7 +27,10 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to `old`, whose dataset file has the bytes `data`; `first` is the number of the first new shard."""
+    """An append to the dataset `old`.
+
+    `data` are the bytes of the old dataset file. `first` is the number of the first new shard.
+    """
 
     old: DatasetFile
     data: bytes
@@ -35,7 +38,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append interrupted after its dataset file was published. The next run only compares its shards."""
+    """An append that was interrupted after its dataset file was published. The next run only compares the shards."""
 
     __slots__ = ()
 

@@ -40,8 +40,8 @@ class Destination:
 
     Attributes:
         existing: The files of the pattern.
-        expected: The dataset that the run must recreate, if any.
-        own_names: For a part: names of its files, once planned.
+        expected: The dataset that the run must recreate, or None.
+        own_names: The names of the files of a part, once its shards are planned.
     """
 
     folder: OutputFolder
@@ -91,7 +91,7 @@ class Destination:
 
     @property
     def old(self) -> DatasetFile | None:
-        """The dataset appended to, if any."""
+        """The existing dataset that an append extends, or None."""
         return None if self.append is None else self.append.old
 
     @property
@@ -126,7 +126,7 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete temporary files, under the lock, unless a plan needs them."""
+        """Delete temporary files, unless an unfinished exchange needs them. The lock must be held."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])

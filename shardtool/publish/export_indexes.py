@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path in the folder, bytes, whether the file may replace another one, and whether an existing file is kept.
+# Path in the folder, bytes, whether the file may replace another file, and whether an existing file is kept.
 IndexFile = tuple[str, bytes, bool, bool]
 
 
 def _encode_folder_index(
     export: ExportFormat, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files in publication order, and whether they may replace existing ones."""
+    """Return the files in publication order, and whether they may replace existing files."""
     folder_index = export.folder_index
     files, counts = folder_index.encode(datasets), read_sample_counts(export, target)
     check_other_shards(export, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
@@ -105,7 +105,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check that indexes can be written for planned shards; `outputs` are their patterns and counts."""
+    """Check that indexes can be written for planned shards. `outputs` are the patterns and counts of the shards."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -146,7 +146,7 @@ class Exporter:
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Publish all index files; return their names and the number of unchanged files. Hashes need a `pool`."""
-        dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
+        dataset, requested = self.check(), self.requested.values()  # check again: now the lock is held
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
@@ -305,7 +305,7 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
 def renew_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew indexes after an append, except indexes with payload hashes. Failures are only noted."""
+    """Renew indexes after an append, except indexes with payload hashes. A failure only adds a note."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
         if name not in written and not export.has_hashes:

@@ -1,7 +1,7 @@
 """Read the index files of other tools in a folder, with a size limit, and copy valid ones together with a dataset.
 
-No checksum covers these files, so each is compared with the sidecar of its shard. A web server cannot list files, so
-nothing is copied from it.
+No checksum covers these files, so each file is compared with the sidecar of its shard. A web server cannot list files,
+so index files are not copied from web servers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    # Empty if the file is no index, None if it does not match the shard.
+    # returns b"" if the file is not an index, and None if the index does not match the shard
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return the dataset file of old and new shards. `new.skipped` and its checksum already describe both."""
+    """Return the dataset file of old and new shards. `new.skipped` and its checksum already cover both."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}

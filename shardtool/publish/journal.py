@@ -1,8 +1,9 @@
 """The journal of an unfinished run, `.NAME.journal`, from which another run of `create` or of a writer continues.
 
-The first line of JSON describes the run, each further line a published shard. An incomplete line, and all lines after
-it, are ignored. A shard is kept only if its size and checksum, and its sidecar, match its line. A store cannot append
-to files, so there each line is an object, `.NAME.journal.N`, until a resumed run moves it into the file.
+Each line is JSON. The first line describes the run, each further line a published shard. An incomplete line, and all
+lines after it, are ignored. A shard is kept only if its size, checksum and sidecar match the journal. A store cannot
+append to files. There, each line is an object, `.NAME.journal.N`, until a resumed run moves the line into the journal
+file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _OLD_SUFFIX = ".writer"  # suffix of journals of earlier versions
 
 
 class Journal:
-    """The journal of the dataset, or of the part, with the name `base`. Its lock must be held."""
+    """The journal of the dataset or part with the name `base`. The lock of the dataset must be held."""
 
     def __init__(self, folder: OutputFolder, base: str) -> None:
         self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder
@@ -48,7 +49,7 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # deleted only now, so that an interruption loses no line
+        self._folder.remove(older)  # delete older files last, so that an interruption loses no line
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:

@@ -262,7 +262,8 @@ def _check_all_finished(
         raise InvalidRequest(where, f"parts: {'; '.join(problems)}", expected="all parts finished", remedy=remedy)
 
 
-_PartPlan = tuple["RunPart | str", str, "RunRecord | None"]  # part, plan fingerprint, run record if the part has shards
+# the part, its plan fingerprint, and its run record (None without shards)
+_PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
@@ -271,7 +272,7 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Return the parts that differ from the most frequent plan, and that plan; empty if all agree."""
+    """Return the parts whose plan differs from the most frequent plan, and this plan; empty if all plans agree."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

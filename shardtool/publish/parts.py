@@ -1,7 +1,9 @@
-"""The parts of a dataset: of one run, or of several writers. Each leaves a record until the parts are merged.
+"""The parts of a dataset: parts of one run, or of several writers.
+
+Each part leaves a record until the parts are merged.
 
 The record of `create --part 3/64` is `.out.part03of64`, that of a writer `.out-part3of16.record`. A part writes its
-record last. Earlier versions of writers wrote a dataset file or an empty file instead.
+record last. Writers of earlier versions wrote a dataset file or an empty file instead.
 
 Source: docs/format.md, "Parts".
 """
@@ -49,7 +51,7 @@ class PartRecord(NamedTuple):
 
     Attributes:
         part: The part of a run, or the tag of a writer's part.
-        dataset: The dataset file of its shards; None without shards.
+        dataset: The dataset file of the part's shards; None without shards.
         plan: The fingerprint of the plan. A writer has no plan: this and all following attributes are empty.
         planned: Number of shards of all parts.
         resumed: Whether the merge may delete files outside the plan.
@@ -124,7 +126,7 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    skipped = tuple(Skipped(*row) for row in rows)  # not decoded, because the list is sorted by bytes
+    skipped = tuple(Skipped(*row) for row in rows)  # keys and paths stay encoded, because the list is sorted by bytes
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
         check_skipped_file(encode_skipped(skipped), file, where)
@@ -169,7 +171,7 @@ def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str)
 
 
 def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the parts with a record, and those with a lock (running or interrupted)."""
+    """Return the parts with a record, and the parts with a lock (running or interrupted)."""
     name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []

@@ -45,14 +45,14 @@ class Publication:
         dataset_file: The name of the dataset file.
         old: What to do with an existing dataset. "keep": no listed file changes, so the old dataset file stays until
             the new one replaces it. "withdraw": delete the old dataset file before the first file changes. "replace":
-            stage all files first, so the old dataset stays complete until `finish`; a store has no staging, so there
-            "replace" means "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from
-            which the next run can finish an interrupted replacement (`finish_replacement`).
-        stale_indexes: Index files of other tools; None: no shard changes.
-        shards_folder: The folder of the shards; None: `folder`.
+            stage all files first, so the old dataset stays complete until `finish`; in a store, which has no staging,
+            the same as "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from which
+            the next run can finish an interrupted replacement (`finish_replacement`).
+        stale_indexes: Index files of other tools; None if no shard changes.
+        shards_folder: The folder of the shards; None for `folder`.
 
     Attributes:
-        old_list: The name under which a withdrawn dataset file stays until the end; empty: it does not stay.
+        old_list: The name under which a withdrawn dataset file is kept until the end; empty if it is deleted.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []  # shards and other files
+        # shards and other files that wait for `finish`
+        self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
         """Delete the old dataset file, unless it stays valid."""
@@ -87,7 +88,7 @@ class Publication:
             self.stale_indexes.remove()
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
-        """Publish a shard (None: it exists) and its sidecar."""
+        """Publish a shard and its sidecar. The shard is None if it exists already."""
         sidecar_file = sidecar_name(name)
         is_new = shard is not None or not self._has_file(sidecar_file, sidecar)
         staged_sidecar = self.folder.stage_bytes(sidecar_file, sidecar) if is_new else None
@@ -102,7 +103,10 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar; None: the file exists. `replaces`: whether files may be replaced."""
+        """Publish a staged shard and sidecar; None means that the file exists.
+
+        `replaces` is true if files may be replaced.
+        """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
         if not shards and not others:
@@ -122,7 +126,7 @@ class Publication:
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
         """Replace sidecars, given by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self.waits:  # if files wait, the name is already among them
+        if staged and not self.waits:  # if files wait, the sidecar is already among them
             self.withdraw()
             self.folder.publish(*staged)
 
@@ -140,10 +144,10 @@ class Publication:
 
         Args:
             dataset_file: The new bytes.
-            shards: The names of all listed shards: indexes of other shards are deleted. None: delete no index.
-            before: Bytes of small files by name, published before the dataset file.
+            shards: The names of all listed shards. Indexes of other shards are deleted. None deletes no index.
+            before: Small files to publish before the dataset file: bytes by name.
             stale: Files that only the old dataset file lists.
-            stale_shards: The same for shards in another folder.
+            stale_shards: Shards that only the old dataset file lists, if they are in another folder.
             leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
@@ -219,7 +223,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # Other files may be damaged. Without a dataset file, an interrupted run has checked the files.
+    # Other files may be damaged. If there is no dataset file, an interrupted run has already checked the files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}

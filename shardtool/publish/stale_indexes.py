@@ -29,7 +29,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern; None finds no index.
-        appends: Whether existing shards stay: indexes of the folder are then incomplete, not wrong.
+        appends: Whether existing shards stay. Indexes of the folder are then incomplete, but not wrong.
 
     Attributes:
         removed: The `--export` names of deleted files, by file name.
@@ -78,7 +78,8 @@ class StaleIndexes:
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
-                self._stale[name] = files.pop(name)  # cannot compare: hashes of the new payloads are unknown
+                # hashes of the new payloads are unknown, so the index cannot be compared
+                self._stale[name] = files.pop(name)
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar

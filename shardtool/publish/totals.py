@@ -67,7 +67,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, but not its digest and skipped samples, and return its entry."""
+        """Add a shard without its digest and skipped samples. Return its entry in the dataset file."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -1,7 +1,7 @@
 """Shards for Ray Data and Ray Train: a dataset as a source of blocks.
 
-Ray's object store holds the catalog once. A shard's task holds a reference to it, and sample numbers. A process opens a
-dataset once for several tasks.
+Ray's object store holds the catalog once. The task of a shard contains a reference to the catalog, and sample numbers.
+A process opens a dataset once for several tasks.
 
 Only this package and `execute/`, which runs tasks on a cluster, import Ray.
 """
@@ -39,7 +39,7 @@ else:
 
 __all__ = ["datasource"]
 
-_MAX_BLOCK_BYTES = 128 * 2**20  # Ray Data's recommended maximum
+_MAX_BLOCK_BYTES = 128 * 2**20  # the maximum that Ray Data recommends
 _SampleNumbers = range | np.ndarray[Any, np.dtype[np.int64]]
 _ARROW_NUMBER_TYPES = {"int64": pa.int64(), "float": pa.float32()}
 _open_datasets = LruCache[str, Any](4)  # readers of the most recent datasets of this process's tasks
@@ -53,11 +53,11 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
     `metadata=True`, also the sidecar columns. The number of rows is known before anything is read.
 
     Args:
-        dataset: A dataset from `shardtool.open`, or a view of it, under paths that all nodes can read.
-        fields: Fields to read; None: all.
+        dataset: A dataset or view from `shardtool.open`, with paths that all nodes can read.
+        fields: Fields to read; None for all.
 
     Returns:
-        A `ray.data.Datasource`; it connects as Ray Data does.
+        A `ray.data.Datasource`, which connects to the cluster as Ray Data does.
 
     Raises:
         InvalidRequest: Ray Data or a field is missing, or `dataset` is not a dataset or has stages.
@@ -127,7 +127,7 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
 
 
 def _column_types(reader: SampleReader, fields: Collection[str]) -> dict[str, pa.DataType | None]:
-    """Return the type of each column; None: infer it from the values."""
+    """Return the type of each column; None if the type must be inferred from the values."""
     catalog = reader.catalog
     all_tar = all(shard.format == "tar" for shard in catalog.shards)
     types: dict[str, pa.DataType | None] = {"__key__": pa.string()}

@@ -40,9 +40,6 @@ class BaseOptions:
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
-
-    Raises:
-        InvalidRequest: A value is invalid, or two options conflict.
     """
 
     observer: Observer | None = field(default=None, compare=False)

@@ -178,11 +178,7 @@ class SelectingOptions(OutputOptions):
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Refuse `delimiter` and `no_header` without a table.
-
-        Raises:
-            InvalidRequest: There is no table.
-        """
+        """Refuse `delimiter` and `no_header` without a table."""
         if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header"))):
             raise InvalidRequest(
                 option_text(given), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"

@@ -13,11 +13,7 @@ from shardtool.messages import option_text
 
 
 def format_shares(shares: str | Mapping[str, float]) -> str:
-    """Return shares in the recorded form.
-
-    Raises:
-        InvalidRequest: The shares are neither text nor a mapping.
-    """
+    """Return shares in the recorded form."""
     if not isinstance(shares, str | Mapping):
         raise InvalidRequest(option_text("split"), repr(shares)[:100], expected=_SHARES_EXAMPLE)
     return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())

@@ -55,11 +55,7 @@ _cached_signature = cache(signature)  # takes 1 ms for a hundred options
 
 
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options object of a call.
-
-    Raises:
-        InvalidRequest: `given` is not an instance of `kind`.
-    """
+    """Return the options object of a call."""
     if not isinstance(given, kind):
         remedy = "Pass a dict as **options." if isinstance(given, Mapping) else ""
         expected = f"{kind.__name__}(...), or keyword arguments"

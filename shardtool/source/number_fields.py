@@ -82,7 +82,6 @@ def find_number_fields(
 
     Raises:
         InvalidRequest: A feature is not a single value and the output is a tar, or shards disagree on a field's type.
-        CorruptShard: A number does not match its checksum.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

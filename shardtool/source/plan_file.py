@@ -153,7 +153,6 @@ def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray
 
     Raises:
         InvalidRequest: The plan was written for another source, with other options, or by another version of shardtool.
-        CorruptShard: The file is damaged, or is not a plan file.
     """
     try:
         with open_mappable(path, PARQUET_MAGIC) as opened, _open_bounded(opened) as file:

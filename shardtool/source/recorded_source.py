@@ -45,9 +45,6 @@ class RecordedSource:
 
     Attributes:
         run: The run; without the table, if the table that was found cannot be joined.
-
-    Raises:
-        InvalidRequest: The source does not exist.
     """
 
     def __init__(
@@ -91,11 +88,7 @@ class RecordedSource:
         )
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the samples that belong to the datasets, and the index of each sample's dataset.
-
-        Raises:
-            InvalidRequest: The source cannot be listed.
-        """
+        """Return the samples that belong to the datasets, and the index of each sample's dataset."""
         try:
             return self._list_samples(pool, observer)
         except InvalidRequest as error:

@@ -91,7 +91,6 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 
     Raises:
         InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.
-        CorruptShard: A shard, sidecar or dataset file is damaged, or missing.
     """
 
     def is_wanted(name: str) -> bool:

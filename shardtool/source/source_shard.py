@@ -174,11 +174,7 @@ def needs_scan(shard: SourceShard) -> bool:
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Add the results of a scan, and the metadata of the sidecar.
-
-    Raises:
-        CorruptShard: The shard is damaged, or does not match its sidecar.
-    """
+    """Add the results of a scan, and the metadata of the sidecar."""
     if (error := scan.error) is not None:
         if has_index:
             raise error

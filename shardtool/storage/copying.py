@@ -65,7 +65,7 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    with suppress(CorruptShard):  # a network file system may return wrong bytes on the first read only
+    with suppress(CorruptShard):  # try twice: a network file system may return wrong bytes on the first read only
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
 
@@ -73,7 +73,7 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy one of its files, and verify the copy; None if the caller must use `copy_verified`.
+    """Ask a store to copy one of its files, and verify the copy. Return None if the caller must use `copy_verified`.
 
     A wrong copy is visible in the store until it is deleted.
 

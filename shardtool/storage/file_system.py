@@ -51,7 +51,7 @@ class EntryInfo(NamedTuple):
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
     """Raise OutputExists for a folder, device, FIFO or socket, or a link to any of these.
 
-    A relative path starts from the descriptor `folder`.
+    A relative path is resolved from the descriptor `folder`.
     """
     with suppress(OSError, ValueError):  # if lstat fails, replacing the file fails, too
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
@@ -120,7 +120,7 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file; replace one left by a killed run."""
+    """Return the descriptor of a new file; replace a file left by a killed run."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)

@@ -41,8 +41,8 @@ _LARGE_FILE_BYTES = 2**25
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
-_CLOSE_TIMEOUT_S = 1.0  # the thread of a server that sends nothing exits later
-_MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
+_CLOSE_TIMEOUT_S = 1.0  # maximum wait for the reading thread: if the server sends nothing, the thread exits later
+_MAX_QUEUED_PIECES = 16  # pieces have at most 1 MiB
 
 
 # The size of a request doubles while reads are sequential.
@@ -107,7 +107,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     Attributes:
         sequential_read_bytes: Efficient size of sequential reads.
         random_read_bytes: Efficient size of random reads.
-        max_gap_bytes: Gaps between reads up to this size are read, not skipped.
+        max_gap_bytes: Up to this size, a gap between two ranges is read, too, to save a system call.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**20, 2**12, 2**16
@@ -126,7 +126,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         """Return `length` bytes at `offset`; fewer only at the end."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # a network file system may return fewer bytes than requested
+            data += more  # repeat: a network file system may return fewer bytes than requested
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
@@ -142,7 +142,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        before = 0  # network file systems may return fewer bytes, and a system call returns at most 2 GiB
+        before = 0  # repeat: network file systems may return fewer bytes, and a system call returns at most 2 GiB
         for part in parts:
             missing = part[max(0, done - before) :]
             before += len(part)
@@ -281,7 +281,7 @@ class ReadAheadStream(io.RawIOBase):
     def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # a daemon thread does not prevent the process from exiting
+        if self._thread is None:  # start a daemon thread, which does not prevent the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
         piece: bytes | BaseException | None = None
@@ -354,7 +354,7 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file, whose `fact` the caller checks."""
+    """Open a source file; the caller checks its `fact`."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
@@ -370,7 +370,8 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
     fd = _open(path, flags)
     try:
         count = _readv(fd, (into,))
-        while count < len(into) and (more := _readv(fd, (into[count:],))):  # network file systems may return less
+        # repeat: network file systems may return fewer bytes
+        while count < len(into) and (more := _readv(fd, (into[count:],))):
             count += more
         return count, _fstat(fd)
     finally:

@@ -37,13 +37,13 @@ def open_folder(path: str) -> OutputFolder:
         raise InvalidRequest(
             path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
         )
-    object_headers(path)  # raises for unsupported options
+    object_headers(path)  # raises an error for unsupported options
     folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
 
 
 def open_staging_folder(path: str) -> OutputFolder:
-    """Return an output folder whose files are invisible until they are published."""
+    """Return an output folder with `has_staging`: files are invisible until they are published."""
     folder = open_folder(path)
     return folder if isinstance(folder, Folder) else replace(folder, has_staging=True)
 

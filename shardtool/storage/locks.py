@@ -44,7 +44,7 @@ class FileLock(AbstractContextManager["FileLock"]):
 
     def close(self) -> None:
         """Release the lock; the file remains."""
-        if _exclusive_locks is None:  # modules are deleted at interpreter exit
+        if _exclusive_locks is None:  # None at interpreter exit, when Python deletes module variables
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:

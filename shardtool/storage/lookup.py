@@ -74,7 +74,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path; list a store for many objects."""
+    """Return `plain_size` of each path. For many objects in a store, list the store."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -122,7 +122,7 @@ def list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # the folder's files may still be readable
+        if not isinstance(error, PermissionError):  # a folder that cannot be listed may still contain readable files
             raise_if_machine_error(error, folder or ".")
         raise
 

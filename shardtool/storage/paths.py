@@ -21,7 +21,7 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # options set these variables, workers inherit them; their values are not secret
+)  # options set these variables, and workers inherit them; their values are not secret
 
 
 def join(folder: str, name: str) -> str:
@@ -50,7 +50,7 @@ def real_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source: root and relative path together are a path for `read_file`.
+    """Return the root of a source: `read_file` accepts the root followed by a relative path.
 
     Roots end in a slash. The root of a web address ends in `#`, because a query may follow. With `needed`, a missing
     local folder raises InvalidRequest.
@@ -92,7 +92,7 @@ def source_identity(root: bytes) -> str:
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return an output folder relative to a source ("" or with a trailing slash), or None."""
+    """Return an output folder relative to a source ("" or with a trailing slash); None if the folder is outside."""
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):

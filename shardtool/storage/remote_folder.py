@@ -40,7 +40,7 @@ class RemoteFolder:
 
     Attributes:
         path: Address of the prefix.
-        has_staging: Whether files are invisible until they are published, by writing each shard twice.
+        has_staging: Whether files are invisible until they are published. Each shard is then written twice.
         largest: Maximum size of a file.
 
     Methods raise StoreFailed, OutputFailed if the bucket does not exist, OutputExists if the lock is lost, and OSError
@@ -68,8 +68,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the existing entries among `names`.
 
-        Times are rounded to seconds, so they never equal a recorded time: a store's clock does not prove that a file is
-        unchanged. If there is only one name, its time is 0.
+        Their times are rounded to seconds and therefore never equal a recorded time: a store's clock does not prove
+        that a file is unchanged. If there is only one name, the time is 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -224,7 +224,7 @@ class StagedObject(StagedFile):
         self.abandon()
 
     def sync(self) -> None:
-        """Do nothing: the file need not survive this process."""
+        """Do nothing: the file is not needed after this process exits."""
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
         """Upload the object, which is then visible."""

@@ -1,7 +1,8 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
 Blocks are stored in one unnamed temporary file in TMPDIR, whose pages the kernel can reclaim. Forked processes share
-the file. Other processes open the file through /proc while its creator runs; after that, they create their own blocks.
+the file. Other processes open the file through /proc while its creator runs; after the creator has exited, they create
+their own blocks.
 
 File layout: a word with the offset of the free space, then the offset and size of each block. A block is visible once
 its offset is written.
@@ -121,7 +122,7 @@ class SharedBlocks:
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
-        if os is not None and self._is_open():  # modules are deleted at interpreter exit
+        if os is not None and self._is_open():  # None at interpreter exit, when Python deletes module variables
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
@@ -161,7 +162,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor is still ours: a program may close all its descriptors."""
+        """Return whether the descriptor still refers to this file: a program may close all its descriptors."""
         if self._origin is None:
             return False
         try:

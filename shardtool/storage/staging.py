@@ -48,7 +48,8 @@ _attempt_suffix = ""  # part of temporary names, different for each attempt at a
 class DurableFile(NamedTuple):
     """A complete, durable, unpublished file.
 
-    `token` is the staged path; empty in a store. `data` is a small file's content to upload, or None.
+    `token` is the staged path; empty in a store. `data` is the content of a small file that is still to be uploaded, or
+    None.
     """
 
     name: str
@@ -93,7 +94,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return self._fd
 
     def sync(self) -> None:
-        """Make the bytes so far durable; another thread may write meanwhile."""
+        """Make the bytes written so far durable; another thread may write meanwhile."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
@@ -205,7 +206,7 @@ class Folder:
     def discard_staged(self, names: Iterable[str]) -> None:
         """Delete files staged for these final names."""
         final_names = {*names}
-        with suppress(OutputFailed):  # if this fails, nothing was staged
+        with suppress(OutputFailed):  # if the deletion fails, nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
@@ -320,7 +321,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the user's local folder; refuse "", perhaps an unset variable."""
+    """Return the user's local folder. Refuse "", which may come from an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)

@@ -75,7 +75,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with remote.remote_folder.StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # this works without range requests
+        for block in source.blocks(memoryview(b"")):  # `blocks` works without range requests
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)
@@ -85,6 +85,6 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 def check_target_name(path: str, example: str) -> None:
     """Refuse a path that cannot name an output file, on a local disk or in a store."""
     if is_url(path) and paths.base_name(path):
-        open_folder(paths.folder_of(path))  # raises for read-only locations
+        open_folder(paths.folder_of(path))  # raises an error for read-only locations
     else:
         check_local_name(path, example)

@@ -1,4 +1,4 @@
-"""Write files below one folder and nowhere else, whatever their names contain.
+"""Write files below one folder and nowhere else, even if their names are malicious.
 
 Each path component is opened from its folder's descriptor, without following links.
 """

@@ -47,11 +47,7 @@ _EXPECTED_VALUES = {
 
 
 def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, list[str]], tuple[str, ...]]:
-    """Return the images as a table, the classes of its column `labels`, and notes.
-
-    Raises:
-        InvalidRequest: The document is not COCO, or refers to missing objects.
-    """
+    """Return the images as a table, the classes of its column `labels`, and notes."""
     images, annotations, categories = dict[str, list[Any]](), dict[str, pa.Array](), dict[Any, Any]()
     for name in document.members():
         if name not in _REQUIRED_NAMES or document.peek() != "[":

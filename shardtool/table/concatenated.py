@@ -29,9 +29,6 @@ class ConcatenatedTable(Table):
     Args:
         files: Paths.
         open_file: Opens one of them.
-
-    Raises:
-        InvalidRequest: Columns or class names differ.
     """
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:

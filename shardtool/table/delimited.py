@@ -73,11 +73,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return the selected columns. Only the first call's `text` has an effect.
-
-        Raises:
-            InvalidRequest: A row has another number of values than the header.
-        """
+        """Return the selected columns. Only the first call's `text` has an effect."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)

@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 
 def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
-    """Return the objects as a table.
-
-    Raises:
-        InvalidRequest: A line is not an object, or a column mixes types.
-    """
+    """Return the objects as a table."""
     with open_stream() as stream:
         check_text_start(name, stream.read(HEADER_BYTES))
     rows = check_json_lines(name, open_stream)
@@ -164,11 +160,7 @@ def _is_deep(line: bytes) -> bool:
 
 
 def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines, about 1 MiB, without a byte-order mark.
-
-    Raises:
-        InvalidRequest: A line is too long.
-    """
+    """Yield whole lines, about 1 MiB, without a byte-order mark."""
     parts: list[bytes] = []
     buffered, first = 0, True
     while data := stream.read(READ_BLOCK_BYTES):

@@ -138,11 +138,7 @@ class JsonStream:
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
-    """Return an array of objects as LZ4-compressed JSON lines, which can be read several times.
-
-    Raises:
-        InvalidRequest: The document is not an array of objects, or is empty.
-    """
+    """Return an array of objects as LZ4-compressed JSON lines, which can be read several times."""
     sink, number = pa.BufferOutputStream(), 0
     with pa.CompressedOutputStream(sink, "lz4") as lines:
         for number, row in enumerate(rows.elements(), 1):

@@ -151,11 +151,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns as arrays of plain types, in table order; columns in `text` stay text.
-
-    Raises:
-        InvalidRequest: The table cannot be read, or contains invalid UTF-8.
-    """
+    """Return columns as arrays of plain types, in table order; columns in `text` stay text."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}

@@ -285,9 +285,6 @@ def number_labels(
     """Return labels (none null) as int64 class numbers, and the class names.
 
     Without `class_lists`, names are in byte order.
-
-    Raises:
-        InvalidRequest: A label is not in the class list.
     """
     encoded = labels.dictionary_encode()
     texts = render_column(pa.table({"": encoded.dictionary}), render_values)

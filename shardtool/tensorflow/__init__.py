@@ -46,16 +46,16 @@ def tf_dataset(
     Args:
         dataset: TFRecords, plain or with gzip: a dataset file, a shard pattern, a glob, a folder, shards, or a list of
             datasets to concatenate.
-        fields: Fields of a sample. None: all, and `__key__`.
-        shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
-            of 256 MB, at most 10,000 samples. A number: samples in the buffer.
+        fields: Fields of a sample; None for all fields and `__key__`.
+        shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
+            through a buffer of at most 256 MB and 10,000 samples. A number sets the number of samples in the buffer.
         seed: Seed of the shuffle.
-        epoch: Epoch, counted from 0: every pass has the order of this epoch. None: every pass has a different order.
-        batch_size: Samples per batch; the last can be smaller. None: no batches.
+        epoch: Epoch, counted from 0, whose order every pass has. With None, every pass has a different order.
+        batch_size: Samples per batch; the last batch can be smaller. With None, samples are not batched.
 
     Returns:
-        A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
-        -1. A list of values is a `tf.sparse.SparseTensor`.
+        A dataset of dicts. A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, or a vector in a batch. A
+            missing field is `""` or -1. A list of values is a `tf.sparse.SparseTensor`.
 
     Raises:
         InvalidRequest: TensorFlow is missing, a dataset or field is missing, or shards are not TFRecords.
@@ -109,7 +109,7 @@ def keras_sequence(
     """Return the batches of a dataset as a `keras.utils.PyDataset` for `fit`, on any backend of Keras.
 
     Pass `shuffle=False` to `fit`: otherwise Keras shuffles the batches again, without a seed. Batches keep the samples'
-    dtype; `int` becomes int64, `float` float32, `str` and `bytes` objects.
+    dtype. `int` becomes int64, `float` becomes float32, and `str` and `bytes` become objects.
 
     Args:
         dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.

@@ -32,7 +32,7 @@ class SampleSequence(Protocol):
 
 @cache
 def keras_sequence_class() -> type[Any]:
-    """Return the class of sequences; imports Keras."""
+    """Return the class of sequences. This imports Keras."""
     return type("BatchSequence", (BatchSequence, import_library("keras").utils.PyDataset), {})
 
 
@@ -54,9 +54,9 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
-    after reading batches only for their shapes. Older releases do not report the start of an epoch, so every end
-    counts.
+    Keras requests batches from worker threads, whose shared state is constant during an epoch. Keras also ends an epoch
+    after it has read batches only for their shapes. Older releases of Keras do not report the start of an epoch, so
+    every end counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -85,7 +85,7 @@ class BatchSequence:
         return stack_samples(self._samples[numbers])
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch; the last one switches to the next epoch."""
+        """Yield the batches of an epoch. After the last batch, the next epoch is current."""
         epoch, count = self._options.epoch, len(self)
         for number in range(count):
             batch = self[number]
@@ -102,7 +102,7 @@ class BatchSequence:
         self._has_started = True
 
     def on_epoch_end(self) -> None:
-        """Use the order of the next epoch, if one had started."""
+        """Use the order of the next epoch, if an epoch had started."""
         if self._has_started:
             self.set_epoch(self._options.epoch + 1)
             self._has_started = self._counts_each_end

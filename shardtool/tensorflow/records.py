@@ -1,4 +1,4 @@
-"""TFRecord shards and their features. Does not import TensorFlow."""
+"""TFRecord shards and their features. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(lacking=True)  # missing in records of some tools
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # compressions that TensorFlow supports, with its names
+_OPTIONAL_KEY = TfFeature(lacking=True)  # records of some tools have no key
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # compressions that TensorFlow supports, with TensorFlow's names
 
 
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
-    `size` is the bytes of all shards, or of their payloads. `packing` is TensorFlow's name of the compression, or "".
+    `size` is the bytes of all shards, or of all payloads. `packing` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]

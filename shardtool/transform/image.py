@@ -103,9 +103,6 @@ class ImageOptions:
         masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
         probe: Record width, height and mode.
         max_pixels: Maximum pixels, read or written; Pillow's own limit also applies.
-
-    Raises:
-        InvalidRequest: A side is out of range.
     """
 
     resize: tuple[int, int] | None = None

@@ -145,9 +145,6 @@ class OpenedImage:
         deep: Whether Pillow discards all but the upper eight bits of each value.
         white: The largest possible value, which is white; 0 if there is none.
         colours: Colour kind of the profile.
-
-    Raises:
-        BadImage: The image is empty or too large.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
@@ -178,9 +175,6 @@ class OpenedImage:
         Args:
             full: Width and height in the file, if a reduced size is decoded.
             turned: Whether the image will be turned.
-
-        Raises:
-            BadImage: The limit is exceeded.
         """
         if self._max_bytes is None:
             return
@@ -392,11 +386,7 @@ def _eight_bit_table(white: int) -> Sequence[int]:
 
 
 def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Undo Pillow's scaling, and return the values stored in the file.
-
-    Raises:
-        BadImage: Pillow does not preserve them.
-    """
+    """Undo Pillow's scaling, and return the values stored in the file."""
     if picture.deep:
         raise BadImage("image-depth", "16 bits per colour, but Pillow reads only 8")
     white = picture.white
@@ -413,11 +403,7 @@ def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
 
 @contextmanager
 def image_errors(data: bytes | memoryview) -> Iterator[None]:
-    """Convert Pillow's errors into BadImage.
-
-    Raises:
-        BadImage: Pillow failed.
-    """
+    """Convert Pillow's errors into BadImage."""
     try:
         yield
     except (BadImage, MemoryError):  # pixels are limited, so the machine lacks memory

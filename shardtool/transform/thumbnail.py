@@ -169,9 +169,6 @@ def make_thumbnail(
         edge: Maximum width and height in pixels.
         max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None: no limit.
         has_photo: Whether the sample also has a photograph: an image of few values is then a mask.
-
-    Raises:
-        BadImage: The file is damaged, or is not an image.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")

@@ -61,11 +61,7 @@ class Transform(NamedTuple):
     where: ReadCondition | None = None
 
     def check_fields(self, existing_fields: tuple[str, ...]) -> None:
-        """Check that the requested fields exist.
-
-        Raises:
-            InvalidRequest: A field does not exist.
-        """
+        """Check that the requested fields exist."""
         images = self.images
         for option_name, names in (("image", images.fields), ("mask", images.masks)) if images is not None else ():
             if missing := [name for name in names if name not in existing_fields]:
@@ -74,11 +70,7 @@ class Transform(NamedTuple):
                 raise InvalidRequest(option_text(option_name), found, expected=expected)
 
     def identity(self) -> str:
-        """Return a text that identifies this transform: options, codec versions, the function's source.
-
-        Raises:
-            InvalidRequest: The function does not exist.
-        """
+        """Return a text that identifies this transform: options, codec versions, the function's source."""
         parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
             import PIL
@@ -98,11 +90,7 @@ class Transform(NamedTuple):
 
 
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
-    """Return the function `package.module:function`; the current folder is searched too.
-
-    Raises:
-        InvalidRequest: There is no such function.
-    """
+    """Return the function `package.module:function`; the current folder is searched too."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise InvalidRequest(option_text("map"), repr(name), expected="package.module:function")

@@ -63,9 +63,6 @@ class Transformer:
         """Change images; return the fields, and the values of `Transform.found`.
 
         Checksums of `checksum_field` are computed.
-
-        Raises:
-            BadSample: The sample cannot be processed.
         """
         values: dict[str, object] = dict.fromkeys(self._found_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
@@ -85,11 +82,7 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Apply the user's function; return one sample, several, or none.
-
-        Raises:
-            BadSample: The function failed, or returned something invalid.
-        """
+        """Apply the user's function; return one sample, several, or none."""
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}

@@ -188,9 +188,6 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
     Args:
         names: Paths relative to the folder.
         folded: Whether the file system ignores case.
-
-    Raises:
-        InvalidRequest: A path is unsafe or reserved, or two paths conflict.
     """
     import numpy as np
 

@@ -232,12 +232,7 @@ class Removal:
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
-        """Rewrite the shards without the samples, and replace them; `dry`: only return the summary.
-
-        Raises:
-            CorruptShard: A shard or its index is damaged.
-            OutputFailed: A file cannot be written.
-        """
+        """Rewrite the shards without the samples, and replace them; `dry`: only return the summary."""
         import numpy as np
 
         from shardtool.plan.plan import plan_by_counts

@@ -1,1 +1,1 @@
-"""Write one planned shard to one file. This package runs in workers."""
+"""Write one planned shard to one file. This room runs in workers."""

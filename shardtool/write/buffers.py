@@ -8,7 +8,7 @@ from typing import Literal
 # Larger payloads are streamed. Buffers beyond the L2 cache take up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # smaller gaps are read and ignored, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # up to this size, a gap is read and ignored, because seeking takes as long
 
 _arena = memoryview(b"")
 
@@ -20,7 +20,7 @@ def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for scattered payloads. Invalidates the result of earlier calls."""
+    """Return `size` bytes of memory for scattered payloads. The results of earlier calls become invalid."""
     global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
     if len(_arena) < size:
         _arena = memoryview(b"")  # free the old memory first

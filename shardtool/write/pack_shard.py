@@ -26,12 +26,12 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard to a staged file, or find that the existing one is correct."""
+    """Write a shard to a staged file, or find that the existing shard is correct."""
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # A new file would be visible immediately, so the parent must first withdraw the dataset file.
+        # In a store, a new file is visible immediately, so the parent must first delete the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -103,7 +103,7 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
 
 
 def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardResult | None, str]:
-    """Return the result of packing without writing (None if the source cannot be read), and its MD5."""
+    """Return the result of packing without writing (None if the source cannot be read), and the MD5 of the bytes."""
     skipped: dict[int, Skipped] = {}
 
     def compare() -> tuple[write_task.ShardResult, str]:

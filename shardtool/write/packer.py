@@ -55,7 +55,7 @@ class Packer:
     """Writes one shard. Subclasses add the framing of a format.
 
     `put` writes bytes of the shard. `report` is called regularly with the numbers of new samples and bytes. `skipped`
-    contains the skipped samples by index; the packer adds more.
+    contains the skipped samples by index. The packer adds further skipped samples.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -121,7 +121,7 @@ class Packer:
         self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Check the CRC-32C of a payload against its index; `SourceFailed` if it differs."""
+        """Raise `SourceFailed` if the CRC-32C of a payload differs from its index."""
         expected = self.expected[row]
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
@@ -201,7 +201,7 @@ class Packer:
             self.check_read(path, row, payload, read)
 
     def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan; if only its ctime is later, read the file again."""
+        """Check that a file matches the plan. If only its ctime is later, read the file again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -239,7 +239,7 @@ class Packer:
             fix_text = f"Fix the sample and run again with {flag_text('resume')}"
             remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        for file in self.files:  # outputs contain no folder names of this machine
+        for file in self.files:  # remove folder names, because outputs contain no folder names of this machine
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
         for name, folder in self.task.samples.folders.items():
@@ -266,7 +266,7 @@ class Packer:
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return more progress numbers since the last report."""
+        """Return further progress numbers since the last report."""
         return ()
 
     def report_progress(self, samples: int) -> None:

@@ -44,7 +44,7 @@ class _FileRead(NamedTuple):
 class ReadAhead:
     """Reads files ahead in threads. The caller requests them in order, may omit some, and calls `close`.
 
-    Uses at most `memory` bytes. Ignores files larger than that, or with a ctime after `max_ctime_ns`.
+    At most `memory` bytes are used. Larger files, and files with a ctime after `max_ctime_ns`, are not read ahead.
     """
 
     def __init__(
@@ -75,19 +75,20 @@ class ReadAhead:
         return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
-        """Return a file that matches the plan; None: the caller must read it."""
+        """Return a file that matches the plan; None if the caller must read the file."""
         if size > self.largest:
             return None
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            error = wait_interruptibly(file_read.read).exception()  # also for skipped files: they use memory
+            # wait for skipped files, too, because they use memory
+            error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):
                 continue
             if isinstance(error, ShardError):
                 raise error  # retries have failed already
-            # Reading one file at a time may stay within the limit on descriptors.
+            # the caller, which reads one file at a time, may stay within the limit on descriptors
             if isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
                 for pending in self._pending:
                     pending.read.exception()

@@ -1,7 +1,7 @@
-"""First pass of a two-pass shuffle: copy payloads from a file to their offsets in a spool. Runs in a worker.
+"""First pass of a two-pass shuffle: copy payloads from a file to their offsets in a spool.
 
-The payloads of a region are contiguous in the spool, so writes are large. The parent assigns all offsets, so workers
-can share a spool.
+This code runs in a worker. The payloads of a region are contiguous in the spool, so writes are large. The parent
+assigns all offsets, so workers can share a spool.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from shardtool.shard_samples import SpanFile
     from shardtool.skipped import SkipCode
 
-ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes: numbers and a view
+ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes, for numbers and a view
 ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is reserved for this overhead
 MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # a smaller payload counts as this many bytes
-_READ_BLOCK_BYTES = 4 * 2**20  # read at a time, then checksummed while in the CPU cache
+_READ_BLOCK_BYTES = 4 * 2**20  # a block is checksummed while it is in the CPU cache
 _MAX_READ_ROWS = MAX_IOVEC // 2
 
 
@@ -38,10 +38,10 @@ class ScatterTask(NamedTuple):
 
     Attributes:
         packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
-        offsets: int64 per payload: its offset in the file.
-        sizes: int64 per payload, in bytes.
-        targets: int64 per payload: its offset in the spool.
-        expected: int64 per payload: its CRC-32C, -1 if unknown.
+        offsets: int64 per payload, the offset in the file.
+        sizes: int64 per payload, the size in bytes.
+        targets: int64 per payload, the offset in the spool.
+        expected: int64 per payload, the CRC-32C; -1 if unknown.
     """
 
     source: SpanFile
@@ -59,8 +59,8 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: (number, CRC-32C) of payloads that differ from their index.
-        failed: Code and message if the file cannot be read; then no payload is usable.
+        wrong: Number and CRC-32C of each payload that differs from the index.
+        failed: Code and message if the file cannot be read. No payload is usable then.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -68,7 +68,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads; `report` receives the bytes done."""
+    """Copy payloads. `report` receives the number of copied bytes."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0
@@ -116,7 +116,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that fit in memory: about 1.5 us each, in addition to their bytes."""
+        """Copy payloads that fit in memory. Each takes about 1.5 us, in addition to its bytes."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []
@@ -156,7 +156,7 @@ class _Scatterer:
 
 
 class _PlainFile:
-    """Reads a file at ascending offsets. Raises `SourceFailed` if it differs from the plan."""
+    """Reads a file at ascending offsets. Methods raise `SourceFailed` if the file differs from the plan."""
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)

@@ -23,7 +23,7 @@ _MAX_COPIED_BYTES = 2**16  # up to this size, copying a part costs less than ano
 
 
 class EncodedField(NamedTuple):
-    """An encoded field. `stored` is its bytes in the shard; `text` is the text of a number, else empty."""
+    """An encoded field. `stored` are the bytes in the shard; `text` is the text of a number, else empty."""
 
     name: bytes
     size: int

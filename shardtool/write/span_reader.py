@@ -39,11 +39,12 @@ MAX_OPEN_FILES = 64
 
 
 def open_span_file(planned: SpanFile) -> OpenFile:
-    """Open a file for reading; `SourceFailed` if it differs from the plan."""
+    """Open a file for reading. Raise `SourceFailed` if it differs from the plan."""
     source = open_source_file(planned.path)
     info = source.fact()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
-    mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # spools change during the run
+    # spools change during the run, so their time is not compared
+    mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
     problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
         return source
@@ -56,7 +57,8 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
     Raises:
         SampleFailed: The file has changed.
-        SourceTouched: Only the ctime differs from `ctime_ns`. If None, payload checksums are verified instead.
+        SourceTouched: Only the ctime differs from `ctime_ns`. With None, the ctime is not compared, because payload
+            checksums are verified.
     """
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
@@ -98,7 +100,7 @@ class SpanReader:
         self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` like `read`, using bytes read ahead if possible."""
+        """Fill `into` like `read`, from bytes that were read ahead if possible."""
         if self._regions:
             self.read(file, offset, into)
             return
@@ -120,7 +122,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span in blocks; each block is valid until the next one."""
+        """Yield a span in blocks. Each block is valid until the next block is requested."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)

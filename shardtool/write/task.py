@@ -31,7 +31,7 @@ ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
 
 
 class TransformWork(NamedTuple):
-    """A transform of samples, which makes planned sizes estimates.
+    """A transform of samples. With a transform, planned sizes are estimates.
 
     Attributes:
         dots: Which dot ends the key in tar member names.
@@ -51,8 +51,8 @@ class TransformedSamples(NamedTuple):
 
     Attributes:
         content: The written samples. `inline` contains only texts of numbers.
-        sources: int64 per sample: the index of its source sample in the task.
-        consumed: Number of processed samples; the rest need another shard.
+        sources: int64 per sample, the index of the source sample in the task.
+        consumed: Number of processed samples. The remaining samples need another shard.
         found: Per sample, a value for each column of `Transform.found`.
     """
 
@@ -67,9 +67,9 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        action: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
-            again produces the same bytes.
-        work: Transform of the samples; None: pack them unchanged.
+        action: Whether to write the shard or to keep the shard of an earlier run. `compare` keeps a file if packing the
+            source again produces the same bytes.
+        work: Transform of the samples; None to pack them unchanged.
     """
 
     shard: int
@@ -89,9 +89,9 @@ class ShardResult(NamedTuple):
     """The result of a `ShardTask`.
 
     Attributes:
-        staged: The file to publish; None: keep the existing one.
-        field_crcs: uint32 per written field: the CRC-32C of its bytes in the shard.
-        made: Transformed samples; None: as planned.
+        staged: The file to publish; None to keep the existing file.
+        field_crcs: uint32 per written field, the CRC-32C of the bytes in the shard.
+        made: Transformed samples; None if the samples are as planned.
         compared: Whether the existing file was verified by packing the source again.
         wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.
     """

@@ -1,6 +1,7 @@
 """Packer of transformed samples, whose sizes are known only while packing.
 
-The shard ends before the sample that would exceed the size limit. The parent plans additional shards for the rest.
+The shard ends before the sample that would exceed the size limit. The parent plans additional shards for the remaining
+samples.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ReadSample(NamedTuple):
 
     Attributes:
         found: A value for each column of `Transform.found`.
-        rejection: Why the sample is not packed.
+        rejection: The reason why the sample is not packed; None if it is packed.
     """
 
     sample_index: int

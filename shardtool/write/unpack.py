@@ -1,8 +1,8 @@
-"""Write the samples of one shard to files. Runs in a worker, without NumPy or pyarrow.
+"""Write the samples of one shard to files, in a worker, without NumPy or pyarrow.
 
 Each payload is verified, then written under its final name by one system call. A payload larger than the buffer is
-written in blocks, and deleted if its checksum is wrong. So a killed process leaves at most one incomplete file, which
-the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
+written in blocks, and deleted if its checksum is wrong. A killed process therefore leaves at most one incomplete file,
+which the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Write the files of samples; return how many existed already."""
+    """Write the files of samples. Return how many files existed already."""
     with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
@@ -98,7 +98,7 @@ class SampleUnpacker(Packer):
         self.report_progress(len(self.keys))
 
     def _blocks(self, path: bytes, row: int) -> Iterator[bytes | memoryview]:
-        """Yield a payload in blocks; the last block only if the checksum is correct."""
+        """Yield a payload in blocks. The last block is yielded only if the checksum is correct."""
         if self.kinds[row] == INLINE:
             yield self.inline[row]
             return

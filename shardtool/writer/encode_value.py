@@ -44,11 +44,7 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return a value as a payload, and its type; the type is empty for values that tables do not contain.
-
-    Raises:
-        BadValue: The value cannot be encoded.
-    """
+    """Return a value as a payload, and its type. The type is empty for values that tables cannot contain."""
     if value is None:
         raise BadValue("None", "a value, or no such field")
     encode = _ENCODERS.get(type(value))
@@ -63,7 +59,8 @@ def encode_value(value: object, field: str) -> EncodedValue:
     for kind, encode in _ENCODERS.items():
         if isinstance(value, kind):
             return encode(value)
-    if hasattr(value, "save") and hasattr(value, "getexif"):  # avoids importing Pillow, which is optional here
+    # recognises images without importing Pillow, which is optional here
+    if hasattr(value, "save") and hasattr(value, "getexif"):
         return _encode_image(value, field)  # type: ignore[arg-type]
     if hasattr(value, "__array__"):
         return _encode_array(_to_array(value, field), field)
@@ -84,11 +81,7 @@ def _describe_expected(field: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON, in the form that `create` writes.
-
-    Raises:
-        BadValue: JSON cannot represent the value.
-    """
+    """Return a value as JSON, in the form that `create` writes."""
     try:
         try:
             text = json.dumps(

@@ -1,4 +1,4 @@
-"""The lines of a writer's journal: its options, and for each shard what neither the shard nor its sidecar records."""
+"""The lines of a writer's journal: the options, and facts that neither a shard nor its sidecar records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class JournalEntry:
         kinds: As in `SampleEncoder`.
         inline: As in `SampleEncoder`.
         skipped: Key, code and message of samples skipped since the previous shard.
-        version: The store's version of the shard, which makes reading it unnecessary; empty if there is none.
+        version: The store's version of the shard, with which a resumed run need not read the shard; empty if there is
+            none.
     """
 
     shard: str

@@ -37,7 +37,7 @@ _ARROW_FAMILIES = (
 )  # fmt: skip
 
 
-_TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a type may still differ in their Arrow type
+_TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a Python type may have different Arrow types
 _MAX_EXACT_INT = 2**53  # larger whole numbers are not exact as floats
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # code points that UTF-8 cannot represent
 
@@ -49,15 +49,12 @@ class MetadataColumns:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        self._number_forms: dict[str, str] = {}  # by column: floats, or whole numbers that floats cannot represent
+        # the kind of numbers in each column: floats, or whole numbers that floats cannot represent
+        self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 
     def convert_row(self, row: Row, where: str) -> dict[str, object]:
-        """Return the metadata of a sample, converted to the column types so far.
-
-        Raises:
-            SampleRefused: A value does not fit its column.
-        """
+        """Return the metadata of a sample, converted to the column types so far."""
         if not isinstance(row, Mapping):
             raise make_refusal(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
         values, self._row_types = dict[str, object](), {}
@@ -116,7 +113,7 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the state that Parquet would not preserve, for the journal."""
+        """Return the state for the journal that Parquet would not preserve."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -153,7 +150,7 @@ class MetadataColumns:
 
 
 def _get_number_form(value: object) -> str:
-    """Return the kind of number that a column cannot mix with others; empty: the number fits into any column."""
+    """Return the kind of a number that no column mixes with other kinds; empty if the number fits into any column."""
     if type(value) is float:
         return "floats"
     return "whole numbers over 2^53" if type(value) is int and not -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT else ""

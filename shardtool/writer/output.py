@@ -1,7 +1,7 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
 Sidecars contain the number of shards and all columns of the dataset, which are known only at the end. Until then, each
-sidecar records one more shard than exists. At the end, sidecars that differ from the final ones are rewritten.
+sidecar records one more shard than exists. At the end, sidecars without the final values are rewritten.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class WriterOutput:
             self._check_not_replacing(lines[0])
         dataset = check_existing_dataset(self.folder, pattern, existing, dataset.encode())
         if lines:
-            self._journal.remove()  # left by a writer that was killed at its end
+            self._journal.remove()  # a writer that was killed at its end left this journal
         return dataset
 
     def start_part(self) -> None:
@@ -204,7 +204,7 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file. `record` becomes part of its run record."""
+        """Update the sidecars and publish the dataset file. `record` becomes part of the run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()
@@ -216,7 +216,10 @@ class WriterOutput:
             self.folder.remove([self.pattern.dataset_file])
 
     def close(self) -> None:
-        """Delete staged files and release the lock. The journal stays if there are shards to resume."""
+        """Delete staged files and release the lock.
+
+        The journal is kept if there are shards from which a writer can resume.
+        """
         raised = sys.exc_info()
         try:
             self.destination.discard_staged()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SAMPLE_KEY = "__key__"
 _SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-_KEY_HASH_BYTES = 12  # with 10^9 keys, a collision occurs in one of 10^11 runs
+_KEY_HASH_BYTES = 12  # in runs with 10^9 keys, one of 10^11 runs has a collision
 
 
 class SampleRefused(Exception):
@@ -52,7 +52,7 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         kinds: The type of each field, as in `encode_value`.
-        inline: Whether any value is of a type that tables contain.
+        inline: Whether any value has a type that tables contain.
         has_early_dot: Whether the last part of the key contains a dot.
     """
 
@@ -72,7 +72,7 @@ class SampleEncoder:
 
     Attributes:
         kinds: The value type of each field so far; empty for bytes or several types.
-        inline: Whether any value so far is of a type that tables contain.
+        inline: Whether any value so far has a type that tables contain.
         dotted_field: An earlier field with a dot in its name, if any.
         has_dotted_key: Whether the last part of any earlier key contains a dot.
     """
@@ -103,11 +103,7 @@ class SampleEncoder:
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> EncodedSample:
-        """Return the record of a sample.
-
-        Raises:
-            SampleRefused: The sample cannot be written.
-        """
+        """Return the record of a sample."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
             raise make_refusal("a sample", found, expected="a dict with a key and fields")
@@ -236,7 +232,7 @@ class SampleEncoder:
         return fields, tuple(found_kinds), any_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
-        """Convert a value to the type of its field, if that loses nothing."""
+        """Convert a value to the type of its field, if the conversion is exact."""
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
         if number == known:
             return data, number or ""

@@ -26,7 +26,10 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Accepts samples in one thread of the process that created it. An exception in its `with` block abandons it."""
+    """Accepts samples, in one thread of the process that created the writer.
+
+    An exception in the `with` block abandons the writer.
+    """
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
         self._encoder, self._columns = SampleEncoder(shard_format, dots), MetadataColumns()
@@ -69,7 +72,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         except Exception:
             with reporting_memory_errors("a sample"):
                 raise
-        self._state = _BUSY  # no samples were written so far
+        self._state = _BUSY  # until the sample is written or refused
         try:
             if self._accepts(encoded):
                 self._add(encoded, row)
@@ -86,7 +89,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Publish all samples. Closing a closed writer does nothing.
 
         Raises:
-            InvalidRequest: The dataset is invalid as a whole, for example empty.
+            InvalidRequest: The dataset is invalid, for example because it is empty.
             SampleFailed: All samples were skipped.
             OutputFailed: The file system reports an error.
         """

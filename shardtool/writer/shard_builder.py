@@ -80,9 +80,10 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file, its size and checksum so far. It has no reference to the shard, whose memory is freed early.
+    """A staged file, with its size and checksum so far.
 
-    A thread syncs the file while more is written. `finish` raises its errors, which the file system reports only once.
+    It has no reference to the shard, whose memory is freed early. A thread syncs the file while more bytes are written.
+    `finish` raises the errors of this thread, which the file system reports only once.
     """
 
     def __init__(self, staged: StagedFile) -> None:

@@ -118,7 +118,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last sample written, after which a resumed program continues."""
+        """Key of the last written sample. A resumed program continues after it."""
         return self._last_key
 
     @property
@@ -154,7 +154,7 @@ class ShardWriter(SampleWriter):
             output.start_part()
 
     def _find_merged_part(self) -> DatasetFile | None:
-        """Return the dataset of a part that is merged already, or refuse to write the part again."""
+        """Return the dataset of a part that was merged already, or refuse to write this part again."""
         if not self._tag:
             return None
         dataset = listed_files.read_existing_dataset(self._output.folder, self._dataset_pattern.dataset_file)

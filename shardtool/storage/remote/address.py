@@ -30,8 +30,8 @@ SCHEME_ALIASES = {  # scheme names that other tools use
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # maps a scheme to the command that installs its library
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # prefix of environment variables for the source
-SOURCE_MARKER = "source="  # precedes the source's server
-OPTIONS_MARKER = "options="  # precedes the name of one call's storage options
+SOURCE_MARKER = "source="  # precedes the server in the addresses of `source_address_for`
+OPTIONS_MARKER = "options="  # precedes the number of the storage options in the addresses of `address_with_options`
 _LOCAL_SCHEMES = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)

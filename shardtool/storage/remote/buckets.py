@@ -113,8 +113,8 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
 def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
     """Write a small object and return its version.
 
-    `expected` is the version to replace; "": no object may exist; None: no condition. `lasting` is False for locks,
-    which must not get a storage class that is billed by the month.
+    `expected` is the version to replace. With "", no object may exist; with None, there is no condition. `lasting` is
+    False for locks, which must not get a storage class that is billed by the month.
 
     Raises:
         FileExistsError: The condition does not hold.
@@ -128,7 +128,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return `put_object`'s version of an object from response headers, or "".
+    """Return the version of an object for `put_object`, from response headers, or "".
 
     Google's store does not accept an ETag as the condition of a write.
     """

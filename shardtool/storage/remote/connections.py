@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS_PER_SERVER = 64
 MAX_RESPONSE_BYTES = 65536  # limit for the response to a write or copy
 _CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
-_MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
+_MAX_HEADER_BYTES = 2**18  # all headers of a response, including interim responses (100 Continue)
 
 
 class PacedSocket(io.RawIOBase):
@@ -95,7 +95,8 @@ class PacedSocket(io.RawIOBase):
         self._silent_s = 0.0 if count else self._silent_s + waited_s
         if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        if self._waited_s < retry.SLICE_S:  # reading the environment is slow
+        # check the speed once per slice only, because reading the environment is slow
+        if self._waited_s < retry.SLICE_S:
             return
         min_bytes_per_s, speed_window_s = retry.min_speed()
         if min_bytes_per_s and self._silent_s >= speed_window_s:

@@ -38,8 +38,10 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-_ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # of a store; of obstore
-_STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in messages of obstore
+# first form: in the XML of a store; second form: in a message of obstore
+_ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
+# the HTTP status in a message of obstore
+_STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED_CODES = ("", "AccessDenied", "AuthorizationPermissionMismatch")
 CLOCK_ADVICE = "Set the clock of this machine (NTP)."
@@ -53,9 +55,9 @@ CREDENTIAL_ERRORS = {  # maps a store's error code to advice
 }
 
 
-# Requests to a cloud machine's metadata service, where libraries look for credentials last.
+# Matches requests to a cloud machine's metadata service, the last place where libraries look for credentials.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
-_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # a message of http.client
+_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # the message of http.client if a proxy refuses
 _PROXY_ADVICE = (
     "Set HTTPS_PROXY or HTTP_PROXY to http://USER:PASSWORD@HOST:PORT, or list servers to reach directly in NO_PROXY."
 )
@@ -64,7 +66,7 @@ _PROXY_ADVICE = (
 _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 
-# Error names of rustls, in messages of obstore.
+# Matches error names of rustls in messages of obstore.
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
 HUGGINGFACE_MISSING = {  # maps the Hub's X-Error-Code to a message
     "RepoNotFound": "no such repository, or no access with this token",
@@ -72,7 +74,8 @@ HUGGINGFACE_MISSING = {  # maps the Hub's X-Error-Code to a message
 }
 
 
-_RATE_LIMIT_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")  # seconds, in the Hub's RateLimit header
+# the number of seconds in the Hub's RateLimit header
+_RATE_LIMIT_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 _INVALID_PATH = re.compile(r'Path "(.*?)"[: ]', re.DOTALL)
 _CREDENTIALS_ADVICE = "Check the credentials and the permissions."
 _LIST_PERMISSION = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
@@ -81,7 +84,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions; `lists` means that the request lists objects."""
+    """Convert obstore's exceptions. `lists` is true if the request lists objects."""
     from obstore import exceptions
 
     where = display_address(address)

@@ -121,7 +121,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, _pid: int) -> Any:
-    """Return a file system per process: asynchronous ones do not survive a fork."""
+    """Return a file system for this process: asynchronous file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True)[0]

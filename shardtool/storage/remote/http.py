@@ -33,7 +33,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: signed URL, and the ETags of Hub and content server."""
+    """A redirect of the Hub: the signed URL, and the ETags of the Hub and of the content server."""
 
     target: str
     linked: str
@@ -45,10 +45,11 @@ def request_object(
 ) -> urllib3.BaseHTTPResponse:
     """Send one GET request for an object and follow redirects; the body is not read.
 
-    `links` caches one redirect of the Hub, which limits the request rate.
+    `links` caches one redirect of the Hub, because the Hub limits the request rate.
 
     Returns:
-        Status 200, 201, 204, 206, or 416 for a range after the end. Read the response completely, `close` it, or call
+        A response with status 200, 201, 204, 206, or 416 (a range after the end). Read the response completely, `close`
+            it, or call
         `discard_response`.
 
     Raises:
@@ -88,7 +89,8 @@ def _follow_redirects(
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
-        linked = linked or response.headers.get("X-Linked-Etag", "")  # the Hub's ETag is the SHA-256, a CDN's is not
+        # the Hub's ETag is the SHA-256 of the file, a CDN's ETag is not
+        linked = linked or response.headers.get("X-Linked-Etag", "")
         if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
             return response, HuggingFaceLink(target, linked, response.headers.get("ETag", ""))
         discard_response(response)
@@ -108,9 +110,9 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What the response to a first request shows about the connection.
+    """Facts about a server from its first response.
 
-    `proxy` (a URL) and `code` (of the store's error) may be empty. `certificate_expiry` is None for plain HTTP.
+    `proxy` (a URL) and `code` (the store's error code) may be empty. `certificate_expiry` is None for plain HTTP.
     `refused` is the error; None if the object exists.
     """
 

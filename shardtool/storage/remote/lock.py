@@ -4,8 +4,8 @@ A conditional write creates the lock. Its age is computed from the store's clock
 response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
 its holder, a process on this machine, has exited.
 
-A process creates its lock, shared or exclusive, then checks for conflicting locks. So at least one of two conflicting
-processes finds the other's lock.
+A process creates its lock, shared or exclusive, then checks for conflicting locks. At least one of two conflicting
+processes therefore finds the lock of the other process.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _LOCK_REMAINS_ADVICE = (
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
-_held_leases: dict[str, list[Lease]] = {}  # folder to leases of this process
+_held_leases: dict[str, list[Lease]] = {}  # leases of this process, by folder
 _own_tokens: set[str] = set()  # tokens of the locks held or being acquired
 
 
 class LockHolder(NamedTuple):
     """The holder of a lock.
 
-    `who` and `since` (by the holder's clock) are for messages. `machine` identifies a machine since its boot, or "".
+    `who` and `since` (by the holder's clock) are for messages. `machine` identifies a machine since its boot, or is "".
     `born` is the kernel's start time of the process.
     """
 
@@ -117,7 +117,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`; `lost` is why it was lost."""
+    """A lock that a thread renews until `release`. `lost` is the reason if the lock was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -128,7 +128,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise OutputExists if the lock is lost: the process may have been suspended."""
+        """Raise OutputExists if the lock is lost, for example because the process was suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -143,7 +143,7 @@ class Lease:
 
     def release(self) -> None:
         """Release the lock."""
-        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock is the parent's
+        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock belongs to the parent
             return
         self._ended.set()
         self._thread.join(_END_TIMEOUT_S)
@@ -180,7 +180,7 @@ class Lease:
             except AccessRefused as error:  # the lock thread sends no further request
                 self.lost = error
             except ShardError:
-                pass  # a later renewal may succeed; `check` raises when it is too late
+                pass  # a later renewal may succeed; otherwise, `check` raises the error
             except OSError as error:
                 found = f"the lock cannot be renewed: {os_error_text(error)}"
                 self.lost = OutputExists(display_address(self._address), found, remedy="Run the same command again.")
@@ -276,7 +276,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version; a failed request may have written it."""
+    """Write a lock and return its version. If the request fails, check whether it wrote the lock."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:

@@ -50,7 +50,8 @@ NETWORK_VARIABLES = (
 def proxy_for(url: str) -> str | None:
     """Return a server's proxy, or None."""
     parts = urlsplit(url)
-    variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
+    # names in lower case override names in upper case
+    variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
     if not proxy or _bypasses_proxy(parts.hostname or "", variables.get("no_proxy", ("", ""))[1]):
         return None
@@ -99,7 +100,7 @@ def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return a web server's headers from the environment, its URL's user, or `.netrc`."""
+    """Return the headers for a web server: from the environment, from the user in its URL, or from `.netrc`."""
     headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
@@ -169,7 +170,7 @@ def tls_context() -> ssl.SSLContext:
     try:
         if texts := extra_certificates():
             context.load_verify_locations(cadata=texts)
-    except OSError:  # includes ssl.SSLError
+    except OSError:  # OSError includes ssl.SSLError
         where = ", ".join(f"{name}={os.environ[name]}" for name in _CA_BUNDLE_VARIABLES if os.environ.get(name))
         raise InvalidRequest(where, "contains no certificates", expected="PEM certificates") from None
     return context

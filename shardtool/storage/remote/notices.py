@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_listeners: list[Callable[[object], None]] = []  # at most one
+_listeners: list[Callable[[object], None]] = []  # contains at most one listener
 _totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited
 
 

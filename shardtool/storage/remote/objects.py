@@ -1,7 +1,7 @@
 """Read an object at any offset, always from the same version.
 
-Responses must have the requested range and the first response's version. Another request continues a response that is
-cut off. Neighbouring ranges share a request; large ranges need several.
+Responses must have the requested range and the first response's version. If a response is cut off, another request
+continues it. Neighbouring ranges share a request; large ranges need several.
 
 Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
 checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
@@ -64,7 +64,8 @@ class RemoteObject:
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[HuggingFaceLink]()
-        self._first_response = dict[str, str]()  # its ETag; `setdefault` is atomic between threads
+        # the ETag of the first response; `setdefault` is atomic between threads
+        self._first_response = dict[str, str]()
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self._where, self._inspect)
         else:
@@ -95,7 +96,8 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    attempts.record_progress()  # after the yield, so that the caller's time does not count as a stall
+                    # record progress after the yield, so that the caller's time does not count as a stall
+                    attempts.record_progress()
             except retry.TransientError as error:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
@@ -203,7 +205,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         with closing(request_object(address)) as response:
             length = content_length(response)
             if length is None or "Content-Encoding" in response.headers:
-                return read_whole(RemoteObject(address))  # this call raises the error for the failure
+                return read_whole(RemoteObject(address))  # this call raises the error that explains the failure
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info

@@ -45,7 +45,7 @@ def caller_threads() -> ThreadPoolExecutor:
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the result of `call` for each item, in order.
 
-    `call` may wait for requests. After a failure, no call is started or awaited.
+    `call` may wait for requests. After a failure, no other call is started or awaited.
     """
     failed: list[BaseException] = []
 

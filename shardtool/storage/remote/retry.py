@@ -56,14 +56,14 @@ class RetryPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = RetryPolicy()
-_any_answer = threading.Event()  # a request was answered, perhaps before a fork
+_any_answer = threading.Event()  # set once a request was answered, perhaps before a fork
 _notice_lock = threading.Lock()  # only one request shows a notice
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
 _deadlines: list[float] = []  # time by which all requests must have stopped; set by a signal handler
 
 
 class TransientError(Exception):
-    """A failure that a retry may fix, such as a lost connection.
+    """A failure after which a retry may succeed, such as a lost connection.
 
     Attributes:
         found: What happened, without secrets.
@@ -142,7 +142,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in slices, and return it."""
+    """Wait for a future in slices, and return the future."""
     from concurrent.futures import wait
 
     while not future.done():

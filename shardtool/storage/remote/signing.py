@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these ports from `Host`
+_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these default ports from the header `Host`
 
 
 def sign_headers(
@@ -75,9 +75,9 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-_CLOCK_SLACK = timedelta(minutes=15)  # our clock can be ahead by this much
+_CLOCK_SLACK = timedelta(minutes=15)  # the clock of this machine may be ahead of the server's by this much
 SIGNATURE_LIFETIME = timedelta(hours=1)
-_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t is the permission to write tags
+_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
@@ -133,7 +133,8 @@ def sign_url(address: str, method: str) -> str:
         return f"{unsigned_url}/{quote(parts.key)}"
     import obstore
 
-    key = quote(parts.key) if parts.scheme == "gs" else parts.key  # else obstore truncates at the first `#`
+    # without quoting, obstore truncates the key at the first `#`
+    key = quote(parts.key) if parts.scheme == "gs" else parts.key
     with _SIGNING_LOCK, obstore_errors(address):
         return str(obstore.sign(store, cast("Any", method), key, SIGNATURE_LIFETIME))
 
@@ -144,7 +145,7 @@ def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, s
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):
         return url, dict(headers)
-    url = url.partition("?")[0]  # keep obstore's choice of server
+    url = url.partition("?")[0]  # use the server that obstore selects
     if payer := query.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]

@@ -115,8 +115,9 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of an S3 source with its own server or credentials.
 
-    Variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without it. If one is set, the endpoint comes
-    only from prefixed variables or `endpoint`; if one sets credentials, all credentials do.
+    Variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without it. If any prefixed variable is set, the
+    endpoint comes only from prefixed variables or `endpoint`. If any of them sets credentials, all credentials come
+    from prefixed variables.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -272,7 +273,7 @@ def _make_store(
             return store.GCSStore(bucket, **options), bucket_url if anonymous else None
         if endpoint:
             options["endpoint"] = endpoint
-        azure_store = store.AzureStore(bucket, **options)  # raises if, for example, the account is missing
+        azure_store = store.AzureStore(bucket, **options)  # raises an error if, for example, the account is missing
         return azure_store, f"{azure_server()}/{bucket}" if anonymous else None
 
 
@@ -291,7 +292,7 @@ def _make_s3_store(
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if from_source:  # obstore would read the environment for the destination
+    if from_source:  # obstore would use the environment variables of the destination
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
@@ -327,7 +328,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
             if (keys := session.get_credentials()) is not None:
                 keys.get_frozen_credentials()  # raise here, because obstore would report a different error
                 return session
-    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these by itself
+    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these credentials by itself
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",

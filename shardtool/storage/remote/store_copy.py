@@ -22,13 +22,13 @@ from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed: the store is silent during a copy
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed speed, because the store sends nothing during a copy
 _COPY_RETRY_S = 30.0  # short, because the caller can copy the object itself
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text is the reason if the store refuses all copies."""
+    """The store made no copy. The text of this exception is the reason if the store refuses all copies."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
@@ -102,7 +102,8 @@ def _copy_headers(source: str, target: str, source_object: RemoteObject) -> dict
             **options,
         }
     if "x-amz-tagging" in options:
-        options["x-amz-tagging-directive"] = "REPLACE"  # only with tags: R2 does not support this header
+        # send this header only with tags, because R2 does not support it
+        options["x-amz-tagging-directive"] = "REPLACE"
     return {
         "x-amz-copy-source": quote(f"/{parts.host}/{parts.key}"), "x-amz-copy-source-if-match": source_object.version,
         "x-amz-checksum-algorithm": "CRC32C", "x-amz-metadata-directive": "REPLACE",

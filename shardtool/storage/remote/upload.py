@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 _HTTPS_PORT = 443
 _CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
-_MAX_REFUSAL_BYTES = 2**18  # of a response that arrives before the body is sent
+_MAX_REFUSAL_BYTES = 2**18  # maximum size of a response that arrives before the body is sent
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
@@ -196,7 +196,7 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
         [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
         body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
-    except TimeoutError:  # limit before the first byte; after it, `PacedSocket` detects a slow server
+    except TimeoutError:  # a limit for the first byte only: later, `PacedSocket` detects a slow server
         return None
     except (OSError, ValueError, HTTPException):
         raise retry.TransientError("the connection was lost") from None

@@ -145,11 +145,7 @@ def _original_file(folder: str, name: str, size: int, crc: int | None) -> Origin
 
 
 def read_dataset_bytes(path: str) -> bytes:
-    """Return the bytes of a dataset file.
-
-    Raises:
-        CorruptShard: The file cannot be read.
-    """
+    """Return the bytes of a dataset file."""
     try:
         return files.read_small(path)
     except OSError as error:

@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
 
 class SourceComparison:
-    """The comparison of a dataset with its source; after an append of other sources, of the first run's shards only.
-
-    Raises:
-        InvalidRequest: The source does not exist.
-    """
+    """The comparison of a dataset with its source; after an append of other sources, of the first run's shards only."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer

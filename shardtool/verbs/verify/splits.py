@@ -37,11 +37,7 @@ _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 def verify_several(
     datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
 ) -> Report:
-    """Verify several datasets; report datasets that cannot be opened, and verify the others.
-
-    Raises:
-        InvalidRequest: A dataset does not exist; none was read.
-    """
+    """Verify several datasets; report datasets that cannot be opened, and verify the others."""
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}

@@ -153,12 +153,7 @@ class VerifiedDataset:
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
-    """Return a dataset, and findings about its dataset file.
-
-    Raises:
-        InvalidRequest: The dataset does not exist.
-        CorruptShard: The dataset file is invalid or names files in other folders.
-    """
+    """Return a dataset, and findings about its dataset file."""
     dataset, findings = find.find_dataset(given, lacking=True), Findings()
     path = dataset.dataset_file
     try:
