@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 
 _KEY_BLOCK_SAMPLES = 2**16
+_MAX_COMPLETED_KEYS = 1000
 _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boolean mask of all samples"
 
 
@@ -156,6 +157,17 @@ class Dataset(Streamable[SampleT]):
         contents = f"{view}{pluralize(len(catalog), 'sample')} in {pluralize(len(catalog.shards), 'shard')}"
         fields = f", fields {format_list([*catalog.fields])}" if catalog.fields else ""
         return f"<Dataset {catalog.name}: {contents}{fields}{self.stages}>"
+
+    def _repr_html_(self) -> str:
+        from shardtool.read.dataset_html import dataset_html
+
+        return dataset_html(repr(self), self.reader, self.source.chosen)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        try:
+            return self.keys[:_MAX_COMPLETED_KEYS]
+        except ShardError:  # a completion must not print an error
+            return []
 
     @overload
     def __getitem__(self, which: int | str | np.integer) -> SampleT: ...
@@ -325,6 +337,22 @@ class Dataset(Streamable[SampleT]):
         """
         frame: pd.DataFrame = self.table().to_table(columns=["__key__", *self.columns]).to_pandas()
         return frame
+
+    def to_hf(self, *, streaming: bool = False, **options: Any) -> Any:
+        """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
+
+        Images and audio are decoded by `datasets`, fields with class names become `ClassLabel`, and sidecar columns
+        become columns. `options` are those of `datasets.Dataset.from_generator`, which copies the samples to its cache.
+
+        Raises:
+            InvalidRequest: `datasets` is not installed, or the dataset already has stages.
+        """
+        from shardtool.read.huggingface import huggingface_dataset
+
+        if self.stages.stages:
+            expected = "stored samples: call to_hf first, then select_columns or map of `datasets`"
+            raise InvalidRequest("to_hf", "called after other stages", expected=expected)
+        return huggingface_dataset(self.reader, self.source.chosen, streaming=streaming, options=options)
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:

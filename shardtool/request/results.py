@@ -7,12 +7,13 @@ from dataclasses import asdict, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 from shardtool.dataclass import dataclass
+from shardtool.notebook import Displayed
 from shardtool.units import pluralize
 
 ValueT = TypeVar("ValueT")
 
 
-class Result:
+class Result(Displayed):
     """Base class of results. `notes` are for the user; `seconds` is the duration of the run.
 
     With `dry_run`, nothing was written, and the result describes the planned output.
@@ -62,7 +63,7 @@ class ResumeChanges:
         return f"would keep {counts}; add {self.samples_added:,} and remove {pluralize(self.samples_removed, 'sample')}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SplitResult(Result):
     """The dataset of one split; see `CreateResult`."""
 
@@ -76,6 +77,7 @@ class SplitResult(Result):
     fingerprint: str
     urls: str = ""
     _optional = ("urls",)
+    _displayed = ("dataset_file", "shards", "samples", "size", "skipped", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class JoinedTable:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
     """A created dataset, or one per split; in a dry run, the dataset that would be created.
 
@@ -198,8 +200,8 @@ class CopiedDataset:
     indexes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CopyResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class CopyResult(Displayed):
     """The result of `copy`."""
 
     datasets: tuple[CopiedDataset, ...]
@@ -219,7 +221,7 @@ class CopyResult:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExtractResult(Result):
     """The result of `extract`.
 
@@ -271,7 +273,7 @@ class RemovalSummary:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RemoveResult(Result):
     """The result of `remove`; `datasets` are those that contained such samples."""
 
@@ -281,7 +283,7 @@ class RemoveResult(Result):
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class IndexResult(Result):
     """The result of `index`; `kept` is the number of sidecars that were already valid."""
 
@@ -292,7 +294,7 @@ class IndexResult(Result):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExportResult(Result):
     """The result of `export`.
 
@@ -317,6 +319,9 @@ class LazyList(Sequence[ValueT]):
 
     def __len__(self) -> int:
         return len(self._indexes)
+
+    def __repr__(self) -> str:
+        return f"<{pluralize(len(self), 'item')}>"
 
     @overload
     def __getitem__(self, index: int) -> ValueT: ...
@@ -353,8 +358,8 @@ class MovedSample(NamedTuple):
     now: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiffResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class DiffResult(Displayed):
     """The differences of two sides a and b, each one or several datasets; b can be the source of a.
 
     A moved sample can also be changed. The lists are in the order of their sides.
@@ -386,6 +391,10 @@ class DiffResult:
     b: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    _displayed = (
+        "a", "b", "same", "samples", "added", "removed", "changed", "moved", "fields", "classes", "metadata",
+        "uncompared", "notes", "seconds",
+    )  # fmt: skip
 
     @property
     def same(self) -> bool:
@@ -435,13 +444,14 @@ class Check(NamedTuple):
     cure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class DoctorResult(Displayed):
     """The result of `doctor`: the checks of `place`; later checks depend on earlier ones."""
 
     place: str
     checks: tuple[Check, ...]
     seconds: float
+    _displayed = ("place", "well", "checks", "seconds")
 
     @property
     def well(self) -> bool:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+import shardtool
+from shardtool.errors import InvalidRequest
 from tests.clients.packed import Fields, Packed, payloads_of
 
 if TYPE_CHECKING:
@@ -68,3 +72,75 @@ def test_reads_portable_names(portable: Packed, tmp_path: Path, *, streaming: bo
     assert len({row["__key__"] for row in rows}) == len(portable.samples)
     read = [{"bin": row["bin"], "txt": row["txt"].encode()} for row in rows]
     assert payloads_of(read) == payloads_of(portable.samples.values())
+
+
+@pytest.mark.parametrize("made", ["photos", "photo_records"])
+def test_converts_datasets(made: str, request: pytest.FixtureRequest, *, streaming: bool) -> None:
+    """`to_hf` gives the samples in order, with images, class names and JSON as features; a view gives its samples."""
+    import datasets
+
+    packed: Packed = request.getfixturevalue(made)
+    opened = shardtool.open(packed.folder)
+    rows = opened.to_hf(streaming=streaming)
+    names = rows.features["cls"].names
+    assert names == opened.classes["cls"]
+    assert (type(rows.features["jpg"]), rows.features["json"]) == (datasets.Image, datasets.Json())
+    row = next(iter(rows))
+    assert row["jpg"].size == opened.decode(images="pil")[0]["jpg"].size
+    stored = rows.cast_column("jpg", datasets.Image(decode=False))
+    assert [row["__key__"] for row in stored] == list(packed.samples)
+    assert _photographs(stored) == {key: _photograph(fields) for key, fields in packed.samples.items()}
+    cats = opened.where("cls == 'cat'")[::-1].to_hf(streaming=streaming)
+    assert {names[row["cls"]] for row in cats} == {"cat"}
+    assert [row["__key__"] for row in cats] == [key for key in packed.samples if key.startswith("cat/")][::-1]
+
+
+def test_converts_fields(tmp_path: Path, *, streaming: bool) -> None:
+    """Text, arrays, bytes and columns get features of their types; a missing field is None."""
+    import datasets
+
+    with shardtool.ShardWriter(tmp_path / "o-{0..}.tar") as writer:
+        for number in range(3):
+            sample = {"__key__": str(number), "txt": f"text {number}", "npy": np.full((2, number), 0.5, np.float32)}
+            fields = {"bin": bytes([number]), "cls": number} if number else {}
+            writer.write(sample | fields, metadata={"width": number, "name": f"n{number}"})
+    rows = shardtool.open(tmp_path / "o.json").to_hf(streaming=streaming)
+    assert (rows.features["txt"], rows.features["bin"]) == (datasets.Value("string"), datasets.Value("binary"))
+    assert rows.features["npy"] == datasets.List(datasets.List(datasets.Value("float32")))
+    assert (rows.features["width"], rows.features["name"]) == (datasets.Value("int64"), datasets.Value("string"))
+    found = [*rows]
+    assert [(row["txt"], row["cls"], row["width"]) for row in found] == [
+        ("text 0", None, 0),
+        ("text 1", 1, 1),
+        ("text 2", 2, 2),
+    ]
+    assert [row["npy"] for row in found] == [[[], []], [[0.5], [0.5]], [[0.5, 0.5], [0.5, 0.5]]]
+    assert [row["bin"] for row in found] == [None, b"\1", b"\2"]
+
+
+def test_audio_requires_torchcodec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, streaming: bool) -> None:
+    """Without the package with which `datasets` reads audio, the error names it before any sample is read."""
+    with shardtool.ShardWriter(tmp_path / "o-{0..}.tar") as writer:
+        writer.write({"__key__": "0", "wav": b"RIFF"})
+    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    with pytest.raises(InvalidRequest, match=r"^to_hf: audio, but torchcodec .*pip install torchcodec"):
+        shardtool.open(tmp_path / "o.json").to_hf(streaming=streaming)
+
+
+def test_copies_are_found_again(tmp_path: Path, *, streaming: bool) -> None:
+    """`datasets` reuses its copy of an unchanged dataset, but not if the order or a column changed."""
+    if streaming:
+        pytest.skip("a stream has no copy")
+
+    def copy_of(order: list[str], width: int) -> tuple[str, list[str], list[int]]:
+        with shardtool.ShardWriter(tmp_path / "o-{0..}.tar", overwrite=True) as writer:
+            for key in order:
+                writer.write({"__key__": key, "txt": key}, metadata={"width": width})
+        rows = shardtool.open(tmp_path / "o.json").to_hf(cache_dir=str(tmp_path / "cache"))
+        again = shardtool.open(tmp_path / "o.json").to_hf(cache_dir=str(tmp_path / "cache"))
+        assert again.cache_files == rows.cache_files
+        return rows.cache_files[0]["filename"], rows["__key__"][:], rows["width"][:]
+
+    copies = [copy_of(["a", "b"], 1), copy_of(["b", "a"], 1), copy_of(["b", "a"], 2)]
+    assert [copy[1:] for copy in copies] == [(["a", "b"], [1, 1]), (["b", "a"], [1, 1]), (["b", "a"], [2, 2])]
+    assert len({copy[0] for copy in copies}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -161,3 +162,13 @@ def test_the_page_of_buckets_runs(moto: Server, tmp_path: Path) -> None:
         done = _run(block.command, tmp_path, **environment)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), done.stdout
+
+
+def test_the_notebook_trains(place: Path) -> None:
+    """All cells of the tour run in order, and its network learns."""
+    (place / "examples").mkdir()
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    program = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    done = _run([sys.executable, "-c", program], place / "examples")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.removeprefix("loss ")) < 1

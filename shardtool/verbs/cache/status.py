@@ -12,6 +12,7 @@ from shardtool.dataset.shard_file import ChecksummedFile
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.dataset.stored import sidecar_path
 from shardtool.errors import CorruptShard, InvalidRequest, os_error_text
+from shardtool.notebook import Displayed
 from shardtool.request.results import Result
 from shardtool.storage.descriptors import processes_with_open_files
 from shardtool.storage.locks import take_lock
@@ -47,8 +48,8 @@ class ShardStatus:
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
+@dataclass(frozen=True, slots=True, repr=False)
+class CacheStatus(Displayed):
     """The state of a cache.
 
     Attributes:
@@ -75,7 +76,7 @@ class CacheStatus:
         return {**asdict(self), "size": self.size, "hit_rate": self.counts.hit_rate}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CacheChange(Result):
     """The shards deleted from a cache, and those still in use.
 

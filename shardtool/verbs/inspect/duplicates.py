@@ -9,6 +9,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.errors import explaining_missing_cwd, format_list, redact_secrets
 from shardtool.execute import start_pool
 from shardtool.names import to_output_name
+from shardtool.notebook import record_html
 from shardtool.request.observer import Observer, default_observer
 from shardtool.request.output_options import WorkerOptions
 from shardtool.request.results import LazyList
@@ -49,6 +50,9 @@ class DuplicateGroups(NamedTuple):
     size: int
     leaks: int
     unlike: int
+
+    def _repr_html_(self) -> str:
+        return record_html(self)
 
     def to_json(self) -> dict[str, object]:
         """Return the groups as `--json` prints them."""

@@ -14,6 +14,7 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.find import natural_key
 from shardtool.errors import printable, redact_secrets
 from shardtool.names import to_output_name
+from shardtool.notebook import Displayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -322,6 +323,7 @@ class Label:
     name: str
     number: int | float | None
     samples: int
+    _displayed = ("name", "samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +346,8 @@ class StatisticsScope:
     walked: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Summary(Displayed):
     """The content of a dataset. The names are those of `--json` (docs/json.md).
 
     Attributes:
@@ -388,6 +390,10 @@ class Summary:
     columns: Mapping[str, ColumnSummary] = field(default_factory=dict)
     part_of: int | None = None
     datasets: tuple[Summary, ...] = ()
+    _displayed = (
+        "dataset", "name", "format", "samples", "size", "skipped", "complete", "problems", "fields", "labels", "images",
+        "columns", "splits", "datasets", "fingerprint",
+    )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
         """Return the summary as `--json` prints it (docs/json.md)."""

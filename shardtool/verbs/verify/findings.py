@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import CorruptShard, ShardError, printable
 from shardtool.messages import call_text, choose_text, flag_text
+from shardtool.notebook import Displayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,6 +135,7 @@ class Finding:
     offset: int | None = None
     key: str = ""
     field: str = ""
+    _displayed: ClassVar = ("code", "place", "message", "remedy")
 
     def __post_init__(self) -> None:
         for name in ("file", "found", "expected", "key", "field"):
@@ -225,8 +227,8 @@ def finding_from_error(code: str, file: str, error: ShardError) -> Finding:
     return Finding(code, file, error.found, error.expected)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Displayed):
     """The result of `verify`.
 
     Attributes:
@@ -262,6 +264,10 @@ class Report:
     datasets: tuple[Report, ...] = ()
     quick: bool = False
     uncompared: tuple[str, ...] = ()
+    _displayed = (
+        "dataset", "sound", "findings", "counts", "shards", "samples", "size", "unchecked", "uncompared", "repaired",
+        "datasets", "seconds",
+    )  # fmt: skip
 
     @property
     def sound(self) -> bool:
