@@ -106,7 +106,7 @@ def test_workers_of_a_command_line_are_forked(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
     """What a verb's module imports is in each of its workers: no NumPy, no pyarrow; and no client of servers."""
-    verbs = ("create.create", "index.index", "verify.verify", "copy", "extract", "remove")
+    verbs = ("create", "index", "verify.verify", "copy", "extract", "remove")
     code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sorted(sys.modules))"
     for module, heavy in [*((f"shardtool.verbs.{verb}", _READERS) for verb in verbs), ("shardtool.execute.pool", _NET)]:
         words = [sys.executable, "-c", code, module]

@@ -416,9 +416,10 @@ class ManifestSource(Source):
             if batch is not None and self._numbers is None:
                 columns |= {name: batch.column(index) for index, name in enumerate(unread)}
         texts = {name: column for name, column in columns.items() if tables.is_text_type(column.type)}
-        heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
-        for head in heads.values():
-            head.validate(full=True)
+        with reading_table(self._where):
+            heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
+            for head in heads.values():
+                head.validate(full=True)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
