@@ -137,7 +137,7 @@ def print_messages() -> None:
     """Print the error of each feature without its packages."""
     import shardtool
     from shardtool.read.decode import Decode
-    from shardtool.tensorflow.keras_batches import import_library
+    from shardtool.tensorflow import import_library
 
     features: dict[str, Callable[[], object]] = {
         "remote": lambda: shardtool.verify("s3://bucket/out.json"),

@@ -38,8 +38,8 @@ from shardtool.messages import (
     uses_cli_names,
 )
 from shardtool.request.dataset_options import InspectOptions
+from shardtool.verbs.cache.cache import CacheWriterOptions
 from shardtool.verbs.cache.cache_space import CacheSpace
-from shardtool.verbs.cache.cache_writer import CacheWriterOptions
 from tests.helpers import typed, write_tree
 from tests.package_source import PACKAGE, module_tree, nodes, package_files
 

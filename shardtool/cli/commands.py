@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from shardtool.cli.arguments import split_datasets, split_destination, split_keys, split_sources
+from shardtool.cli.arguments import materialize_inputs, split_datasets, split_destination, split_keys, split_sources
 from shardtool.cli.click_options import PATH_TYPE, build_click_options, build_options, complete_value, prefer_typed
 from shardtool.cli.command_options import (
     IndexCommandOptions,
@@ -21,7 +21,6 @@ from shardtool.cli.command_options import (
 from shardtool.cli.help import VerbCommand, VerbOption, brief_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
-from shardtool.cli.piped_input import materialize_inputs
 from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
@@ -289,7 +288,7 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], how: R
       shardtool diff out.json s3://bucket/out.json --json
       shardtool diff out.json ./imgs
     """
-    from shardtool.cli.diff_text import diff_text
+    from shardtool.cli.result_text import diff_text
     from shardtool.verbs.diff.diff import diff as run
 
     if len(names) != _DIFF_SIDES:
@@ -486,7 +485,7 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
       shardtool inspect 'out/{split}.json' --duplicates
       shardtool inspect out.json --read-speed --decode
     """
-    from shardtool.cli.diff_text import duplicates_text
+    from shardtool.cli.result_text import duplicates_text
     from shardtool.cli.summary_text import read_speed_text, summary_text
     from shardtool.cli.text_layout import terminal_width
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard
-from shardtool.format import tar_read, tar_resync, tar_write, tfrecord_read
+from shardtool.format import tar_read, tar_write, tfrecord_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def salvage_members(
                 if (
                     doubtful
                     and member.data - member.offset == tar_write.TAR_BLOCK_BYTES
-                    and tar_resync.may_lack_name(member.name)
+                    and tar_read.may_lack_name(member.name)
                 ):
                     lost.append(LostRange(member.offset, offset, "a member whose long name may be lost", member.name))
                 else:
@@ -76,10 +76,10 @@ def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: Corrup
     error_offset = start if error.offset is None else max(start, error.offset)
     try:
         block = bytes(shard.read(error_offset, tar_write.TAR_BLOCK_BYTES))
-        end = tar_resync.next_header(shard.read, error_offset, error_offset + (error_offset == start), shard.size)
+        end = tar_read.next_header(shard.read, error_offset, error_offset + (error_offset == start), shard.size)
     except CorruptShard:  # a compressed shard cannot be read past the damage
         return LostRange(start, -1, error_text(error))
-    return LostRange(start, -1 if end is None else end, error_text(error), tar_resync.damaged_name(block))
+    return LostRange(start, -1 if end is None else end, error_text(error), tar_read.damaged_name(block))
 
 
 def salvage_records(

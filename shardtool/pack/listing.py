@@ -81,8 +81,7 @@ def _list_samples(
     run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None
 ) -> tuple[Listed, OutputExists | None]:
     """Return the samples, and the error for existing output, which is raised after errors in the source."""
-    from shardtool.select.portable_names import check_case, make_portable
-    from shardtool.select.storable_names import check_storable_names
+    from shardtool.select.storable_names import check_case, check_storable_names, make_portable
 
     listing = source.list_samples(run.pool, run.notes.observer)
     listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))

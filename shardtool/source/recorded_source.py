@@ -124,7 +124,7 @@ class RecordedSource:
             dataset_indexes = np.repeat(np.arange(len(split_samples)), [len(samples) for samples in split_samples])
             entries = entries.take(np.concatenate(split_samples))
         if options.portable:
-            from shardtool.select.portable_names import make_portable
+            from shardtool.select.storable_names import make_portable
 
             entries = make_portable(entries)
         return replace(listed, entries=entries), dataset_indexes

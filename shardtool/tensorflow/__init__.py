@@ -5,24 +5,260 @@ TensorFlow and Keras are imported when needed. TensorFlow reads TFRecords withou
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from numbers import Integral
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest
-from shardtool.read.order import OrderOptions
+from shardtool.dataset.expand import expand_datasets
+from shardtool.dataset.features import TfFeature, tf_features
+from shardtool.dataset.find import open_dataset
+from shardtool.dataset.scan import ShardScanTask, index_text, scan_shard
+from shardtool.dataset.shard_file import detect_kind
+from shardtool.dataset.shard_index import scanned_index
+from shardtool.errors import InvalidRequest, format_list
+from shardtool.read.order import OrderOptions, epoch_order
 from shardtool.read.stream import Stream
 from shardtool.request.option_checks import check_minimum
-from shardtool.tensorflow.keras_batches import SampleSequence, import_library, keras_sequence_class
-from shardtool.tensorflow.records import find_tfrecords
+from shardtool.values import DatasetLike, FeatureType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from shardtool.dataset.features import TfFeature
-    from shardtool.values import DatasetLike
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.stored import StoredDataset
+
+
+_SHUFFLE_BUFFER_BYTES = 2**28
+_MAX_BUFFER_SAMPLES = 10_000
+_OPTIONAL_KEY = TfFeature(lacking=True)  # records of some tools have no key
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # compressions that TensorFlow supports, with TensorFlow's names
+
+
+class TFRecordShards(NamedTuple):
+    """TFRecord shards.
+
+    `size` is the bytes of all shards, or of all payloads. `packing` is TensorFlow's name of the compression, or "".
+    """
+
+    paths: tuple[str, ...]
+    samples: int
+    size: int
+    features: Mapping[str, TfFeature]
+    classes: Mapping[str, Sequence[str]] = {}
+    packing: str = ""
+
+    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
+        """Return the number of samples in a shuffle buffer."""
+        if shuffle is not True:
+            return max(1, int(shuffle))
+        return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
+
+
+def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
+    """Return the matching TFRecord shards, with the requested features."""
+    datasets = [open_dataset(part) for part in expand_datasets(dataset)]
+    packing = _compression_of(datasets)
+    parts = [_tfrecords_of(dataset) for dataset in datasets]
+    features = _merge_features([part.features for part in parts])
+    requested = [*features] if fields is None else list(dict.fromkeys(fields))
+    if (unknown := [name for name in requested if name not in features]) or not requested:
+        found = f"no {format_list(unknown)}" if unknown else "none"
+        raise InvalidRequest("fields", found, expected=f"some of {format_list([*features])}")
+    classes: dict[str, Sequence[str]] = {}
+    for name, names in ((name, names) for part in parts for name, names in part.classes.items()):
+        if classes.setdefault(name, names) != names:
+            expected = "the same names in the same order, which class numbers depend on"
+            raise InvalidRequest(f"the classes of {name!r}", "differ between two datasets", expected=expected)
+    return TFRecordShards(
+        paths=tuple(path for part in parts for path in part.paths),
+        samples=sum(part.samples for part in parts),
+        size=sum(part.size for part in parts),
+        features={name: features[name] for name in requested},
+        classes=classes,
+        packing=packing,
+    )
+
+
+def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
+    if (file := dataset.file) is not None:
+        features = dict(file.features)
+        if file.made.document.get("verb") == "index":
+            features["__key__"] = _OPTIONAL_KEY
+        samples, size = (sum(getattr(shard, name) for shard in file.shards) for name in ("samples", "size"))
+        return TFRecordShards(dataset.paths, samples, size, features, file.classes)
+    fields, kinds, lists, samples, size = Counter[str](), dict[str, FeatureType](), set[str](), 0, 0
+    for path in dataset.paths:
+        scan = scan_shard(ShardScanTask(path))
+        if scan.error is not None:
+            raise scan.error
+        index = scanned_index(scan)
+        tally, kinds = index.tally(), {**index.kinds, **kinds}
+        lists |= {
+            index_text(scan.names[code]) for code, feature in scan.conflicts.items() if feature.kind == scan.kinds[code]
+        }
+        fields.update(tally.fields)
+        samples, size = samples + tally.samples, size + tally.field_bytes
+    return TFRecordShards(
+        dataset.paths, samples, size, tf_features(fields, kinds, samples, lists) | {"__key__": _OPTIONAL_KEY}
+    )
+
+
+def _compression_of(datasets: Sequence[StoredDataset]) -> str:
+    kinds: dict[str, str] = {}
+    for dataset in datasets:
+        for shard in dataset.shards:
+            kind = detect_kind(shard.path)
+            if kind.format != "tfrecord":
+                name = dataset.dataset_file or shard.path
+                remedy = (
+                    f"Convert them with `shardtool reshard {name} 'out-{{000000..}}.tfrecord'`, or use "
+                    "shardtool.tensorflow.keras_sequence with Keras."
+                )
+                expected = "TFRecords, which TensorFlow can read"
+                raise InvalidRequest(name, "tar shards", expected=expected, remedy=remedy)
+            kinds[kind.packing] = shard.path
+    for packing, path in kinds.items():
+        if packing not in _COMPRESSION_TYPES:
+            found = f"compressed with {packing}, which TensorFlow cannot decompress"
+            raise InvalidRequest(path, found, expected="plain or gzip-compressed TFRecords")
+        if len(kinds) > 1 and packing:
+            found = f"compressed with {packing}, unlike other shards"
+            raise InvalidRequest(path, found, expected="the same compression for all shards")
+    return _COMPRESSION_TYPES[next(iter(kinds))]
+
+
+def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
+    """Merge the features of datasets. Samples may lack a feature that is not in all datasets."""
+    merged: dict[str, TfFeature] = {}
+    for features in parts:
+        for name, feature in features.items():
+            earlier = merged.setdefault(name, feature)
+            if earlier.kind != feature.kind:
+                problem = f"{earlier.kind} in one dataset, {feature.kind} in another"
+                raise InvalidRequest(f"the field {name!r}", problem, expected="the same type in all datasets")
+            is_list = earlier.is_list or feature.is_list
+            lacking = not is_list and (earlier.lacking or feature.lacking or any(name not in part for part in parts))
+            merged[name] = TfFeature(feature.kind, is_list, lacking)
+    return merged
+
+
+_OPTIONAL_LIBRARIES = ("keras", "tensorflow")
+
+
+class SampleSequence(Protocol):
+    """A dataset, or another sequence that accepts an array of indexes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: NDArray[np.int64]) -> Sequence[Any]: ...
+
+
+@cache
+def keras_sequence_class() -> type[Any]:
+    """Return the class of sequences. This imports Keras."""
+    return type("BatchSequence", (BatchSequence, import_library("keras").utils.PyDataset), {})
+
+
+def _new_keras_sequence() -> Any:
+    return object.__new__(keras_sequence_class())
+
+
+def import_library(module: str) -> Any:
+    """Return a module that is, or needs, an optional library."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OPTIONAL_LIBRARIES:
+            raise
+        remedy = "Run `pip install 'shardtool[tensorflow]'`."
+        raise InvalidRequest("shardtool.tensorflow", f"{error.name} is not installed", remedy=remedy) from None
+
+
+class BatchSequence:
+    """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
+
+    Keras requests batches from worker threads, whose shared state is constant during an epoch. Keras also ends an epoch
+    after it has read batches only for their shapes. Older releases of Keras do not report the start of an epoch, so
+    every end counts.
+    """
+
+    def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
+        super().__init__(workers=workers)  # type: ignore[call-arg] # Keras's class
+        self._samples, self._batch_size, self._options = samples, batch_size, first
+        self._counts_each_end = self._has_started = not hasattr(super(), "on_epoch_begin")
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()], dict[str, object]]:
+        return _new_keras_sequence, (), vars(self)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return math.ceil(len(self._samples) / self._batch_size)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a batch.
+
+        Raises:
+            IndexError: The number is out of range.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        first, count = number * self._batch_size, len(self._samples)
+        order = epoch_order(np.array([count]), self._options)
+        numbers = order.numbers(np.arange(first, min(first + self._batch_size, count)))
+        return stack_samples(self._samples[numbers])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch. After the last batch, the next epoch is current."""
+        epoch, count = self._options.epoch, len(self)
+        for number in range(count):
+            batch = self[number]
+            if number == count - 1 and self._options.epoch == epoch:
+                self.set_epoch(epoch + 1)
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the order of an epoch."""
+        self._options = replace(self._options, epoch=epoch)
+
+    def on_epoch_begin(self) -> None:
+        """Record the start of an epoch."""
+        self._has_started = True
+
+    def on_epoch_end(self) -> None:
+        """Use the order of the next epoch, if an epoch had started."""
+        if self._has_started:
+            self.set_epoch(self._options.epoch + 1)
+            self._has_started = self._counts_each_end
+
+
+def stack_samples(samples: Sequence[Any]) -> Any:
+    """Return a batch: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
+
+    Arrays have the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and `bytes`.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        names = {name for sample in samples for name in sample}
+        if missing := sorted(name for name in names if any(name not in sample for sample in samples)):
+            found = f"some samples lack the field {missing[0]!r}"
+            raise InvalidRequest("a batch", found, remedy="Select fields that all samples have.")
+        return {name: stack_samples([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stack_samples(values) for values in zip(*samples, strict=True))
+    if isinstance(first, str | bytes):
+        return np.array(samples, object)
+    if len(shapes := {np.shape(sample) for sample in samples}) > 1:
+        found = f"arrays of shapes {' and '.join(map(str, sorted(shapes)[:2]))}"
+        raise InvalidRequest("a batch", found, expected="one shape", remedy="Crop or resize images to one size.")
+    return np.asarray(samples, np.float32 if isinstance(first, float) else None)
 
 
 _SHUFFLE_SHARDS = 16

@@ -10,14 +10,15 @@ import json
 import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool import names, shard_samples, units, values
+from shardtool.dataclass import dataclass
 from shardtool.dataset import shard_index, sidecar_read, sidecar_schema, sidecar_write
 from shardtool.entries.sample_table import FieldValues
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists
@@ -36,7 +37,6 @@ from shardtool.skipped import Skipped
 from shardtool.storage.files import read_crc
 from shardtool.storage.folders import open_folder
 from shardtool.write.task import compute_content_fingerprint
-from shardtool.writer.journal import JOURNAL_VERSION, JournalEntry, parse_entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +47,46 @@ if TYPE_CHECKING:
     from shardtool.writer.options import WriterOptions
     from shardtool.writer.sample_encoder import SampleEncoder
     from shardtool.writer.shard_builder import ShardBuilder
+
+
+JOURNAL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """The journal line of a shard.
+
+    Attributes:
+        kinds: As in `SampleEncoder`.
+        inline: As in `SampleEncoder`.
+        skipped: Key, code and message of samples skipped since the previous shard.
+        version: The store's version of the shard, with which a resumed run need not read the shard; empty if there is
+            none.
+    """
+
+    shard: str
+    size: int
+    crc: int
+    digest: str
+    kinds: dict[str, values.ValueType | str]
+    inline: bool
+    columns: dict[str, object]
+    rounded: dict[str, int] = field(default_factory=dict)
+    skipped: list[list[str]] = field(default_factory=list)
+    version: str = ""
+
+
+def parse_entry(line: dict[str, Any]) -> JournalEntry:
+    """Return the entry of a line. An invalid line raises `ValueError`, `TypeError` or `AttributeError`."""
+    entry = JournalEntry(**line)
+    int(entry.digest, 16)
+    texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]
+    texts += [text for row in entry.skipped for text in row]
+    numbers = [*entry.rounded.values(), entry.size, entry.crc]
+    is_valid = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int} and {*map(len, entry.skipped)} <= {3}
+    if not is_valid or not isinstance(entry.columns, dict) or type(entry.inline) is not bool:
+        raise ValueError("not a journal line")
+    return entry
 
 
 class WriterOutput:

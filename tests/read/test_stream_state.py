@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.read.epoch_samples import CatalogSamples
 from shardtool.read.order import OrderOptions
 from shardtool.read.sample_reader import SampleReader
-from shardtool.read.stream_state import StreamState
+from shardtool.read.stream import StreamState
 from tests.helpers import write_tree
 from tests.read.catalogs import made_catalog
 

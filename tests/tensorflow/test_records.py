@@ -11,8 +11,7 @@ import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.dataset.features import TfFeature
-from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
-from shardtool.tensorflow.records import find_tfrecords
+from shardtool.tensorflow import feature_spec, find_tfrecords, keras_sequence, tf_dataset
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
-from shardtool.cli.sample_text import sample_line, sample_text
+from shardtool.cli.inspect_views import sample_line, sample_text
 from shardtool.cli.summary_text import summary_text
 from shardtool.cli.text_layout import display_width, fit_line
 from shardtool.dataset.find import open_dataset

@@ -13,7 +13,7 @@ import pytest
 import shardtool
 from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
 from shardtool.errors import OutOfMemory
-from shardtool.verbs.cache import cache_writer
+from shardtool.verbs.cache import cache as cache_module
 from tests.verbs.cache.conftest import made_shards
 from tests.verbs.cache.helpers import KILLING, python, read_all
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shardtool.verbs.cache.cache_writer import CacheWriter, ShardFormat
+    from shardtool.verbs.cache.cache import CacheWriter, ShardFormat
     from tests.verbs.cache.conftest import Noting
 
 SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
@@ -94,8 +94,8 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     The writer notes it once, and gets space at the next refresh. A shard due for eviction is not leased again, so two
     trainers that take turns cannot keep it.
     """
-    monkeypatch.setattr(cache_writer, "_WAIT_NOTE_S", 0.01)
-    monkeypatch.setattr(cache_writer, "_POLL_S", 0.01)
+    monkeypatch.setattr(cache_module, "_WAIT_NOTE_S", 0.01)
+    monkeypatch.setattr(cache_module, "_POLL_S", 0.01)
     first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
     with first.writer(max_size=SIZE) as writer:
         write_samples(writer, range(28))
@@ -272,7 +272,7 @@ _KILLED = (
 import sys
 from shardtool import Cache
 from shardtool.verbs.cache.cache_space import CacheSpace
-from shardtool.verbs.cache import cache_writer
+from shardtool.verbs.cache import cache as cache_module
 from shardtool.storage.staging import Folder, StagedFile
 
 folder = sys.argv[1]
@@ -284,7 +284,7 @@ def first_rename(*given):
 
 cache = Cache(folder, 60_000, "oldest")
 instants = [
-    (cache_writer, "ShardBuilder", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
+    (cache_module, "ShardBuilder", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
     (os, "rename", first_rename), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
     (CacheSpace, "remove", after(CacheSpace.remove)),
 ]
