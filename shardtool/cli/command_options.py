@@ -113,6 +113,7 @@ class IndexCommandOptions(IndexOptions):
             Given(IndexOptions.output),
             Given(IndexOptions.overwrite),
             Given(IndexOptions.checksum),
+            Given(IndexOptions.columns_from),
             Given(IndexOptions.dots),
         ),
     )

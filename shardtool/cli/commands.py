@@ -409,6 +409,7 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     Examples:
       shardtool index ./shards
       shardtool index 'train-{0000..0127}.tar' --checksum
+      shardtool index old.json --columns-from cls --columns-from json
       shardtool index out.json --export dali-webdataset
       shardtool index train.json --export timm --export open-clip
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
@@ -435,7 +436,8 @@ def _index_dataset(
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
-    if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
+    reads_shards = options.checksum or options.columns_from
+    if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
         if options.merge:  # its imports start threads, after which workers cannot be forked
             from shardtool.publish.merge_parts import merge
 
@@ -452,6 +454,8 @@ def _index_dataset(
             f"{pluralize(result.samples, 'sample')} in {pluralize(result.shards, 'shard')}{kept}\n"
             f"dataset file  {printable(result.dataset_file)}"
         )
+        if result.columns:
+            lines.append(f"columns       {', '.join(map(printable, result.columns))}")
     if forms:
         from shardtool.verbs.export import export
 

@@ -15,8 +15,8 @@ from shardtool.dataset.dataset_file import read_valid_dataset
 from shardtool.dataset.expand import splits_in
 from shardtool.dataset.unfinished import read_shard_facts
 from shardtool.entries.strings import PackedStrings
-from shardtool.errors import CorruptShard, OutputExists, printable
-from shardtool.messages import choose_text, flag_text, option_text
+from shardtool.errors import CorruptShard, OutputExists, format_list, printable
+from shardtool.messages import call_text, choose_text, flag_text, option_text
 from shardtool.names import to_local_name
 from shardtool.pack.resume import ShardPlan
 from shardtool.pattern import sidecar_name
@@ -116,6 +116,23 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
         ):
             cause = "written by an earlier run with other options or another source"
             yield f"{output.shard_name(existing_shards[0])}: {cause}; its shards are written again"
+
+
+def lost_columns_notes(planned: Planned) -> Iterator[str]:
+    """Yield notes about columns that `index` has added to the sidecars, and that a resumed run does not write."""
+    transform, metadata = planned.listed.transform, planned.listed.entries.metadata
+    names = {
+        "source_paths",
+        *(() if metadata is None else metadata.column_names),
+        *dict(transform.found if transform else ()),
+    }
+    for output in planned.outputs if not planned.run.makes_keys else ():
+        file = _read_dataset_file(output.destination)
+        lost = [name for name in (file.schema if file else ()) if name not in names and not name.startswith("__")]
+        if lost:
+            add = call_text("index", columns_from=("FIELD",))
+            found = f"the sidecars lose the columns {format_list(lost)}"
+            yield f"{output.pattern.dataset_file}: {found}; {add} adds columns of a field"
 
 
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:

@@ -123,6 +123,7 @@ def _with_changes(planned: Planned) -> Planned:
             if not run.dry:
                 raise refused
             run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
+        run.notes.add(*changes.lost_columns_notes(planned))
     if run.part is not None:  # a part does not know the changes of the whole run
         return planned
     lost_splits = tuple(changes.find_lost_splits(planned.outputs)) if options.overwrite else ()

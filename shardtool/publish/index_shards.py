@@ -92,7 +92,7 @@ class Indexer:
                 check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=options.overwrite)
         self.is_own_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
-        self.notes, self.kept = Notes(observer), 0
+        self.notes, self.kept = Notes(observer), set[int]()
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
@@ -141,7 +141,7 @@ class Indexer:
             data = encode_sidecar_table(table, new_index.fact)
             self.publication.replace_sidecars({name: data})
         else:
-            self.kept += 1
+            self.kept.add(number)
         self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
         self.lists |= {
@@ -240,7 +240,7 @@ class Indexer:
 
     def _make_result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path, samples = self.folder.full_path(self.dataset_file), sum(shard.samples for shard in shards)
-        return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
+        return IndexResult(path, len(shards), len(self.kept), samples, tuple(self.notes.said))
 
 
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
@@ -253,5 +253,13 @@ def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer
         with indexer.folder.lock(indexer.base):
             for number, scan in pool.map(scan_shard, indexer.make_tasks()):
                 indexer.add(number, scan)
-            pool.close()
-            return indexer.finish()
+            if not options.columns_from:
+                pool.close()
+                return indexer.finish()
+            from shardtool.publish.index_columns import add_columns
+
+            result, notes, fields = indexer.finish(), indexer.notes, options.columns_from
+            name, overwrite = indexer.dataset_file, options.overwrite
+            columns, changed = add_columns(indexer.folder, name, fields, pool, notes, overwrite=overwrite)
+            kept = len(indexer.kept - changed)
+            return replace(result, kept=kept, columns=columns, notes=tuple(notes.said))

@@ -96,11 +96,14 @@ class IndexOptions(WorkerOptions):
     Attributes:
         checksum: Read the payloads, to add checksums and the content fingerprint.
         output: Output folder. It must contain the shards' folder, unless you only write exports.
+        columns_from: Store the values of this field as columns of the sidecars. A field is a JSON object, a number or a
+            text.
         dots: Where the key ends in a member name: at the first dot or the last.
-        overwrite: Replace invalid sidecars, dataset files and indexes of other tools.
+        overwrite: Replace invalid sidecars, dataset files and indexes, and differing columns.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
+    columns_from: Texts = option((), metavar="FIELD", common=True)
     output: PathLike | None = option(None, form="path", metavar="DIR", shown="next to the shards", common=True)
     dots: Dots | None = option(None, shown="as recorded in the dataset file, or first")
     overwrite: bool = option(False, typed="overwrite/f", common=True)

@@ -285,13 +285,20 @@ class RemoveResult(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexResult(Result):
-    """The result of `index`; `kept` is the number of sidecars that were already valid."""
+    """The result of `index`.
+
+    Attributes:
+        kept: Number of sidecars that were already valid and complete.
+        columns: The columns of `columns_from`.
+    """
 
     dataset_file: str
     shards: int
     kept: int
     samples: int
     notes: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    _optional = ("columns",)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

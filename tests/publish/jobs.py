@@ -166,6 +166,9 @@ JOBS = {
         is_sound=False,
     ),
     "index": Job(_shards_alone, lambda out, _, __: index(f"{out}/out-{{000..002}}.tar", workers=0)),
+    "index --columns-from": Job(
+        _pack, lambda out, _, __: index(f"{out}/out.json", workers=0, columns_from="cls"), is_sound=False
+    ),
     "ShardWriter": Job(  # the journal lists a shard after it is published
         _nothing, lambda out, _, again: _write(out, resume=bool(again)), keeps_files=False
     ),

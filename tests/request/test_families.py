@@ -136,7 +136,7 @@ def test_a_recorded_run_can_be_typed_again(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("--select-fields jpg,cls --rename-field jpg=JPG", "--fields cls,jpg=JPG,JPG"),
+        ("--select-fields JPG,cls --rename-field jpg=JPG", "--fields cls,jpg=JPG,JPG"),
         ("--drop-fields json,txt", "--fields -json,-txt"),
         ("--split-column bi", "--split-by bi"),
         ("--split-from-folder", "--split-by folder"),
