@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from shardtool.errors import printable, redact_secrets
 from shardtool.units import format_size
@@ -12,6 +12,7 @@ from shardtool.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+ValueT = TypeVar("ValueT")
 MAX_ROWS = 20  # of a table, and items of a list
 _MAX_CHARS = 300
 _MAX_REPR_CHARS = 60
@@ -32,6 +33,27 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         return record_html(self)
+
+
+class SampleList(list[ValueT]):
+    """A list of samples whose `repr` counts the bytes of fields instead of listing them."""
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(_sample_text, self))}]"
+
+
+def _sample_text(sample: object) -> str:
+    if not isinstance(sample, Mapping):
+        return repr(sample)
+    return "{" + ", ".join(f"{name!r}: {_value_text(value)}" for name, value in sample.items()) + "}"
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return repr(value) if len(value) <= _MAX_REPR_CHARS else f"<{len(value):,} bytes>"
+    if shape := getattr(value, "shape", ()):
+        return f"<{value.dtype} {[*shape]}>"  # type: ignore[attr-defined]
+    return repr(value)
 
 
 def short_repr(value: object) -> str:

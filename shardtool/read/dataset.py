@@ -16,6 +16,7 @@ from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, explaining_missing_cwd, format_list
 from shardtool.names import list_names
+from shardtool.notebook import SampleList
 from shardtool.read.catalog import join_catalogs, open_catalog
 from shardtool.read.epoch_samples import CatalogSamples
 from shardtool.read.metadata import arrow_schema, matching_samples, metadata_schema, read_column, read_table
@@ -276,8 +277,8 @@ class Dataset(Streamable[SampleT]):
         return self[: int(n)]
 
     def head(self, n: int = 5) -> list[SampleT]:
-        """Return at most the first `n` samples."""
-        return self.take(n)[range(min(n, self.source.length))]
+        """Return at most the first `n` samples, as a list with a short `repr`."""
+        return SampleList(self.take(n)[range(min(n, self.source.length))])
 
     def partition(self, split: str) -> Dataset[SampleT]:
         """Return a split by name.

@@ -89,7 +89,8 @@ class NotebookObserver(Observer):
 def default_observer() -> Observer:
     """Return the observer of a verb that was called without one."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    is_notebook = get_shell is not None and type(get_shell()).__name__ == "ZMQInteractiveShell"
+    kinds = () if get_shell is None else type(get_shell()).__mro__  # Colab and Databricks use subclasses
+    is_notebook = any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
     return NotebookObserver() if is_notebook else Observer()
 
 

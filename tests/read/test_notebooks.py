@@ -85,6 +85,16 @@ def test_unreadable_datasets_show_the_error(photos: Path, monkeypatch: pytest.Mo
     assert shardtool.open(photos)._ipython_key_completions_() == []
 
 
+def test_first_samples_are_short(photos: Path) -> None:
+    """The `repr` of the first samples counts the bytes of long fields, and gives the shapes of arrays."""
+    dataset = shardtool.open(photos)
+    size = len(dataset[0]["jpg"])
+    assert re.match(rf"\[{{'__key__': '[^']+', 'cls': b'0', 'jpg': <{size:,} bytes>, ", repr(dataset.head(2)))
+    height, width = dataset.decode()[0]["jpg"].shape[:2]
+    assert f"'jpg': <uint8 [{height}, {width}, 3]>" in repr(dataset.decode().head(1))
+    assert dataset.head(2) == dataset[[0, 1]]
+
+
 def test_keys_complete(photos: Path) -> None:
     """`dataset["` completes keys."""
     dataset = shardtool.open(photos)

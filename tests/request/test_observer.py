@@ -37,7 +37,7 @@ def test_notebooks_show_notes_and_a_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In a Jupyter notebook, notes and a bar appear by default; an observer of the user replaces both."""
-    shell = type("ZMQInteractiveShell", (), {})()
+    shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()  # as in Colab
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setattr("tqdm.auto.tqdm", tqdm.tqdm)  # the bar for notebooks needs ipywidgets
     source = write_tree(tmp_path / "in", {"a/0.txt": b"x", "a/1.txt": b"y"})
