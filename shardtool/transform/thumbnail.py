@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import warnings
+from colorsys import hsv_to_rgb
 from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -75,6 +76,7 @@ _MASK_COLOURS = (
     (240, 50, 230), (191, 239, 69), (250, 190, 212), (70, 153, 144), (220, 190, 255), (154, 99, 36), (255, 250, 200),
     (128, 0, 0), (170, 255, 195), (128, 128, 0), (255, 216, 177), (0, 0, 160),
 )  # fmt: skip
+_GOLDEN_RATIO = 0.618034  # spreads the hues of successive values
 
 
 def is_mask_name(field: str) -> bool:
@@ -118,10 +120,25 @@ def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int,
     palette_colours = {
         value: cast("tuple[int, int, int]", (*palette[3 * value : 3 * value + 3], 0, 0, 0)[:3]) for value in values
     }
-    if any(max(colour) - min(colour) > _MIN_COLOUR_DIFFERENCE for colour in palette_colours.values()):
+    is_coloured = any(max(colour) - min(colour) > _MIN_COLOUR_DIFFERENCE for colour in palette_colours.values())
+    if is_coloured and len({*palette_colours.values()}) == len(values):
         return palette_colours
-    colours = {value: _MASK_COLOURS[(value - 1) % len(_MASK_COLOURS)] for value in values}
-    return colours | ({_VOID: _VOID_COLOUR} if _VOID in colours and {*values} - {0, _VOID} else {})
+    colours = {_VOID: _VOID_COLOUR} if _VOID in values and {*values} - {0, _VOID} else {}
+    for value in values:
+        number = value
+        while (colour := value_colour(number)) in colours.values():
+            number += len(_MASK_COLOURS)
+        colours.setdefault(value, colour)
+    return {value: colours[value] for value in values}
+
+
+def value_colour(value: int) -> tuple[int, int, int]:
+    """Return the colour of a mask value or class: always the same, and different for small values."""
+    if 0 <= value <= len(_MASK_COLOURS):
+        return _MASK_COLOURS[value - 1]
+    saturation, brightness = (0.9, 0.7, 0.5)[value % 3], (0.95, 0.75, 0.55)[value // 3 % 3]
+    red, green, blue = hsv_to_rgb(value * _GOLDEN_RATIO % 1, saturation, brightness)
+    return round(255 * red), round(255 * green), round(255 * blue)
 
 
 IMAGE_SIGNATURES = (

@@ -11,14 +11,7 @@ from shardtool.storage.target_file import write_target
 from shardtool.transform.thumbnail import encode_image
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples, choose_samples
-from shardtool.verbs.inspect.page.samples import (
-    SampleBudget,
-    ShownSample,
-    dataset_title,
-    label_text,
-    shorten_text,
-    show_samples,
-)
+from shardtool.verbs.inspect.page.samples import SampleBudget, ShownSample, dataset_title, shorten_text, show_samples
 from shardtool.verbs.inspect.samples import check_report_path
 
 if TYPE_CHECKING:
@@ -52,13 +45,13 @@ def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, ove
     sheet = _ContactSheet(min(_TILES_PER_ROW, max(len(samples), 3)), len(samples))
     sheet.draw_title(dataset_title(dataset), _subtitle(chosen))
     for number, sample in enumerate(samples):
-        sheet.draw_tile(number, sample, label_text(sample))
+        sheet.draw_tile(number, sample, sample.label)
     write_target(path, sheet.png())
 
 
 def _subtitle(chosen: ChosenSamples) -> str:
     text = f"{len(chosen.chosen):,} of {chosen.total} samples"
-    if labels := [*chosen.summary.labels.items()]:
+    if labels := [(name, label) for name, label in chosen.summary.labels.items() if chosen.overview.rank(name) <= 1]:
         text += f", {pluralize(labels[0][1].distinct, 'label')} in {shorten_text(labels[0][0], 40)}"
     return f"{text}, {pluralize(len(chosen.overview.dataset.shards), 'shard')}"
 

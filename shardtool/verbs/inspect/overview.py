@@ -151,6 +151,7 @@ class DatasetOverview:
         scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
         images: Inspected images by field: the key, and (width, height, mode) or an error message.
+        group_names: Label texts by field and `FieldPayloads.groups`, once `labels` has read them.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -168,6 +169,7 @@ class DatasetOverview:
         self.images: dict[str, list[tuple[str, tuple[int, int, str] | str]]] = {}
         self.kinds = number_features(dataset.file.features) if dataset.file else {}
         self.classes = dataset.file.classes if dataset.file else {}
+        self.group_names: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
         self._reads_left = _MAX_LABEL_READS
 
@@ -321,6 +323,7 @@ class DatasetOverview:
                 for _, offset, group in locations:
                     data = b"".join(iter_payload(file, offset, group >> 32, path))
                     names[group] = label_name(data, kind, classes)
+        self.group_names[name] = {group: label for group, (label, _) in names.items()}
         return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
 
     def rank(self, name: str) -> int:

@@ -31,7 +31,7 @@ from shardtool.transform import thumbnail
 from shardtool.units import format_size
 from shardtool.verbs.inspect.page import media
 from shardtool.verbs.inspect.page.page import write_page
-from shardtool.verbs.inspect.page.rendering import script_json
+from shardtool.verbs.inspect.page.rows import RowTable, script_json
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, mask, noise, showing, sound, write_shard
@@ -94,6 +94,19 @@ class _Page:
     reader: _Reader
     samples: list[dict[str, Any]] = field(default_factory=list)
     unusual: list[dict[str, Any]] = field(default_factory=list)
+    table: dict[str, Any] = field(default_factory=dict)
+
+    def column(self, name: str) -> list[Any]:
+        """Return the values of a column in all rows of the table."""
+        column = next(one for one in self.table["columns"] if one["name"] == name)
+        if "codes" not in column:
+            return list(column["values"])
+        return [None if code < 0 else column["names"][code] for code in column["codes"]]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of all rows as the page saves them."""
+        return [self.table["keys"].get(str(row), key) for row, key in enumerate(self.column("key"))]
 
     @property
     def text(self) -> str:
@@ -109,9 +122,12 @@ def _read(path: Path) -> _Page:
     reader.feed(html)
     reader.close()
     assert reader.open == []
-    data = [text for kind, text in reader.scripts if kind.get("id") == "data"]
-    found = json.loads("".join(data))
-    return _Page(html, reader, [one for one in found if not one["why"]], [one for one in found if one["why"]])
+    found, table = (
+        json.loads("".join(text for kind, text in reader.scripts if kind.get("id") == name))
+        for name in ("data", "rows-data")
+    )
+    shown, unusual = ([one for one in found if bool(one["why"]) == is_unusual] for is_unusual in (False, True))
+    return _Page(html, reader, shown, unusual, table)
 
 
 def _page(given: Path, samples: int | None = None, **options: Any) -> _Page:
@@ -250,7 +266,8 @@ def test_hostile_content_is_text(tmp_path: Path) -> None:
     assert len(page.samples) == len(HOSTILE_KEYS) + 1
     names = {name for _, attributes in page.reader.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
-    assert len(page.tags("script")) == 2
+    assert len(page.tags("script")) == 3
+    assert page.keys == [*HOSTILE_KEYS, "odd"]
     assert all(str(one["src"]).startswith("data:") for one in page.tags("img"))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", page.html)
     assert "${title}" in page.text
@@ -477,7 +494,8 @@ def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
         shown = one["images"][-1]
         assert bool(shown["colours"]) == is_mask
     assert page.samples[0]["over"] == beside
-    assert [tag.get("class") for tag in page.tags("img")] == [None, *(["mask"] if beside else []), None]
+    own_class = "sharp" if alone else None
+    assert [tag.get("class") for tag in page.tags("img")] == [None, *(["mask"] if beside else []), own_class]
     if alone:
         found = Image.open(io.BytesIO(base64.b64decode(str(page.tags("img")[2]["src"]).partition(",")[2])))
         pixels = np.asarray(found).reshape(-1, 4).tolist()

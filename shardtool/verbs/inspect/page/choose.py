@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import FieldPayloads, StoredSample
     from shardtool.verbs.inspect.summary import Summary
 
+    Collector = Callable[[DatasetOverview, StoredShard, ShardIndex, Mapping[str, FieldPayloads]], None]
     # Stratum, random number, shard number, row, sample.
     _Candidate = tuple[str, float, int, int, StoredSample]
 
@@ -165,15 +166,25 @@ class ChosenSamples:
 
 
 def choose_samples(
-    dataset: StoredDataset, max_samples: int, seed: int, *, default_count: int | None = None
+    dataset: StoredDataset,
+    max_samples: int,
+    seed: int,
+    *,
+    default_count: int | None = None,
+    collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose samples of a dataset; `default_count`: their number if there are fewer strata; None: `max_samples`."""
+    """Choose samples of a dataset; `default_count`: their number if there are fewer strata; None: `max_samples`.
+
+    `collectors` are called with each index that is read.
+    """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
     unusual = UnusualSamples(recorded_labels(dataset.file))
     for shard, shard_index, fields in overview.read():
         if len(shard_index):
+            for collect in collectors:
+                collect(overview, shard, shard_index, fields)
             unusual.add(shard.number, shard_index)
             name, codes, strata = _strata_of(shard, shard_index, fields, overview.label_names())
             spread.add(name)

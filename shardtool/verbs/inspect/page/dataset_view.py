@@ -8,7 +8,7 @@ from collections import Counter
 from datetime import datetime, timezone
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from shardtool.dataclass import dataclass
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.stored import StoredDataset
     from shardtool.transform.thumbnail import Thumbnail
+    from shardtool.verbs.inspect.page.charts import Chart
+    from shardtool.verbs.inspect.page.rows import RowTable
     from shardtool.verbs.inspect.page.samples import ShownSample
-    from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
+    from shardtool.verbs.inspect.summary import FieldSummary
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
@@ -57,11 +59,43 @@ def set_anchors(views: Sequence[DatasetView]) -> None:
                 sample.labels.setdefault(DATASET_LABEL, view.name)
 
 
+class LabelSet(NamedTuple):
+    """The values of a label or column, the most frequent first.
+
+    Attributes:
+        total: Number of `unit`: samples with a value, or annotations.
+        more: Text about the samples without a value.
+    """
+
+    name: str
+    values: list[tuple[str, int]]
+    distinct: int
+    total: int
+    unit: str
+    more: str = ""
+    is_label: bool = True
+
+
+def set_rows(views: Sequence[DatasetView]) -> None:
+    """Set each sample's row in the table of the page."""
+    for view in views:
+        for sample in view.shown + view.unusual_shown:
+            sample.row = view.rows.row_of(sample, view.overview)
+    first = 0
+    for view in views:
+        for sample in view.shown + view.unusual_shown:
+            sample.row += first
+        first += view.rows.rows
+
+
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
     """A dataset on the page. `number` is 0 if it is the only one, else counts from 1."""
 
     name: str
+    rows: RowTable
+    charts: list[Chart]
+    class_counts: dict[str, Counter[str]]
     shown: list[ShownSample]
     unusual_shown: list[ShownSample]
     number: int
@@ -124,11 +158,33 @@ class DatasetView(ChosenSamples):
         fields = sorted(self.summary.fields.items(), key=lambda item: (-item[1].samples, -item[1].size.total, item[0]))
         return fields[:_MAX_FIELDS]
 
+    @cached_property
+    def labels(self) -> list[LabelSet]:
+        """The class lists of annotations, then likely labels, each with its values and their counts."""
+        overview, sets = self.overview, []
+        for name in overview.classes:
+            counts = next((one for column, one in self.class_counts.items() if name.rpartition(".")[0] == column), None)
+            if counts:
+                values = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+                sets.append(LabelSet(name, values, len(counts), counts.total(), "annotation"))
+        for name, label in self.summary.labels.items():
+            values = [(value.name, value.samples) for value in label.values]
+            more = ""
+            if label.source == "field" and label.sampled and not overview.partial:
+                more = f", from {pluralize(label.samples, 'sample')} read"
+            elif label.samples < overview.samples:
+                more = f", {pluralize(overview.samples - label.samples, 'sample')} without a value"
+            if name not in (one.name for one in sets):
+                is_label = overview.rank(name) <= 1
+                sets.append(LabelSet(name, values, label.distinct, label.samples, "sample", more, is_label=is_label))
+        return sets[:MAX_LABEL_SETS]
+
     @property
-    def labels(self) -> list[tuple[str, LabelSummary, list[tuple[str, int]]]]:
-        """Likely labels, each with its values and their counts."""
-        labels = [*self.summary.labels.items()][:MAX_LABEL_SETS]
-        return [(name, label, [(value.name, value.samples) for value in label.values]) for name, label in labels]
+    def splits(self) -> LabelSet | None:
+        """The splits of the dataset, if any."""
+        values = [*self.summary.splits.items()]
+        filled = self.overview.columns["split"].filled if values else 0
+        return LabelSet("split", values, len(values), filled, "sample", is_label=False) if values else None
 
     @cached_property
     def first_anchors(self) -> dict[tuple[str, str], str]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import base64
 from typing import NamedTuple
 
+import numpy as np
+
 from shardtool.dataset.payload import content_type
 
+WAVEFORM_BARS = 80
+_WAVEFORM_HEIGHT = 100
+_EXTENSIBLE = 0xFFFE  # the coding is in the extension of the header
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
 _MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
 _MAX_MEDIA_BYTES = 1_500_000
@@ -29,6 +34,16 @@ class MediaClip(NamedTuple):
     data: bytes
 
     @property
+    def waveform(self) -> str:
+        """The waveform of the included bytes as an SVG path; empty unless it is PCM in a WAV file."""
+        peaks = wav_peaks(self.data, WAVEFORM_BARS)
+        highest = max(peaks, default=0) or 1
+        heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
+        return "".join(
+            f"M{2 * index + 1} {_WAVEFORM_HEIGHT // 2 - height}v{2 * height}" for index, height in enumerate(heights)
+        )
+
+    @property
     def element(self) -> str:
         """The HTML element: `audio` or `video`."""
         return self.type.partition("/")[0]
@@ -46,6 +61,33 @@ class MediaClip(NamedTuple):
             f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"
         )
         return f"{self.element}{duration}{included if len(self.data) < self.length else ''}"
+
+
+def wav_peaks(data: bytes, bars: int) -> list[float]:
+    """Return the largest amplitude in each part of a WAV file; empty if the samples are not PCM.
+
+    Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
+    """
+    chunks, at = {}, 12
+    while data[:4] == b"RIFF" and at + 8 <= len(data) and b"data" not in chunks:
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        chunks[data[at : at + 4]] = at + 8, min(size, len(data) - at - 8)
+        at += 8 + size + size % 2
+    start, size = chunks.get(b"data", (0, 0))
+    header = data[(head := chunks.get(b"fmt ", (len(data), 0))[0]) : head + 26]
+    coding, bits = int.from_bytes(header[:2], "little"), int.from_bytes(header[14:16], "little")
+    coding = int.from_bytes(header[24:26], "little") if coding == _EXTENSIBLE else coding
+    kind = {1: {8: "u1", 16: "<i2", 24: "V3", 32: "<i4"}, 3: {32: "<f4", 64: "<f8"}}.get(coding, {}).get(bits)
+    if kind is None or size < bits // 8:
+        return []
+    values = np.frombuffer(data, kind, size // (bits // 8), start)
+    if kind == "V3":  # the two upper bytes are enough
+        values = np.ascontiguousarray(values.view("u1").reshape(-1, 3)[:, 1:]).view("<i2")[:, 0]
+    amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
+    amplitudes[~np.isfinite(amplitudes)] = 0
+    starts = np.unique(np.linspace(0, len(amplitudes), bars, endpoint=False).astype(np.int64))
+    peaks: list[float] = np.maximum.reduceat(amplitudes, starts).tolist()
+    return peaks
 
 
 def media_type(name: str, start: bytes) -> str:

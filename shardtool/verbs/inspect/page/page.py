@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.stored import StoredDataset
 from shardtool.storage.target_file import write_target
+from shardtool.verbs.inspect.page.charts import ColumnCharts
 from shardtool.verbs.inspect.page.choose import choose_samples
-from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors
+from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors, set_rows
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rendering import render_page
+from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, RowTable
 from shardtool.verbs.inspect.page.samples import SampleBudget, dataset_title, show_samples
 from shardtool.verbs.inspect.samples import check_report_path
 
@@ -24,6 +26,7 @@ _MAX_SAMPLES = 2000
 _DEFAULT_SAMPLES = 200
 _IMAGE_BYTES = 3_000_000  # for all thumbnails: 4 MB in base64, so that the page stays below 5 MB
 _TEXT_BYTES = 600_000
+_OUTLINES = 10_000  # about 150 bytes each
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
 _PIXELS_PER_BYTE = 8.0
@@ -41,7 +44,13 @@ def write_page(
     for dataset in stored_datasets:
         check_report_path(dataset, path, overwrite=overwrite, ending=".html")
     max_samples, default_count = (-(-count // len(stored_datasets)) for count in (_MAX_SAMPLES, _DEFAULT_SAMPLES))
-    choices = [choose_samples(dataset, max_samples, seed, default_count=default_count) for dataset in stored_datasets]
+    names, collected, choices = _unique_names(stored_datasets), [], []
+    for dataset, name in zip(stored_datasets, names, strict=True):
+        rows = RowTable(name, MAX_ROWS // len(names), MAX_ROW_BYTES // len(names))
+        charts = ColumnCharts()
+        collectors = rows.add, charts.add
+        choices.append(choose_samples(dataset, max_samples, seed, default_count=default_count, collectors=collectors))
+        collected.append((name, rows, charts))
     unusual = [
         choice.unusual.find(choice.overview.dataset.shards)
         if choice.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL
@@ -50,8 +59,8 @@ def write_page(
     ]
     budget = _sample_budget(sum(map(len, unusual)) + sum(len(choice.chosen) for choice in choices))
     views = []
-    for number, (name, choice, unusual_pairs) in enumerate(
-        zip(_unique_names(stored_datasets), choices, unusual, strict=True), 1
+    for number, ((name, rows, charts), choice, unusual_pairs) in enumerate(
+        zip(collected, choices, unusual, strict=True), 1
     ):
         unusual_shown = [*show_samples(choice, budget, [sample for _, sample in unusual_pairs])]
         for sample, (reason, _) in zip(unusual_shown, unusual_pairs, strict=True):
@@ -61,11 +70,20 @@ def write_page(
             sample.reason.startswith("widest") for sample in unusual_shown
         ):
             unusual_shown += _extreme_image_shapes(shown)
-        view_number = number if len(stored_datasets) > 1 else 0
         views.append(
-            DatasetView(**vars(choice), name=name, shown=shown, unusual_shown=unusual_shown, number=view_number)
+            DatasetView(
+                **vars(choice),
+                name=name,
+                rows=rows,
+                charts=charts.charts(choice.summary.columns, choice.overview.samples),
+                class_counts=charts.class_counts,
+                shown=shown,
+                unusual_shown=unusual_shown,
+                number=number if len(stored_datasets) > 1 else 0,
+            )
         )
     set_anchors(views)
+    set_rows(views)
     write_target(path, render_page(views).encode())
 
 
@@ -73,7 +91,8 @@ def _sample_budget(samples: int) -> SampleBudget:
     image_bytes = _IMAGE_BYTES // max(samples, 1)
     edge = int(min(max((image_bytes * _PIXELS_PER_BYTE) ** 0.5, _MAX_MIN_EDGE_PIXELS[1]), _MAX_MIN_EDGE_PIXELS[0]))
     text_bytes = min(max(_TEXT_BYTES // max(samples, 1), 240), 6000)
-    return SampleBudget(edge, image_bytes, text_bytes, media=MediaBudget(_MEDIA_BYTES, samples))
+    outlines = min(max(_OUTLINES // max(samples, 1), 10), 200)
+    return SampleBudget(edge, image_bytes, text_bytes, outlines=outlines, media=MediaBudget(_MEDIA_BYTES, samples))
 
 
 def _unique_names(datasets: Sequence[StoredDataset]) -> list[str]:

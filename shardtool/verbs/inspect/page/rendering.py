@@ -20,8 +20,9 @@ from shardtool.request.run_record import format_command_line
 from shardtool.storage.paths import base_name
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.inspect.inspect import combine_summaries
-from shardtool.verbs.inspect.page.dataset_view import DATASET_LABEL, MAX_LABEL_SETS, DatasetView, all_samples
-from shardtool.verbs.inspect.page.samples import SPLIT_COLUMN, label_text, shorten_text
+from shardtool.verbs.inspect.page.dataset_view import MAX_LABEL_SETS, DatasetView, all_samples
+from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, rows_json, script_json
+from shardtool.verbs.inspect.page.samples import shorten_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
 
 _MAX_METADATA_COLUMNS = 40
 _MAX_LEGEND_COLOURS = 24
+_FILES = "page.css", "rows.js", "page.js"
 _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
 
 def render_page(views: Sequence[DatasetView]) -> str:
     """Return the HTML of a page about some datasets."""
     files = resources.files(_TEMPLATE_PACKAGE) / "templates"
-    style, script = ((files / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, rows_script, page_script = ((files / name).read_text("utf-8") for name in _FILES)
+    script = rows_script + page_script
     sources = f"img-src data:; media-src data:; style-src '{_csp_hash(style)}'; script-src '{_csp_hash(script)}'"
     shown = [sample for view in views for sample in view.shown]
     template = _environment().get_template("page.html")
@@ -57,8 +60,10 @@ def render_page(views: Sequence[DatasetView]) -> str:
         total=combine_summaries([((view.dataset, view.overview.counts), view.summary) for view in views]),
         compared=_shared_labels(views),
         problems=_all_problems(views),
+        max_rows=MAX_ROWS,
+        max_row_bytes=MAX_ROW_BYTES,
+        rows=rows_json([view.rows for view in views], [view.overview for view in views]),
         shown=shown,
-        filters=_label_filters(views),
     )
 
 
@@ -103,8 +108,7 @@ def _environment() -> Environment:
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters.update(
         counted=pluralize, short=shorten_text, whole=whole_number_text, size=format_size, plain=_plain_text,
-        command=format_command_line, label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False),
-        described=image_description,
+        command=format_command_line, described=image_description,
     )  # fmt: skip
     environment.globals.update(log_scale=LogScale, show_size=format_size, show_whole=whole_number_text)
     return environment
@@ -114,34 +118,20 @@ def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _label_filters(views: Sequence[DatasetView]) -> list[tuple[str, list[str]]]:
-    names = dict.fromkeys(name for view in views for name in (*view.summary.labels, SPLIT_COLUMN, DATASET_LABEL))
-    shown = [sample for view in views for sample in view.shown]
-    filters = [
-        (name, sorted({sample.labels[name] for sample in shown if name in sample.labels}, key=natural_key))
-        for name in names
-    ]
-    return [(name, values) for name, values in filters if values]
-
-
 def image_description(sample: ShownSample, image: Thumbnail) -> str:
     """Return the alternative text of an image."""
     kind = f"mask of {pluralize(len(image.colours), 'value')}" if image.colours else f"{image.kind} image"
-    parts = (sample.key, label_text(sample), f"{kind}, {image.full[0]:,} by {image.full[1]:,} pixels")
+    outlines = sample.outlines if image is sample.images[0] else []
+    names = format_list([outline.label for outline in outlines], 5)
+    boxes = f"{pluralize(len(outlines), 'annotation')}: {names}" if outlines else ""
+    parts = (sample.key, sample.label, f"{kind}, {image.full[0]:,} by {image.full[1]:,} pixels", boxes)
     return shorten_text(", ".join(filter(None, parts)), 300)
-
-
-def script_json(value: object) -> str:
-    """Return JSON for a script element, which no value can end."""
-    document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
-        document = document.replace(char, f"\\u{ord(char):04x}")
-    return document
 
 
 def _sample_json(sample: ShownSample) -> dict[str, object]:
     return {
         "id": sample.anchor,
+        "row": sample.row,
         "why": sample.reason,
         "key": sample.key,
         "labels": sample.labels,
@@ -157,7 +147,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
             {"field": clip.field, "description": clip.description, "size": len(clip.data)} for clip in sample.clips
         ],
         "texts": [text._asdict() for text in sample.texts],
-        "meta": _metadata_json(sample.chosen.metadata, sample.labels),
+        "meta": _metadata_json(sample.chosen.metadata, {*sample.labels, *(text.field for text in sample.texts)}),
         "problems": sample.problems,
         "notes": sample.notes,
     }
@@ -170,11 +160,11 @@ def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
     return {**document, "src": image.url} if with_data else document
 
 
-def _metadata_json(values: Mapping[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
+def _metadata_json(values: Mapping[str, object], others: set[str]) -> list[tuple[str, str]]:
     rows = [
         (shorten_text(name, 100), shorten_text(_value_text(value), 300))
         for name, value in values.items()
-        if name not in labels and value is not None
+        if name not in others and value is not None
     ]
     return rows[:_MAX_METADATA_COLUMNS]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,8 @@ from shardtool.transform.thumbnail import (
     make_thumbnail,
 )
 from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES
+from shardtool.verbs.inspect.page.boxes import drawing_size, find_outlines, is_yolo_start
+from shardtool.verbs.inspect.page.conversation import find_turns
 from shardtool.verbs.inspect.page.media import MediaBudget, MediaClip, media_type, trim_audio
 from shardtool.verbs.inspect.samples import decode_text
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import FieldRow
     from shardtool.dataset.stored import StoredDataset
     from shardtool.verbs.inspect.overview import StoredSample
+    from shardtool.verbs.inspect.page.boxes import Outline
     from shardtool.verbs.inspect.page.choose import ChosenSamples
 
 
@@ -44,17 +48,24 @@ _MAX_IMAGES = 3  # per sample
 _MAX_FIELDS = 40  # per sample
 _MAX_CLIPS = 2  # per sample
 _MAX_NAME_CHARS = 120
+_NUMBER_LIST = re.compile(r'\[[^\[\]{}"]*\]')
+_TURN_BYTES = 20  # of a turn in addition to its text
 _HEX_BYTES = 32
 MAX_KEY_CHARS = 200  # shown of a key or a metadata value
 
 
 class TextExcerpt(NamedTuple):
-    """The start of a field; `kind` is `json`, `text`, `numbers` or `bytes`."""
+    """The start of a field; `kind` is `json`, `text`, `numbers`, `bytes`, or `chat` for a conversation.
+
+    Attributes:
+        turns: Roles and texts of a conversation.
+    """
 
     field: str
     kind: str
     text: str
     cut: bool
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -63,18 +74,24 @@ class ShownSample:
 
     Attributes:
         labels: Label texts by field or column, the likeliest first.
+        label: The class, or the value of a field or column named like a label; empty if there is none.
+        outlines: Boxes and polygons in the first image.
         reason: Why the sample is unusual; empty: it is not.
+        row: The sample's row in the table of the page.
     """
 
     chosen: StoredSample
     labels: dict[str, str]
+    label: str = ""
     images: list[Thumbnail] = field(default_factory=list)
     clips: list[MediaClip] = field(default_factory=list)
     texts: list[TextExcerpt] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    outlines: list[Outline] = field(default_factory=list)
     anchor: str = ""
     reason: str = ""
+    row: int = -1
 
     @property
     def key(self) -> str:
@@ -101,11 +118,18 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """The longest text of more than one character, if any."""
+        """A conversation, or the longest text of more than one character, if any."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
-            long_texts or self.texts[:1], key=lambda excerpt: (excerpt.kind == "text", len(excerpt.text)), default=None
+            long_texts or self.texts[:1],
+            key=lambda excerpt: (("chat", "text").count(excerpt.kind), excerpt.kind == "chat", len(excerpt.text)),
+            default=None,
         )
+
+    @property
+    def drawing_size(self) -> tuple[int, int]:
+        """Width and height of the drawing over the first image."""
+        return drawing_size(self.images[0].full)
 
 
 class SampleBudget(NamedTuple):
@@ -115,6 +139,7 @@ class SampleBudget(NamedTuple):
         edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails; None: no limit.
         text: Bytes of all texts.
+        outlines: Number of boxes and polygons.
         media: Budget for audio and video, shared by all samples; None: no clips.
     """
 
@@ -122,6 +147,7 @@ class SampleBudget(NamedTuple):
     image: int | None = None
     text: int = 4000
     images: int = _MAX_IMAGES
+    outlines: int = 0
     media: MediaBudget | None = None
 
 
@@ -137,7 +163,8 @@ def show_samples(
                     yield _SampleRendering(file, budget, choice).show(sample)
         except CorruptShard as error:
             for sample in samples:
-                yield ShownSample(sample, _column_labels(choice, sample), problems=[error.found])
+                labels = _column_labels(choice, sample)
+                yield ShownSample(sample, labels, _label_text(choice, labels), problems=[error.found])
 
 
 def shorten_text(text: str, max_chars: int) -> str:
@@ -172,6 +199,7 @@ class _SampleRendering:
     def __init__(self, file: ShardFile | CompressedFile, budget: SampleBudget, choice: ChosenSamples) -> None:
         self._file, self._budget, self._choice = file, budget, choice
         self._kinds, self._text_budget = choice.overview.kinds, budget.text
+        self._values: dict[str, object] = {}
 
     def show(self, sample: StoredSample) -> ShownSample:
         shown = ShownSample(sample, _column_labels(self._choice, sample))
@@ -183,9 +211,26 @@ class _SampleRendering:
             except CorruptShard as error:
                 shown.problems.append(f"{shorten_text(row['name'], MAX_KEY_CHARS)}: {error.found}")
         shown.images.sort(key=lambda image: bool(image.colours))
-        names = [*self._choice.summary.labels, SPLIT_COLUMN]
-        shown.labels = {name: shown.labels[name] for name in names if name in shown.labels}
+        for name, value in sample.metadata.items():
+            if turns := find_turns(value):
+                self._add_text(shown, self._chat_excerpt(shorten_text(name, MAX_KEY_CHARS), turns))
+        if shown.images:
+            values = {**self._values, **sample.metadata}
+            classes = self._choice.overview.classes
+            shown.outlines = find_outlines(values, shown.images[0].full, classes, self._budget.outlines)
+        self._name_class_lists(shown)
+        names = sorted(self._choice.summary.labels, key=self._choice.overview.rank)
+        shown.labels = {name: shown.labels[name] for name in (*names, *shown.labels) if name in shown.labels}
+        shown.label = _label_text(self._choice, shown.labels)
         return shown
+
+    def _name_class_lists(self, shown: ShownSample) -> None:
+        for name, class_names in self._choice.overview.classes.items():
+            numbers = self._values.get(name)
+            if isinstance(numbers, list):
+                known = [number for number in numbers if isinstance(number, int) and 0 <= number < len(class_names)]
+                text = ", ".join(class_names[number] for number in dict.fromkeys(known))
+                shown.labels[name] = shorten_text(text, MAX_KEY_CHARS)
 
     def _show_field(self, shown: ShownSample, row: FieldRow) -> None:
         name, length = row["name"], row["length"]
@@ -203,10 +248,14 @@ class _SampleRendering:
         if label is not None and label.source == "field" and length <= MAX_LABEL_BYTES:
             label_value, _ = label_name(start, self._kinds.get(name, "bytes"), self._choice.overview.classes.get(name))
             shown.labels[name] = shorten_text(label_value, MAX_KEY_CHARS)
-        if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= MAX_TEXT_BYTES:
+        is_read_whole = _is_json(name) or is_yolo_start(start.decode("utf-8", "replace"))
+        if len(start) < length <= MAX_TEXT_BYTES and is_read_whole:
             start = bytes(self._file.read(row["offset"], length))
+        if self._text_budget > 0 or is_read_whole:
+            self._add_text(shown, self._excerpt(shown, name, start, length))
+
+    def _add_text(self, shown: ShownSample, text: TextExcerpt) -> None:
         if self._text_budget > 0:
-            text = self._excerpt(shown, name, start, length)
             shown.texts.append(text)
             self._text_budget -= len(text.text.encode())
 
@@ -252,18 +301,38 @@ class _SampleRendering:
         numbers = _numbers_at_start(start, self._kinds.get(name, "bytes"))
         if numbers is not None:
             return self._cut_excerpt(title, "numbers", numbers, is_cut=len(start) < length)
-        if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
+        if _is_json(name) and len(start) == length:
             try:
-                pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(start))
+                self._values[name] = document = json.loads(start)
+                if turns := find_turns(document):
+                    return self._chat_excerpt(title, turns)
+                pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
                 # Deeply nested JSON is mostly indentation: 1 MB became 1 GB.
                 pretty = "".join(islice(pieces, 2 * self._budget.text))
+                pretty = _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), pretty)
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
             except (ValueError, RecursionError) as error:
                 shown.problems.append(f"{title}: not valid JSON: {printable(str(error))[:MAX_KEY_CHARS]}")
         if (text := decode_text(start, is_complete=len(start) == length)) is not None:
+            self._values[name] = text
+            if is_yolo_start(text):
+                return self._cut_excerpt(title, "numbers", text, is_cut=len(start) < length)
             return self._cut_excerpt(title, "text", text, is_cut=len(start) < length)
         dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
         return TextExcerpt(title, "bytes", dump, length > _HEX_BYTES)
+
+    def _chat_excerpt(self, title: str, turns: Sequence[tuple[str, str]]) -> TextExcerpt:
+        available, kept, is_cut = self._text_budget, [], False
+        for role, text in turns:
+            if is_cut := available <= 0:
+                break
+            name, shown = printable(role[:MAX_KEY_CHARS]), self._cut_excerpt(title, "text", text, is_cut=False)
+            words = shown.text[:available]
+            is_cut = shown.cut or len(words) < len(shown.text)
+            kept.append((name, words + ("…" if is_cut else "")))
+            available -= len(name) + len(words) + _TURN_BYTES
+        text = "\n".join(f"{name}: {words}" for name, words in kept)
+        return TextExcerpt(title, "chat", text, is_cut or len(kept) < len(turns), tuple(kept))
 
     def _cut_excerpt(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> TextExcerpt:
         max_bytes = min(self._text_budget, self._budget.text * 3 // 4)
@@ -271,6 +340,10 @@ class _SampleRendering:
         encoded = "\n".join(lines).encode()
         kept = encoded[:max_bytes].decode("utf-8", "ignore")
         return TextExcerpt(field_name, kind, kept, is_cut or len(encoded) > max_bytes or len(text) > 2 * max_bytes)
+
+
+def _is_json(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in _JSON_ENDINGS
 
 
 def _numbers_at_start(start: bytes, kind: str) -> str | None:
@@ -301,8 +374,7 @@ def common_prefix(names: Sequence[str]) -> str:
     return os.path.commonprefix([*names])  # noqa: RUF071 - a prefix of characters is intended
 
 
-def label_text(sample: ShownSample) -> str:
-    """Return a sample's label; a number follows its field's name."""
-    for name, text in sample.labels.items():
-        return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text
-    return ""
+def _label_text(choice: ChosenSamples, labels: dict[str, str]) -> str:
+    name = next((name for name in labels if choice.overview.rank(name) <= 1), "")
+    text = labels.get(name, "")
+    return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text

@@ -1,0 +1,159 @@
+"""Histograms of metadata columns: numbers, lengths of texts and lists, and the number of samples of each class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow.types as pt
+
+from shardtool.verbs.inspect.page.rows import class_names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.dataset.stored import StoredShard
+    from shardtool.verbs.inspect.overview import DatasetOverview, FieldPayloads
+    from shardtool.verbs.inspect.summary import ColumnSummary
+
+_MAX_COLUMNS = 400
+_MAX_KEPT_VALUES = 2**13  # per column
+_MAX_BARS = 24
+_MAX_CATEGORIES = 10
+_MAX_CHART_NUMBER = 1e150  # so that differences are finite
+_LOG_RATIO = 20  # of the largest value to the median, from which the scale is logarithmic
+
+
+class Chart(NamedTuple):
+    """A column's name, type and statistics, and its bars: the range or value, and a count.
+
+    Attributes:
+        ends: Texts below the first and the last bar.
+        note: What the bars count, and how many samples lack a value.
+    """
+
+    name: str
+    type: str
+    note: str
+    bars: list[tuple[str, float]]
+    ends: tuple[str, str]
+
+
+class _KeptNumbers:
+    """Keeps every n-th number, so that memory is bounded."""
+
+    def __init__(self) -> None:
+        self._kept: list[NDArray[np.float64]] = []
+        self._count = self._kept_count = 0
+        self.step = 1
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        kept = values[-self._count % self.step :: self.step]
+        self._count += len(values)
+        self._kept.append(kept[np.isfinite(kept)])
+        self._kept_count += len(kept)
+        while self._kept_count > _MAX_KEPT_VALUES:
+            self._kept = [np.concatenate(self._kept)[::2]]
+            self._kept_count, self.step = len(self._kept[0]), 2 * self.step
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        return np.concatenate([np.zeros(0), *self._kept])
+
+
+class ColumnCharts:
+    """Collects the values of all columns during the pass over the indexes.
+
+    Attributes:
+        class_counts: Number of values of each class, by list column.
+    """
+
+    def __init__(self) -> None:
+        self.class_counts: dict[str, Counter[str]] = {}
+        self._numbers: dict[tuple[str, str], _KeptNumbers] = {}
+
+    def add(
+        self, overview: DatasetOverview, _: StoredShard, shard_index: ShardIndex, __: Mapping[str, FieldPayloads]
+    ) -> None:
+        """Add the columns of a shard."""
+        import pyarrow.compute as pc
+
+        for name in [name for name in shard_index.schema.names if not name.startswith("__")][:_MAX_COLUMNS]:
+            values = shard_index.table.column(name).combine_chunks().drop_null()
+            values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
+            kind = values.type
+            if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+                unit, numbers = "list length", pc.list_value_length(values)
+                self._count_classes(name, values, class_names_of(overview.classes, name))
+            elif pt.is_string(kind) or pt.is_large_string(kind):
+                unit, numbers = "characters", pc.utf8_length(values)
+            elif pt.is_integer(kind) or pt.is_floating(kind):
+                unit, numbers = "", values
+            else:
+                continue
+            kept = self._numbers.setdefault((name, unit), _KeptNumbers())
+            kept.add(numbers.to_numpy(zero_copy_only=False).astype(np.float64))
+
+    def _count_classes(self, name: str, values: object, class_names: list[str]) -> None:
+        import pyarrow.compute as pc
+
+        flat = pc.list_flatten(values) if class_names else None
+        if flat is None or not pt.is_integer(flat.type):
+            return
+        counter = self.class_counts.setdefault(name, Counter())
+        for pair in flat.drop_null().value_counts().to_pylist():
+            number = pair["values"]
+            known = 0 <= number < len(class_names)
+            counter[class_names[number] if known else str(number)] += pair["counts"]
+
+    def charts(self, columns: Mapping[str, ColumnSummary], samples: int) -> list[Chart]:
+        """Return one chart per column, in the order of the summary."""
+        return [self._chart(name, column, samples) for name, column in columns.items()]
+
+    def _chart(self, name: str, column: ColumnSummary, samples: int) -> Chart:
+        missing = f"{samples - column.filled:,} without a value" if column.filled < samples else ""
+        if column.type in ("string", "bool") and column.values and (column.distinct or 0) <= _MAX_CATEGORIES:
+            bars = [(value.value, float(value.samples)) for value in column.values]
+            ends = bars[0][0], bars[-1][0] if len(bars) > 1 else ""
+            return Chart(name, column.type, _join(f"{column.distinct:,} values", missing), bars, ends)
+        units = [unit for chart_name, unit in self._numbers if chart_name == name]
+        values = self._numbers[name, units[0]].values if len(units) == 1 else np.zeros(0)
+        if not len(values):
+            return Chart(name, column.type, missing if column.filled else "no values", [], ("", ""))
+        kept = self._numbers[name, units[0]]
+        mean = f"mean {number_text(column.mean)}" if column.mean is not None and not units[0] else ""
+        from_some = f"from every {kept.step:,}th value" if kept.step > 1 else ""
+        bars, is_log = _histogram(values)
+        note = _join(units[0], mean, "log scale" if is_log else "", from_some, missing)
+        return Chart(name, column.type, note, bars, (number_text(values.min()), number_text(values.max())))
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bool]:
+    values = np.clip(values, -_MAX_CHART_NUMBER, _MAX_CHART_NUMBER)
+    low, high, are_whole = float(values.min()), float(values.max()), bool((values == np.floor(values)).all())
+    if low == high:
+        return [(number_text(low), float(len(values)))], False
+    if are_whole and high - low < _MAX_BARS:
+        counts = np.bincount((values - low).astype(np.int64))
+        return [(number_text(low + index), float(count)) for index, count in enumerate(counts.tolist())], False
+    is_log = low > 0 and high > _LOG_RATIO * float(np.median(values))
+    edges = np.geomspace(low, high, _MAX_BARS + 1) if is_log else np.linspace(low, high, _MAX_BARS + 1)
+    edges[0], edges[-1] = low, high
+    edges = np.maximum.accumulate(np.clip(edges, low, high))
+    counts, _ = np.histogram(values, edges)
+    names = [f"{number_text(start)} to {number_text(end)}" for start, end in pairwise(edges)]
+    return [*zip(names, map(float, counts), strict=True)], is_log
+
+
+def number_text(value: float) -> str:
+    """Return a number with four significant digits, or all digits of a whole number."""
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"  # noqa: PLR2004

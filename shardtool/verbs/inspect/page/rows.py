@@ -1,0 +1,288 @@
+"""The metadata of the samples as a table in the page, for filters, sorting and the selection of keys.
+
+The table holds the first samples of each dataset, up to limits of rows and bytes, and all samples shown as cards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from shardtool.entries.arrow import number_array, to_python_values
+from shardtool.errors import printable
+from shardtool.verbs.inspect.samples import json_value
+from shardtool.verbs.inspect.summary import is_scalar_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.dataset.stored import StoredShard
+    from shardtool.verbs.inspect.overview import DatasetOverview, FieldPayloads, StoredSample
+    from shardtool.verbs.inspect.page.samples import ShownSample
+
+MAX_ROWS = 100_000
+MAX_ROW_BYTES = 8_000_000  # as Arrow columns; JSON needs about as many
+_MAX_VALUE_CHARS = 200
+_MAX_LIST_VALUES = 20
+_MAX_EXACT_INTEGER = 2**53  # of a number in JavaScript
+_UNSAFE_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_OWN_COLUMNS = 2  # key and size
+
+
+class _Values(NamedTuple):
+    """Values of a column in some rows: `kind` is `number`, `text`, `list`, `label`, or empty if all are null.
+
+    A list is JSON text. A label is a group of `FieldPayloads.groups`.
+    """
+
+    kind: str
+    values: pa.Array
+    lengths: pa.Array | None = None
+
+    def slice(self, rows: int) -> _Values:
+        return _Values(self.kind, *(part if part is None else part.slice(0, rows) for part in self[1:]))
+
+
+def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
+    """Return the class names of a column: those of the field with its name, such as `labels.json` for `labels`."""
+    matches = (names for name, names in classes.items() if name.rpartition(".")[0] == column)
+    return classes.get(column) or next(matches, [])
+
+
+class RowTable:
+    """Collects the rows of a dataset during the pass over its indexes.
+
+    Attributes:
+        rows: Number of rows.
+        first: Number of rows within the limits, which are the first samples of the dataset.
+    """
+
+    def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
+        self.name, self.rows, self.first = name, 0, 0
+        self.shards: list[tuple[str, int]] = []
+        self.columns: dict[str, list[_Values]] = {}
+        self.keys: list[pa.Array] = []
+        self.sizes: list[pa.Array] = []
+        self._max_rows, self._bytes_left = max_rows, max_bytes
+        self._ranges: dict[str, tuple[int, int]] = {}
+        self._added: dict[tuple[str, int], int] = {}
+
+    def add(
+        self,
+        overview: DatasetOverview,
+        shard: StoredShard,
+        shard_index: ShardIndex,
+        fields: Mapping[str, FieldPayloads],
+    ) -> None:
+        """Add the rows of a shard until the limits are reached."""
+        names = [name for name in shard_index.schema.names if not name.startswith("__")]
+        count = min(len(shard_index), self._max_rows - self.rows, self._bytes_left // (8 * (len(names) + _OWN_COLUMNS)))
+        if count <= 0:
+            return
+        table = shard_index.table
+        table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
+        columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
+        for name, payloads in fields.items():
+            is_column = name in columns or name.rpartition(".")[0] in columns  # the latter: lists, as in `labels.json`
+            if not is_column and payloads.crcs is not None and overview.rank(name) <= 1:
+                groups, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
+                groups[payloads.rows], is_missing[payloads.rows] = payloads.groups(), False
+                columns[name] = _Values("label", pa.array(groups[:count], mask=is_missing[:count]))
+        keys = _Values("text", table.column("__key__").combine_chunks())
+        size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
+        fitting = count if size <= self._bytes_left else count * self._bytes_left // size
+        self._bytes_left -= size
+        if fitting:
+            self._ranges[shard.path] = self.rows, fitting
+            sizes = table.column("__size__").combine_chunks().slice(0, fitting)
+            self._append(shard.file_name, keys.values.slice(0, fitting), sizes, columns)
+            self.first = self.rows
+
+    def _append(self, shard: str, keys: pa.Array, sizes: pa.Array, columns: Mapping[str, _Values]) -> None:
+        count = len(keys)
+        self.keys.append(keys)
+        self.sizes.append(sizes)
+        self.shards.append((shard, count))
+        for name in {**self.columns, **columns}:
+            missing = [_Values("", pa.nulls(self.rows, pa.string()))] if self.rows else []
+            values = columns[name].slice(count) if name in columns else _Values("", pa.nulls(count, pa.string()))
+            self.columns.setdefault(name, missing).append(values)
+        self.rows += count
+
+    def row_of(self, sample: ShownSample, overview: DatasetOverview) -> int:
+        """Return the row of a sample; add the sample if it is beyond the limits."""
+        chosen = sample.chosen
+        first, count = self._ranges.get(chosen.shard.path, (0, 0))
+        if chosen.number < count:
+            return first + chosen.number
+        identity = chosen.shard.path, chosen.number
+        if identity not in self._added:
+            self._added[identity] = self.rows
+            columns = {
+                name: _Values("text", pa.array([sample.labels.get(name)], pa.string()))
+                if name in overview.fields
+                else _convert(_single_value(chosen, name), class_names_of(overview.classes, name))
+                for name in self.columns
+            }
+            keys, sizes = pa.array([chosen.key]), pa.array([chosen.size], pa.uint64())
+            self._append(chosen.shard.file_name, keys, sizes, columns)
+        return self._added[identity]
+
+
+def _single_value(sample: StoredSample, name: str) -> pa.ChunkedArray:
+    value = sample.metadata.get(name)
+    try:
+        return pa.chunked_array([pa.array([value])])
+    except pa.ArrowException:  # Arrow has no type for the value, or a list of several types
+        return pa.chunked_array([pa.array([str(value)])])
+
+
+def _convert(column: pa.ChunkedArray, class_names: Sequence[str]) -> _Values:
+    import pyarrow.compute as pc
+
+    values = column.combine_chunks()
+    values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
+    kind = values.type
+    if values.null_count == len(values):
+        return _Values("", pa.nulls(len(values), pa.string()))
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return _Values("list", _list_texts(values, class_names), pc.list_value_length(values).cast(pa.int64()))
+    is_integer = pt.is_integer(kind)
+    if pt.is_floating(kind) or (is_integer and not class_names and _are_exact(values)):
+        return _Values("number", values)
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        texts = pc.utf8_slice_codeunits(values, 0, _MAX_VALUE_CHARS + 1).cast(pa.string())
+    elif (is_integer and not class_names) or pt.is_boolean(kind) or pt.is_date(kind) or pt.is_timestamp(kind):
+        texts = values.cast(pa.string())
+    else:
+        texts = pa.array((_value_text(value, class_names) for value in to_python_values(column)), pa.string())
+    return _Values("text", texts)
+
+
+def _are_exact(values: pa.Array) -> bool:
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(values).as_py()
+    return bool(ends["min"] >= -_MAX_EXACT_INTEGER and ends["max"] <= _MAX_EXACT_INTEGER)
+
+
+def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
+    # Of lists of objects, such as conversations, only the lengths are kept: converting them takes seconds.
+    import pyarrow.compute as pc
+
+    if not is_scalar_type(values.type.value_type):
+        return pc.if_else(values.is_valid(), "[]", None)
+    items = pc.list_slice(values, 0, _MAX_LIST_VALUES, return_fixed_size_list=False)
+    texts = (
+        None
+        if value is None
+        else json.dumps([_cut(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
+        for value in items.to_pylist()
+    )
+    return pa.array(texts, pa.string())
+
+
+def _value_text(value: object, class_names: Sequence[str]) -> str | None:
+    if isinstance(value, int) and 0 <= value < len(class_names):
+        return class_names[value]
+    plain = json_value(value)
+    text = plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    return text and text[: _MAX_VALUE_CHARS + 1]
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "…"
+
+
+def script_json(value: object, *, ascii_only: bool = False) -> str:
+    """Return JSON for a script element, which no value can end."""
+    document = json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        document = document.replace(char, f"\\u{ord(char):04x}")
+    return document
+
+
+def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
+    """Return the rows as JSON for a script element: the number of rows, and the columns.
+
+    A column has a name, a kind, and `values`, or `names` and the number of each row's name in `codes` (-1: null). Lists
+    also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
+    """
+    keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
+    shown_keys = [_cut(key) for key in keys]
+    hidden_keys = {row: key for row, (key, shown) in enumerate(zip(keys, shown_keys, strict=True)) if key != shown}
+    documents = [script_json({"name": "key", "kind": "text", "values": shown_keys})]
+    if len(tables) > 1:
+        documents.append(_constants_json("dataset", [(table.name, table.rows) for table in tables]))
+    ranks = [
+        (overview.rank(name), position, name)
+        for overview, table in zip(overviews, tables, strict=True)
+        for position, name in enumerate(table.columns)
+    ]
+    for name in dict.fromkeys(name for _, _, name in sorted(ranks)):
+        parts = []
+        for table, overview in zip(tables, overviews, strict=True):
+            if table.rows:
+                values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
+                parts += [_name_groups(part, overview.group_names.get(name, {})) for part in values]
+        is_label = name == "split" or min(overview.rank(name) for overview in overviews) <= 1
+        documents.append(script_json({"name": _cut(name), "label": is_label, **_column_document(parts)}))
+    sizes = [size for table in tables for part in table.sizes for size in part.to_pylist()]
+    documents.append(script_json({"name": "size", "kind": "number", "values": sizes}))
+    documents.append(_constants_json("shard", [shard for table in tables for shard in table.shards]))
+    file = _UNSAFE_IN_FILE_NAMES.sub("_", tables[0].name)[:60] if len(tables) == 1 else "selection"
+    has_metadata = any(table.columns for table in tables)
+    head = {"file": f"{file}.keys", "metadata": has_metadata, "count": len(keys), "keys": hidden_keys}
+    return f'{script_json(head, ascii_only=True)[:-1]},"columns":[{",".join(documents)}]}}'
+
+
+def _constants_json(name: str, runs: Sequence[tuple[str, int]]) -> str:
+    names = dict.fromkeys(text for text, _ in runs)
+    numbers = {text: number for number, text in enumerate(names)}
+    codes = [numbers[text] for text, count in runs for _ in range(count)]
+    label = name == "dataset"
+    return script_json({"name": name, "label": label, "kind": "text", "names": [*map(_cut, names)], "codes": codes})
+
+
+def _name_groups(part: _Values, names: Mapping[int, str]) -> _Values:
+    if part.kind != "label":
+        return part
+    texts = (None if group is None else names.get(group, "?") for group in part.values.to_pylist())
+    return _Values("text", pa.array(texts, pa.string()))
+
+
+def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
+    kinds = {part.kind for part in parts} - {""}
+    if kinds == {"number"}:
+        return {"kind": "number", "values": [value for part in parts for value in _numbers(part)]}
+    if kinds == {"list"}:
+        lists = [text for part in parts for text in part.values.to_pylist()]
+        lengths = [
+            length
+            for part in parts
+            for length in ([None] * len(part.values) if part.lengths is None else part.lengths.to_pylist())
+        ]
+        values = [text if text is None else json.loads(text) for text in lists]
+        return {"kind": "list", "values": values, "lengths": lengths}
+    column = pa.chunked_array([part.values.cast(pa.string()) for part in parts], pa.string())
+    encoded = column.combine_chunks().dictionary_encode()
+    names = [_cut(text) for text in encoded.dictionary.to_pylist()]
+    if 2 * len(names) <= len(column):
+        codes = encoded.indices.fill_null(-1).to_pylist()
+        return {"kind": "text", "names": names, "codes": codes}
+    return {"kind": "text", "values": [None if text is None else _cut(text) for text in column.to_pylist()]}
+
+
+def _numbers(part: _Values) -> list[object]:
+    if not part.kind or pt.is_integer(part.values.type):
+        return list(part.values.to_pylist())
+    # As text, a 32-bit float has no more digits than it needs. JSON has no NaN and no infinity: they are texts.
+    texts = part.values.cast(pa.string()).to_pylist()
+    return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]
