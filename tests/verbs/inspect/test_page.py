@@ -31,7 +31,7 @@ from shardtool.transform import thumbnail
 from shardtool.units import format_size
 from shardtool.verbs.inspect.page import media
 from shardtool.verbs.inspect.page.page import write_page
-from shardtool.verbs.inspect.page.rows import RowTable, script_json
+from shardtool.verbs.inspect.page.rows import script_json
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, mask, noise, showing, sound, write_shard
