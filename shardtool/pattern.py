@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
-TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"
+TIMM_FILE, OPEN_CLIP_FILE, ENERGON_FILE = "_info.json", "sizes.json", ".nv-meta/.info.json"
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation `NAME@COUNT`

@@ -9,57 +9,27 @@ Source: docs/format.md, "Exported indexes".
 from __future__ import annotations
 
 import json
-import re
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.messages import choose_text, export_text
 from shardtool.names import to_local_name
-from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, sidecar_name
+from shardtool.pattern import ENERGON_FILE, OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, sidecar_name
 from shardtool.shard_names import is_compressed_name, parse_format
 from shardtool.storage.files import read_small
 from shardtool.storage.lookup import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.interop.index_formats import FolderIndexFiles, ShardIndexFile
     from shardtool.interop.indexed_shard import IndexedShard
-
-
-class ShardIndexFile(NamedTuple):
-    """How to write and compare an index file of one shard.
-
-    Attributes:
-        has_format: Tells from the first bytes and the size of a file whether it is an index in this format.
-        difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
-    """
-
-    encode: Callable[[IndexedShard], bytes]
-    has_format: Callable[[bytes, int], bool]
-    difference: Callable[[bytes, IndexedShard], str] = lambda _, __: OTHER_OFFSETS
-
-
-class FolderIndexFiles(NamedTuple):
-    """How to write the index files of a folder, for all splits of a dataset.
-
-    Attributes:
-        encode: Returns the bytes of the files by path in the folder, in the order of publication.
-        pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
-        user_file: A file that users may edit; never overwritten.
-    """
-
-    encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
-    pairs: Callable[[Any], Iterable[tuple[object, object]]]
-    user_file: str = ""
 
 
 class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        module: The module whose `SHARD_INDEXES` and `FOLDER_INDEXES` have this name, imported when needed.
         suffix: Replaces the shard's suffix; empty if the index has no file per shard.
         folder_file: The file that lists all shards of a folder; empty if there is no such file.
         min_samples: Minimum number of samples per shard that the tool accepts.
@@ -70,7 +40,6 @@ class ExportFormat(NamedTuple):
     name: str
     shard_format: str
     reader: str
-    module: str = ""
     suffix: str = ""
     folder_file: str = ""
     min_samples: int = 0
@@ -81,14 +50,16 @@ class ExportFormat(NamedTuple):
     @property
     def shard_index(self) -> ShardIndexFile:
         """Return how to write the file of a shard."""
-        file: ShardIndexFile = import_module(self.module).SHARD_INDEXES[self.name]
-        return file
+        from shardtool.interop.index_formats import SHARD_INDEXES
+
+        return SHARD_INDEXES[self.name]
 
     @property
     def folder_index(self) -> FolderIndexFiles:
         """Return how to write the files of a folder."""
-        files: FolderIndexFiles = import_module(self.module).FOLDER_INDEXES[self.name]
-        return files
+        from shardtool.interop.index_formats import FOLDER_INDEXES
+
+        return FOLDER_INDEXES[self.name]
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
         """Return the sample counts in a readable `folder_file`; -1 for a value that is not a number."""
@@ -101,32 +72,23 @@ class ExportFormat(NamedTuple):
             return {}
 
 
-_DALI, _ENERGON = "shardtool.interop.dali", "shardtool.interop.energon"
-_COUNTS = "shardtool.interop.shard_counts"
 EXPORTS = {
     export.name: export
     for export in (
-        ExportFormat("dali-webdataset", "tar", "DALI", _DALI, ".idx", min_samples=1),
-        ExportFormat("energon", "tar", "energon", _ENERGON, ".tar.idx", ".nv-meta/.info.json"),
-        ExportFormat("huggingface", "tar", "the Hugging Face Hub", "shardtool.interop.hfutils", ".json",
-                     has_hashes=True, has_readme=True),
-        ExportFormat("timm", "tar", "timm", _COUNTS, folder_file=TIMM_FILE),
-        ExportFormat("open-clip", "tar", "open_clip", _COUNTS, folder_file=OPEN_CLIP_FILE),
+        ExportFormat("dali-webdataset", "tar", "DALI", ".idx", min_samples=1),
+        ExportFormat("energon", "tar", "energon", ".tar.idx", ENERGON_FILE),
+        ExportFormat("huggingface", "tar", "the Hugging Face Hub", ".json", has_hashes=True, has_readme=True),
+        ExportFormat("timm", "tar", "timm", folder_file=TIMM_FILE),
+        ExportFormat("open-clip", "tar", "open_clip", folder_file=OPEN_CLIP_FILE),
         ExportFormat("wids", "tar", "wids", note="wids reads the dataset file itself; no other file is needed"),
-        ExportFormat("dali-tfrecord", "tfrecord", "DALI", _DALI, ".idx", min_samples=1),
-        ExportFormat("tfrecord", "tfrecord", "the tfrecord package", _DALI, ".tfindex", min_samples=2),
+        ExportFormat("dali-tfrecord", "tfrecord", "DALI", ".idx", min_samples=1),
+        ExportFormat("tfrecord", "tfrecord", "the tfrecord package", ".tfindex", min_samples=2),
     )
 }  # fmt: skip
 FOLDER_EXPORTS = [export for export in EXPORTS.values() if export.folder_file]
-OTHER_OFFSETS = "offsets of different samples"
 PROBE_BYTES = 64  # bytes to read to detect a format
 MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
-
-
-def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
-    """Return a `ShardIndexFile.has_format` that compares the start of a file with a regular expression."""
-    return lambda head, _: re.match(pattern, head) is not None
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
@@ -179,11 +141,4 @@ def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard
     # only the names of TFRecords may lack the format
     if export.shard_format != (parse_format(shard.name) or "tfrecord"):
         return f"an index of {export.shard_format} shards"
-    index = export.shard_index
-    try:
-        is_same = not export.has_hashes and index.encode(shard) == data
-        return "" if is_same else index.difference(data, shard)
-    except InvalidRequest as error:
-        return error.found
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
-        return OTHER_OFFSETS
+    return export.shard_index.compare(data, shard, has_hashes=export.has_hashes)

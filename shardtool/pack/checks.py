@@ -80,7 +80,7 @@ def check_export_targets(planned: Planned) -> None:
 
         check_huggingface_splits(splits)
     if "timm" in run.exports:
-        from shardtool.interop.shard_counts import check_timm_splits
+        from shardtool.interop.index_formats import check_timm_splits
 
         check_timm_splits(splits)
     outputs = [(output.pattern, output.destination.first + output.plan.shards) for output in planned.outputs]

@@ -1,0 +1,282 @@
+"""Encode and compare the index files of other tools.
+
+- DALI, and the `tfrecord` package: offsets next to each shard.
+- Megatron-Energon: offsets next to each shard, and the splits once per folder. With these files, energon opens the
+  folder without `energon prepare`. Samples are "crude" (a dict of bytes) without a `dataset.yaml`, which only the user
+  creates.
+- hfutils: offsets and hashes of the files in a tar shard, for the Hugging Face Hub.
+- timm's `_info.json` and open_clip's `sizes.json`: sample counts per shard, once per folder.
+
+Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and ParseIndexFile in
+`dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`;
+NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
+hfutils.index.tar_create_index; huggingface/pytorch-image-models, `timm/data/readers/reader_wds.py`;
+mlfoundations/open_clip, get_dataset_size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardtool.errors import InvalidRequest, printable
+from shardtool.interop.indexed_shard import DEFAULT_SPLIT, STANDARD_SPLITS, IndexedShard, split_order
+from shardtool.messages import export_text, flag_text
+from shardtool.pattern import ENERGON_FILE, OPEN_CLIP_FILE, TIMM_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.interop.indexed_shard import Fields
+
+
+OTHER_OFFSETS = "offsets of different samples"
+_WHITESPACE = re.compile(rb"[\x00-\x20\x7f]")
+_UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
+SPLIT_FILE = ".nv-meta/split.yaml"
+DATASET_YAML = ".nv-meta/dataset.yaml"
+_CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")
+# Energon's YAML reader does not support escapes.
+_UNQUOTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')
+_TAR_BLOCK_BYTES = 512
+_MAX_FIRST_OFFSET = 2**24  # a global pax header can precede the first sample
+
+
+class ShardIndexFile(NamedTuple):
+    """How to write and compare an index file of one shard.
+
+    Attributes:
+        has_format: Tells from the first bytes and the size of a file whether it is an index in this format.
+        difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
+    """
+
+    encode: Callable[[IndexedShard], bytes]
+    has_format: Callable[[bytes, int], bool]
+    difference: Callable[[bytes, IndexedShard], str] = lambda _, __: OTHER_OFFSETS
+
+    def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
+        """Return the difference between an index and its shard; empty if they are equivalent."""
+        try:
+            is_same = not has_hashes and self.encode(shard) == data
+            return "" if is_same else self.difference(data, shard)
+        except InvalidRequest as error:
+            return error.found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
+            return OTHER_OFFSETS
+
+
+class FolderIndexFiles(NamedTuple):
+    """How to write the index files of a folder, for all splits of a dataset.
+
+    Attributes:
+        encode: Returns the bytes of the files by path in the folder, in the order of publication.
+        pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
+        user_file: A file that users may edit; never overwritten.
+    """
+
+    encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
+    pairs: Callable[[Any], Iterable[tuple[object, object]]]
+    user_file: str = ""
+
+
+def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
+    """Return a `ShardIndexFile.has_format` that compares the start of a file with a regular expression."""
+    return lambda head, _: re.match(pattern, head) is not None
+
+
+def dali_tfrecord_index(shard: IndexedShard) -> bytes:
+    """Return the TFRecord index of DALI and the `tfrecord` package: `OFFSET SIZE` per record."""
+    return b"".join([b"%d %d\n" % sample for sample in shard.places()])
+
+
+def dali_webdataset_index(shard: IndexedShard) -> bytes:
+    """Return the index of DALI's `wds2idx`, version 1.2: a line per sample, `FIELD OFFSET LENGTH NAME` per field.
+
+    DALI uses names only as labels, so unsafe characters in names are percent-encoded.
+    """
+    used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
+    if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
+        found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"
+        raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
+    lines = [b"v1.2 %d\n" % len(shard.index)]
+    for key, fields in shard.samples():
+        safe_key = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], key)
+        words = [
+            b"%b %d %d %b.%b" % (name, offset, size, safe_key, name.replace(b"%", b"%25"))
+            for name, offset, size in fields
+        ]
+        lines.append(b" ".join(words) + b"\n")
+    return b"".join(lines)
+
+
+def parse_dali_index(data: bytes) -> list[Fields]:
+    """Return the fields in a DALI index of any tool.
+
+    Names of members are ignored; an index of version 1.1 has no names.
+
+    Raises:
+        ValueError: The data is not a DALI index.
+    """
+    head, *lines = data.removesuffix(b"\n").split(b"\n")
+    version, count = head.split()
+    step = 3 if version == b"v1.1" else 4
+    if int(count) != len(lines):
+        raise ValueError(count)
+    samples = []
+    for words in map(bytes.split, lines):
+        if len(words) % step:
+            raise ValueError(len(words))
+        samples.append(
+            [(words[index], int(words[index + 1]), int(words[index + 2])) for index in range(0, len(words), step)]
+        )
+    return samples
+
+
+def _webdataset_difference(data: bytes, shard: IndexedShard) -> str:
+    is_equivalent = parse_dali_index(data) == [fields for _, fields in shard.samples()]
+    return "" if is_equivalent else OTHER_OFFSETS
+
+
+def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if dali_tfrecord_index(shard).split() == data.split() else OTHER_OFFSETS
+
+
+def energon_index(shard: IndexedShard) -> bytes:
+    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last sample."""
+    for key, fields in shard.samples():
+        for field, *_ in fields:
+            name = b"%b.%b" % (key, field)
+            if not _ENERGON_MEMBER.match(name):
+                found = f"{printable(name)!r}, which energon ignores"
+                raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
+    positions = shard.places()
+    ends = [start for start, _ in positions] + [sum(positions[-1]) if positions else 0]
+    return struct.pack(f"<{len(ends)}Q", *ends)
+
+
+def is_energon_index(head: bytes, size: int) -> bool:
+    """Return whether a file starts like `out-000000.tar.idx`: a number of uint64, ascending multiples of 512."""
+    if size % 8 or len(head) < 2 * 8:
+        return False
+    first, second = struct.unpack("<QQ", head[:16])
+    return first < min(second, _MAX_FIRST_OFFSET) and not first % _TAR_BLOCK_BYTES and not second % _TAR_BLOCK_BYTES
+
+
+def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
+    """Return the files in `.nv-meta`; the last file marks the folder as complete. Energon rejects empty shards."""
+    counts: dict[str, int] = {}
+    parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
+    for split in sorted(splits, key=split_order):
+        shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
+        parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
+        counts |= shard_counts
+    lines = ["split_parts:"]
+    for name, shards in parts.items():
+        lines.append(f"  {_quote_yaml(name)}:{'' if shards else ' []'}")
+        lines += [f"  - {_quote_yaml(shard)}" for shard in shards]
+    return {
+        DATASET_YAML: _CRUDE_DATASET,
+        SPLIT_FILE: "\n".join([*lines, ""]).encode(),
+        ENERGON_FILE: json.dumps({"shard_counts": counts}, indent=2).encode() + b"\n",
+    }
+
+
+def _quote_yaml(name: str) -> str:
+    if _UNQUOTABLE.search(name):
+        expected = "a name without quotes, backslashes and braces"
+        raise InvalidRequest(export_text("energon"), f"the name {name!r}", expected=expected)
+    return f'"{name}"'
+
+
+def hfutils_index(shard: IndexedShard) -> bytes:
+    """Return the index of hfutils.index.tar_create_index."""
+    digests = shard.digests
+    if digests is None:
+        raise TypeError("the shard was not hashed")
+    files = {
+        name: {"offset": offset, "size": length, "sha256": digests.payload(index)}
+        for index, (name, offset, length) in enumerate(_iter_members(shard))
+    }
+    document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
+    return json.dumps(document).encode()
+
+
+def _iter_members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
+    for key, fields in shard.samples():
+        for name, offset, length in fields:
+            yield f"{key.decode()}.{name.decode()}", offset, length
+
+
+def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
+    """Return how an index of hfutils differs from its shard; empty if it does not differ.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: The data is not an index of hfutils.
+    """
+    document = json.loads(data)
+    expected = {name: (offset, length) for name, offset, length in _iter_members(shard)}
+    files: dict[str, dict[str, object]] = document["files"]
+    listed = {name: (member["offset"], member.get("size", member.get("length"))) for name, member in files.items()}
+    if document.get("filesize", shard.size) != shard.size or listed != expected:
+        return OTHER_OFFSETS
+    if (digests := shard.digests) is None:
+        return ""
+    is_same = document.get("hash", digests.git) == digests.git
+    is_same = is_same and document.get("hash_lfs", digests.sha256) == digests.sha256
+    hashes = [(files[name].get("sha256"), digests.payload(index)) for index, name in enumerate(expected)]
+    is_same = is_same and all(member in (None, digest) for member, digest in hashes)
+    return "" if is_same else "hashes of different bytes"
+
+
+def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
+    """Return `_info.json`."""
+    entries = {}
+    check_timm_splits([split.made.split for split in splits])
+    for split in sorted(splits, key=split_order):
+        name, counts = split.made.split or DEFAULT_SPLIT, [shard.samples for shard in split.shards]
+        names = [shard.name for shard in split.shards]
+        entries[name] = {"name": name, "num_samples": sum(counts), "filenames": names, "shard_lengths": counts}
+    return {TIMM_FILE: json.dumps({"splits": entries}, indent=2).encode() + b"\n"}
+
+
+def check_timm_splits(splits: Iterable[str]) -> None:
+    """Check that timm can find the splits by name."""
+    for name in splits:
+        if "tar" in name or ".." in name:
+            found = f"the split {name}, which timm would read as a shard name"
+            raise InvalidRequest(export_text("timm"), found, expected="split names without 'tar' and '..'")
+
+
+def open_clip_sizes(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
+    """Return `sizes.json`."""
+    counts = {shard.name: shard.samples for split in sorted(splits, key=split_order) for shard in split.shards}
+    return {OPEN_CLIP_FILE: json.dumps(counts, indent=2).encode() + b"\n"}
+
+
+def timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
+    """Yield the shards in a parsed `_info.json`, with their sample counts."""
+    for split in info["splits"].values():
+        yield from zip(split["filenames"], split["shard_lengths"], strict=True)
+
+
+_TFRECORD_INDEX = ShardIndexFile(dali_tfrecord_index, matches_start(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference)
+SHARD_INDEXES = {
+    "dali-webdataset": ShardIndexFile(
+        dali_webdataset_index, matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
+    ),
+    "dali-tfrecord": _TFRECORD_INDEX,
+    "tfrecord": _TFRECORD_INDEX,
+    "energon": ShardIndexFile(energon_index, is_energon_index),
+    "huggingface": ShardIndexFile(
+        hfutils_index, matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), compare_hfutils_index
+    ),
+}
+FOLDER_INDEXES = {
+    "energon": FolderIndexFiles(energon_folder_index, lambda info: info["shard_counts"].items(), DATASET_YAML),
+    "timm": FolderIndexFiles(timm_info, timm_shard_counts),
+    "open-clip": FolderIndexFiles(open_clip_sizes, dict.items),
+}
