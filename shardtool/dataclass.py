@@ -53,7 +53,6 @@ class _Plan(NamedTuple):
 
     Attributes:
         positional: Names of the positional arguments.
-        arguments: Names of all arguments.
         required: Names of arguments without a default.
         defaults: Default values of fields.
         factories: Functions that create default values.

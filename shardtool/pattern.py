@@ -46,7 +46,6 @@ class ShardPattern:
         width: Minimum number of digits; shorter numbers are zero-padded.
         count: Number of names; None for an open range.
         names: All names, if they are not a range.
-        text: The pattern in the dataset file.
     """
 
     folder: str
@@ -149,11 +148,7 @@ def old_list_name(base: str) -> str:
 
 
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
-    """Parse a pattern, or the names to which a shell has expanded it.
-
-    Raises:
-        InvalidRequest: No range, two ranges, an unknown file extension, or names in several folders.
-    """
+    """Parse a pattern, or the names to which a shell has expanded it."""
     if not (texts := list_names("the output", output, OUTPUT_EXAMPLE)):
         raise InvalidRequest("the output", "not given", expected=OUTPUT_EXAMPLE)
     for text in texts:
@@ -176,7 +171,6 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 def _check_pattern_text(text: str) -> None:
-    """Refuse unprintable names, and URLs without a bucket or with empty parts."""
     if not is_utf8(raw := _name_bytes(text)):
         raise InvalidRequest(text, "not UTF-8", expected="a UTF-8 name, for the dataset file")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
@@ -297,7 +291,6 @@ def _is_consecutive(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    """Return the extension, such as `.tar`, or the suffix `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending

@@ -63,8 +63,6 @@ _RESUME_TEXTS = {
 
 
 class _VerbGroup(click.Group):
-    """The verbs, each imported on first use, to keep `--help` fast."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_VERB_SUMMARIES)
 

@@ -66,8 +66,6 @@ def register_verb(
 
     Args:
         arguments: Names of the arguments in the usage line, or click arguments.
-        options: The options class of the verb.
-        running: The class of the run options.
         without: Options that the command line lacks.
     """
     typed = (

@@ -189,7 +189,6 @@ def _typed_files(ctx: click.Context) -> list[str]:
 
 
 def _read_document(path: str) -> dict[str, Any] | None:
-    """Return the `shardtool` section of a dataset file, or of the first dataset file in a folder."""
     if is_folder(path):
         documents = (_read_document(file) for file in _list_datasets(f"{path}/") if not file.endswith("/"))
         return next(filter(None, documents), None)

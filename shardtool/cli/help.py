@@ -252,8 +252,6 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 
 class _HelpPage(click.HelpFormatter):
-    """A help page of at most 100 columns."""
-
     def __init__(self) -> None:
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
 

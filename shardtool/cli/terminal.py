@@ -29,8 +29,6 @@ class Terminal(Observer):
     """Prints notes and details on stderr, and shows a progress bar there if stderr is a terminal.
 
     Args:
-        quiet: Print no notes and no progress.
-        verbose: Print details.
         progress: `plain` prints lines instead of a bar.
         on_valid_request: Called when work starts, after all checks of the request.
     """

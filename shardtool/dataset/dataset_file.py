@@ -1,7 +1,7 @@
 """The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index with additional keys. Its last line is the CRC-32C of all preceding bytes. The file contains no clock
-time, host, user or absolute path.
+The file is a wids index with additional keys. Its last line contains the CRC-32C of all preceding bytes. The file
+contains no clock time, host, user or absolute path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# Two marks, because one flipped bit can damage only one of them.
+# Two marks identify the file, because one flipped bit can damage only one of them.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -53,7 +53,7 @@ _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
 _MAX_OPTION_NUMBER = 2**128  # seeds may be large
 _MAX_NESTING = 8
-_MAX_FINGERPRINT_LENGTH = 80  # in characters; shardtool writes 67
+_MAX_FINGERPRINT_LENGTH = 80  # in characters; shardtool's fingerprints have 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
@@ -93,11 +93,11 @@ class DatasetFile:
         fields: Number of samples with each field.
         skipped: Rows of `out.skipped`.
         made: The run that created the dataset, and the runs that appended.
-        fingerprint: The content fingerprint; empty: unknown.
-        skipped_crc: CRC-32C of `out.skipped`; None: no such file.
+        fingerprint: The content fingerprint; empty if unknown.
+        skipped_crc: CRC-32C of `out.skipped`; None without such a file.
         types: Types of fields stored as text; for TFRecord, also types of numeric fields.
         appends: First shard of each append, in the same order as `appended` in `made`.
-        shards_folder: Subfolder of the shards, such as `train/tars`; empty: the dataset file's folder.
+        shards_folder: Subfolder of the shards, such as `train/tars`; empty for the dataset file's folder.
         part_of: For a subset, the number of shards of the whole dataset; otherwise 0. A subset has no `field_bytes`,
             `skipped` or `fingerprint`, and no `fields` if some samples lack a field.
     """
@@ -206,7 +206,10 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field. Each part has types and fields of some shards (empty: unknown)."""
+    """Return the common type of each field.
+
+    Each part has the types and fields of some shards; a type is empty if unknown.
+    """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names
@@ -215,7 +218,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shards in a dataset file, perhaps damaged; None for other files."""
+    """Return the shard names in a dataset file, which may be damaged; None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
@@ -233,12 +236,12 @@ def parse_urls(data: bytes) -> list[Any] | None:
 
 
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
-    """Return the shards in a dataset file or wids index, and whether it is a dataset file of shardtool.
+    """Return the shards in a dataset file or wids index, and whether the file is a dataset file of shardtool.
 
     Names are local paths relative to the file's folder; the shards may not exist.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # wids lists URLs; our file names may contain colons
+    if names is None:  # not a file of shardtool: wids lists URLs, and a colon marks a URL
         is_own, names = False, parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
@@ -254,7 +257,7 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the shards that a dataset file, perhaps damaged, lists in its folder, and its pattern."""
+    """Return the shards that a dataset file lists in its folder, and the pattern. The file may be damaged."""
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(match[1])) if match else ""
@@ -272,14 +275,14 @@ def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file 
 
 
 def is_shardtool_dataset_file(data: bytes) -> bool:
-    """Return whether a file, perhaps damaged, is a dataset file of shardtool."""
+    """Return whether a file, which may be damaged, is a dataset file of shardtool."""
     return any(mark in data for mark in _DATASET_FILE_MARKS) or (
         data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
     )
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a truncated, even empty dataset file."""
+    """Return whether a file may be a truncated or empty dataset file."""
     return _WIDS_HEAD.startswith(data) or is_shardtool_dataset_file(data)
 
 
@@ -291,7 +294,7 @@ def _is_rewritten(data: bytes) -> bool:
 
 
 def has_appends(data: bytes) -> bool:
-    """Return whether a dataset file, perhaps damaged, records appended samples."""
+    """Return whether a dataset file, which may be damaged, records appended samples."""
     return _APPENDS_MARK in data
 
 
@@ -299,9 +302,6 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """Parse and check a dataset file.
 
     The result has correct totals and at least one shard. Shard names are plain and follow the pattern.
-
-    Raises:
-        CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
     """
     if not all(mark in data for mark in _DATASET_FILE_MARKS):
         rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
@@ -350,7 +350,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition. Too slow to call per shard, because the message is always formatted."""
+    """Check a condition. This function is too slow for each shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 
@@ -417,7 +417,6 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
 
 
 def _parse_pattern(record: Json, shards: Sequence[ShardEntry]) -> str:
-    """Return the pattern; a range must produce the listed names."""
     text: str = _parse_file_name(record, "pattern")
     if any(mark in text for mark in "{}<>"):
         # Other braces in a pattern could expand to any number of names.
@@ -486,7 +485,7 @@ def _parse_shard(entry: Json, folder: str) -> ShardEntry:
 
 
 def _get_typed(document: Json, name: str, value_type: type[Value]) -> Value:
-    """Return a value of exactly this type; numbers are counts below 2**63."""
+    """Return a value of exactly this type. Numbers must be counts below 2**63."""
     value = document[name]
     if type(value) is not value_type or (isinstance(value, int) and not 0 <= value <= _MAX_COUNT):
         raise TypeError(f"{name} is {value!r:.80}")

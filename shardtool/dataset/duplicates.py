@@ -1,4 +1,4 @@
-"""The definition of a duplicate: a sample with the same content as another one; keys and labels do not count.
+"""The definition of a duplicate: a sample with the same content as another sample, whatever its key and labels.
 
 The content of a sample is its images, audio, video and arrays. Without these, its texts are its content; without texts,
 its other bytes; without other bytes, its JSON. Labels and numbers are not content. Duplicates have the same payload
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # must be odd
+# multipliers must be odd
+_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
 class Content(NamedTuple):
@@ -57,7 +58,7 @@ class Content(NamedTuple):
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
         """Return a number for each sample, equal for duplicates; 0 if the sample has no content.
 
-        `sizes` and `crcs` (None: unknown) contain one value for each of `rows`.
+        `sizes` and `crcs` contain one value for each of `rows`. `crcs` is None if unknown.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -70,7 +71,10 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, in any order. `digests` has a digest per row, empty if unreadable."""
+        """Return groups of duplicates, in any order.
+
+        `digests` has a digest per row, which is empty if the payload is unreadable.
+        """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():
@@ -91,9 +95,10 @@ class Content(NamedTuple):
 def find_content(
     fields: Sequence[str], others: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
 ) -> Content:
-    """Return the content of samples; `others` are fields of labels or numbers.
+    """Return the content of samples.
 
-    The last sample of a damaged shard may have fewer `codes`.
+    `others` are fields of labels or numbers. The last sample of a damaged shard may have fewer codes than `counts`
+    says.
     """
     ranks = np.full(len(fields), _NO_RANK, np.uint8)
     for code, name in enumerate(fields):
@@ -112,7 +117,7 @@ def content_rank(field: str) -> int:
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of samples whose id another sample has."""
+    """Return a mask of the samples whose id occurs more than once."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)
@@ -121,7 +126,7 @@ def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def combine_digests(digests: Iterable[bytes]) -> bytes:
-    """Return one digest for payloads; empty if one is unreadable."""
+    """Return one digest for all payloads; empty if any payload is unreadable."""
     parts = sorted(digests)
     if len(parts) == 1 or b"" in parts:
         return parts[0]

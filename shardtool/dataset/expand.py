@@ -46,7 +46,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, as arguments of `find_dataset`; some may not exist.
+    """Return the datasets that `dataset` names, as arguments of `find_dataset`. Some of them may not exist.
 
     Shards in a list form one dataset, except shards that a dataset file in the list contains.
     """

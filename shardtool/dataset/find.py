@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, Dots
 
 
-_DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` rejects other digits, such as superscripts
+_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only: `int` rejects digits such as superscripts
 _MAX_LISTED_MISSING = 1000
 _MAX_PROBED_FILES = 8  # files to check for shard content, per numbered series: the first files may be empty
 _RANGE_MARKS = "{<%"
@@ -60,18 +60,15 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` defines where keys end in member names, if the dataset file does not record this; None: use the sidecars.
+    `dots` defines where keys end in member names, if the dataset file does not record this. With None, the sidecars
+    decide.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. With `lacking`, return missing shards of a range as `missing`.
-
-    Raises:
-        InvalidRequest: There are no shards, some shards of a range are missing, or a folder contains several datasets.
-    """
+    """Find the shards of a dataset. With `lacking`, return missing shards of a range as `missing`."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not lacking:
@@ -113,7 +110,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
 
 
 def expand_glob(name: str) -> list[str]:
-    """Return the matches of a glob in natural order. In a store, folders cannot be globs."""
+    """Return the matches of a glob in natural order. In a store, only file names can be globs."""
     if not is_url(name):
         return sorted(glob.glob(name), key=natural_key)
     folder, last = folder_of(name), base_name(name)
@@ -208,7 +205,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    `train-00000-of-01024` may be a TensorFlow checkpoint, so the first bytes of a series are checked.
+    Files such as `train-00000-of-01024` may be a TensorFlow checkpoint, so their first bytes are checked.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -336,12 +333,15 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file, perhaps damaged. With `listed`, raise if the file is unreadable."""
+    """Return whether a file is a dataset file, which may be damaged.
+
+    With `listed`, raise an error if the file is unreadable.
+    """
     return _read_dataset_file(path, listed=listed) is not None
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shards in a dataset file, perhaps damaged, or none."""
+    """Return the shard names in a dataset file, which may be damaged; empty for other files."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 
@@ -386,7 +386,7 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    If no file lists all shards, return a file with a default name that lists some of them or is damaged. At a URL, only
+    If no file lists all shards, return a file with a default name that lists some shards or is damaged. At a URL, only
     default names are tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()

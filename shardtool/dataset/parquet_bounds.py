@@ -1,8 +1,8 @@
 """Compute how much memory a Parquet file needs, before pyarrow decodes it.
 
-A small file can expand to terabytes when it is decoded. The cause can be sizes in its footer or in a page header, many
-dictionary indices of one long text, or levels that declare a million values null. This module's own memory and time are
-proportional to the file's size.
+A small file can expand to terabytes when it is decoded. The cause can be sizes in the footer or in a page header, many
+dictionary indices of one long text, or levels that declare a million values null. The memory and time of this module
+are proportional to the file's size.
 
 Numbers must have the type that Parquet specifies, and struct fields must not repeat. Otherwise other readers could read
 unchecked pages.
@@ -24,17 +24,18 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3,
 _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12  # depth of nested Thrift structs and lists
-_MAX_VALUES = 2**19  # values in a struct and its nested structs
-_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each
+_MAX_VALUES = 2**19  # maximum values in a struct and its nested structs
+_MAX_CHUNKS = 2**16  # maximum column chunks (columns times row groups); pyarrow needs a kilobyte for each
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
-_SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer
-_TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # fields of a schema element
+_SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # field numbers of the footer
+_TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a schema element
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
-_COLUMNS, _GROUP_ROWS = 1, 3  # fields of a row group
-_CHUNK = 3  # field of a column in a row group; the chunk has these fields:
+_COLUMNS, _GROUP_ROWS = 1, 3  # field numbers of a row group
+_CHUNK = 3  # field number of the chunk of a column in a row group; below, the field numbers of the chunk
 _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
-_UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # fields of a page header
+# field numbers of a page header
+_UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
 # DELTA_BYTE_ARRAY (7) is excluded: an empty value can repeat a megabyte of the previous value.
@@ -67,7 +68,7 @@ class ParquetFooter(NamedTuple):
     """The content of a footer.
 
     Attributes:
-        chunks: Per row group, its rows and the metadata of each leaf.
+        chunks: For each row group, the number of rows and the metadata of each leaf.
     """
 
     rows: int
@@ -81,7 +82,7 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, with nulls and empty lists.
-        coded: Whether values are dictionary indices; text can then be larger than the pages.
+        coded: Whether values are dictionary indices, so that text can be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -123,7 +124,7 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
         ValueError: Page headers contradict the footer.
     """
     if sum(_number(chunk, _CHUNK_SIZE, _I64) for _, chunks in footer.chunks for chunk in chunks) > len(data):
-        raise ValueError("columns that share pages")  # decoding them repeatedly would take too long
+        raise ValueError("columns that share pages")  # decoding shared pages for each column would take too long
     leaves = []
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]
@@ -161,7 +162,7 @@ def _leaves_below(
 
 
 def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, ...]:
-    """Return the metadata of each leaf in a row group; pyarrow relies on their order."""
+    """Return the metadata of each leaf in a row group. pyarrow relies on the order of leaves."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
         raise ValueError("a row group whose columns differ from the schema")
@@ -292,7 +293,7 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and values of a list. Each value needs at least a byte, which limits `count`."""
+        """Return the type and values of a list. Each value takes at least a byte, which limits `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, kind = byte >> 4, byte & 15

@@ -51,7 +51,7 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return a short payload of a TFRecord `kind` as number, numbers or text; None: binary."""
+    """Return a short payload of a TFRecord `kind` as number, numbers or text; None for binary data."""
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -116,12 +116,12 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
+    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None if unknown.
 
-    `data` can be only the first few thousand of `length` bytes, which is not enough for Ogg and some MP4.
+    The first few thousand of `length` bytes are enough `data`, except for Ogg and some MP4.
 
-    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,
-    RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
+    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533, RFC
+    7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
     """
     seconds = 0.0
     if data[:4] == b"RIFF":
@@ -145,7 +145,7 @@ def _wav_seconds(start: bytes, length: int) -> float:
         if start[at : at + 4] == b"data":
             return min(size, length - at - 8) / rate if rate else 0.0
         if start[at : at + 4] == b"fmt ":
-            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # bytes per second
+            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # the number of bytes per second
         at += 8 + size + size % 2
     return 0.0
 
@@ -190,7 +190,8 @@ def _mp3_seconds(data: bytes, length: int) -> float:
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
-    frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))  # precedes the number of frames
+    # "Xing" or "Info" precedes the number of frames
+    frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))
     if frames_tag >= 0 and data[frames_tag + 7] & 1:
         frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")
         return frames * (576 if halved else 1152) / (_SAMPLE_RATES[rate] >> halved)

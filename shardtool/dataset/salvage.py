@@ -1,7 +1,7 @@
 """Read a damaged shard past the damage.
 
-A tar does not record which members form a sample. So a sample next to a lost range counts as complete only if it has
-every field that occurs in the shard.
+A tar does not record which members form a sample. A sample next to a lost range therefore counts as complete only if it
+has every field that occurs in the shard.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LostRange(NamedTuple):
     """A range of a shard that could not be read.
 
     Attributes:
-        end: Offset at which reading continues; -1: the rest of the shard is lost.
-        name: For tar, the name in the damaged header, if plausible.
+        end: Offset at which reading continues; -1 if the rest of the shard is lost.
+        name: For tar, the name in the damaged header, if it is plausible.
     """
 
     start: int

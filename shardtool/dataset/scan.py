@@ -1,4 +1,4 @@
-"""Scan a shard of any tool, and return its content as columns. Runs in workers.
+"""Scan a shard of any tool in a worker, and return the content as columns.
 
 A sample is a run of members with the same key (WebDataset's rule; a leading `./` is ignored), or a TFRecord. Payloads
 are read only for checksums.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Return the indices of the first two parts of each sample with interleaved fields.
 
-    Parts with a common field are duplicates: return an empty list.
+    If two parts have a common field, they are duplicates; then the list is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -49,7 +49,7 @@ _FILE_NAME_FEATURE = b"image/filename"  # key in TensorFlow's image datasets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
 _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
-_MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
+_MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
 # A scan may need as much memory as a plain shard has bytes, or perhaps a thousand times the size of a compressed shard.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
@@ -58,7 +58,7 @@ _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
 _MEMORY_CHECK_BYTES = 2**22  # bytes of a shard between two memory checks
 _MAX_VARINT_BYTES = 11
-_MAX_FIELD_NAMES = 2**16  # the fingerprint has uint16 codes
+_MAX_FIELD_NAMES = 2**16  # the fingerprint encodes field names as uint16
 _MAX_LISTED_DAMAGE = 100  # maximum per kind of damage and shard
 
 
@@ -80,7 +80,7 @@ class UnrecognisedMember(NamedTuple):
     """A tar member that is not part of a sample.
 
     Attributes:
-        name: Without a leading `./`.
+        name: Name without a leading `./`.
     """
 
     offset: int
@@ -91,7 +91,7 @@ class UnrecognisedMember(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The member, for messages."""
+        """Description of the member, for messages."""
         return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'not a regular file'}"
 
 
@@ -108,24 +108,25 @@ class ShardScan:
     """The content of a shard, as columns.
 
     Attributes:
-        size: Bytes of the file; -1: compressed, and offsets count decompressed bytes.
-        starts: int64 per sample, offset of its first record.
-        sizes: int64 per sample, bytes of its records with padding.
-        counts: uint32 per sample, fields.
+        size: Bytes of the file; -1 for a compressed file, whose offsets count decompressed bytes.
+        starts: int64 per sample, offset of the first record.
+        sizes: int64 per sample, bytes of all records with padding.
+        counts: uint32 per sample, number of fields.
         codes: uint32 per field, indices into `names`.
         kinds: Type of each name: `bytes`, `int64` or `float`.
-        offsets: int64 per field, of its payload.
-        lengths: int64 per field, of its payload.
-        crcs: uint32 per field, or empty.
-        nonzero_padding: With checksums, the first offsets of padding that is not zero.
-        digest: The content fingerprint; None: unknown, for example for floats.
+        offsets: int64 per field, offset of the payload.
+        lengths: int64 per field, length of the payload.
+        crcs: uint32 per field, CRC-32C of the payload; empty without checksums.
+        nonzero_padding: With checksums, the first offsets of nonzero padding.
+        digest: The content fingerprint; None if unknown, for example for floats.
         text_rows: With checksums, uint64 rows of the fields whose payload is one integer.
         text_lengths: uint8 per row in `text_rows`, length of the integer as text.
         text_crcs: uint32 per row in `text_rows`, CRC-32C of the integer as text.
         unrecognised: Members outside samples, such as folders.
         ambiguous_headers: Offset and problem of headers that tar readers interpret differently.
-        conflicts: For TFRecord, by field code: the field's first value of another type or, without one, its first list.
-        list_rows: For TFRecord, rows that hold a complete list, see `ExampleFeature.whole`.
+        conflicts: For TFRecord, by field code: the first value whose type differs or, if all types are equal, the first
+            list.
+        list_rows: For TFRecord, the rows with a complete list (see `ExampleFeature.whole`).
         lost: With `salvage`, unreadable ranges.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
@@ -278,7 +279,7 @@ class _ScanMemory:
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
         self._text_bytes = self._keys = self._names = self._members = self._rows = 0
-        self._has_long_name = False  # long field names count once per use, because tables repeat them
+        self._has_long_name = False  # then names count once per use, because tables repeat long names
 
     def check(self, end: int) -> int:
         """Check the scan up to `end`; return the offset of the next check."""
@@ -399,7 +400,7 @@ def _add_record(
     record: tfrecord_read.TFRecord,
     default_key: bytes,
 ) -> None:
-    """Record a sample; `default_key` is unique across shards."""
+    """Record a sample. Without a key, its key is `default_key`, which is unique across shards."""
     in_memory = record.size <= tfrecord_read.MAX_HELD_RECORD_BYTES
     data = shard.read(record.data, record.size) if in_memory else tfrecord_read.LazyBytes(shard.read, record)
     if task.checksum:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # bytes decompressed per call; after damage, a whole step is lost
+_STEP_BYTES = 2**14  # bytes decompressed per step; damage loses a whole step
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half of this; a file may claim to need 4 GiB
+_MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB; `xz -9` needs half of this limit
 
 
 class ShardFile:
@@ -80,7 +80,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # a context manager would take as long as the read
+        try:  # `try`, because a context manager would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -101,7 +101,8 @@ class ChecksummedFile(ShardFile):
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        self._crc = self._end = self._held = 0  # `_crc` covers the bytes before `_end`; `_held`: bytes in the window
+        # `_crc` covers the bytes before `_end`; `_held` is the number of bytes in the window
+        self._crc = self._end = self._held = 0
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes at `offset`; fewer only at the end of the file."""
@@ -127,13 +128,13 @@ class ChecksummedFile(ShardFile):
         super().__exit__()
 
     def crc(self) -> int:
-        """Read the rest, and return the CRC-32C of the file."""
+        """Read the remaining bytes, and return the CRC-32C of the file."""
         while self._fill(0):
             pass
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block into the window at `position` (0 replaces the window); return its length."""
+        """Read the next block into the window at `position` (0 replaces the window). Return the block's length."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -160,7 +161,6 @@ class _XzStream:
         self._unpack = LZMADecompressor(FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; empty at the end."""
         from lzma import LZMAError
 
         while True:
@@ -198,7 +198,7 @@ class CompressedFile:
         packing = packing or detect_kind(path).packing
         with ShardFile(path) as shard:  # this call does not open FIFOs
             self.packed_size, self._file = shard.size, shard.stream()
-        self._stream: Any  # with `read` and `close`
+        self._stream: Any  # any object with `read` and `close`
         try:
             if packing == "xz":
                 self._stream = _XzStream(self._file)
@@ -222,7 +222,7 @@ class CompressedFile:
         try:
             self._stream.close()
         finally:
-            self._file.close()  # pyarrow leaves it open after damaged data
+            self._file.close()  # pyarrow leaves the file open after damaged data
             if self._held is not None:
                 self._held.close()
 
@@ -294,7 +294,7 @@ def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Describe what exists in place of a missing shard, and how to get the shard."""
+    """Describe why a shard is missing, and how to get the shard."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -320,13 +320,13 @@ def detect_kind(path: str) -> ShardName:
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # the shard may be missing or damaged
+        return ShardName("tfrecord")  # raises no error: the shard may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better one if the shard's name is wrong."""
+    """Return `error`, or a clearer error if the shard's name is wrong."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -338,7 +338,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
 
 
 def detect_kind_by_content(path: str) -> ShardName | None:
-    """Return the kind of shard by its first bytes; None: not a shard, or empty."""
+    """Return the kind of a shard from its first bytes; None for other and empty files."""
     try:
         start, _ = read_head(path, tar_write.TAR_BLOCK_BYTES)
     except OSError as error:
@@ -356,7 +356,7 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 def iter_payload(
     shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the blocks of a payload, each of at most `most` bytes."""
+    """Yield a payload in blocks of at most `most` bytes."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         raise CorruptShard(
             location,

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in keys of other tools; invalid UTF-8, so never part of shardtool's keys
-_MAX_DECODED_PER_KEY = 8  # decode a whole block up to this many keys per requested key
+# replaces NUL in keys of other tools; shardtool's keys never contain this byte, which is invalid UTF-8
+_NUL_SUBSTITUTE = b"\xff"
+_MAX_DECODED_PER_KEY = 8  # if a block has at most this many keys per requested key, decode the whole block
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -58,16 +59,16 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_ends: [samples + 1]: start of each key in `keys`, then the length of `keys`.
-        starts: [samples]: offset of each sample's first record.
-        sizes: [samples]: bytes from that offset to the end of the sample's last record.
-        firsts: [samples + 1]: each sample's first row in the columns below, then the number of rows.
-        codes: [fields]: the name of each field, as an index into `names`.
-        offsets: [fields]: offset of each payload in the shard.
-        lengths: [fields]: length of each payload in bytes.
-        crcs: uint32 [fields]: CRC-32C of each payload; None: unknown.
-        kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
-        metadata: The sidecar's other columns, each in one chunk; text columns may be dictionary-encoded.
+        key_ends: [samples + 1], start of each key in `keys`, then the length of `keys`.
+        starts: [samples], offset of each sample's first record.
+        sizes: [samples], bytes from `starts` to the end of the sample's last record.
+        firsts: [samples + 1], each sample's first row in the columns of fields, then the number of rows.
+        codes: [fields], the name of each field as an index into `names`.
+        offsets: [fields], offset of each payload in the shard.
+        lengths: [fields], length of each payload in bytes.
+        crcs: uint32 [fields], CRC-32C of each payload; None if unknown.
+        kinds: After a scan of a TFRecord, the type of each field: `bytes`, `int64` or `float`.
+        metadata: The other columns of the sidecar, each in one chunk. Text columns may be dictionary-encoded.
         walk: The scan that the index was created from, if any.
         damage: The error in the sidecar that required a scan.
     """
@@ -94,12 +95,12 @@ class ShardIndex:
 
     @property
     def counts(self) -> Offsets:
-        """[samples]: number of fields of each sample."""
+        """Number of fields of each sample, [samples]."""
         return np.diff(self.firsts)
 
     @property
     def key_sizes(self) -> Offsets:
-        """[samples]: bytes of each key."""
+        """Bytes of each key, [samples]."""
         return np.diff(self.key_ends)
 
     @property
@@ -159,9 +160,10 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples; `rows` must ascend."""
+        """Return the keys of some samples. `rows` must ascend."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
-        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # takes half the time
+        # decoding the whole block takes half the time
+        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
             if len(text) == ends[-1] - block_start:  # if all keys are ASCII, offsets in bytes are offsets in characters
@@ -179,7 +181,7 @@ class ShardIndex:
         return np.insert(text, self.key_ends[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
-        """Return the first sample with a key; -1: there is none."""
+        """Return the first sample with a key; -1 if there is none."""
         if not key:
             empty = np.flatnonzero(self.key_sizes == 0)
             return int(empty[0]) if len(empty) else -1
@@ -198,7 +200,7 @@ class ShardIndex:
         return result
 
     def tally(self) -> ShardTally:
-        """Return the shard's figures in the dataset file."""
+        """Return the figures of the shard for the dataset file."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -329,8 +331,9 @@ class IndexDifference(NamedTuple):
     """A difference between two indexes of one shard.
 
     Attributes:
-        what: `samples` (their number), `key`, `offset`, `size`, `number of fields`, `field`, `length` or `checksum`.
-        sample: The sample, or -1.
+        what: `samples` (the number of samples), `key`, `offset`, `size`, `number of fields`, `field`, `length` or
+            `checksum`.
+        sample: The number of the sample, or -1.
     """
 
     what: str

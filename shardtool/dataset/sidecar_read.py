@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
 Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
-for its size and the shard's size is rejected.
+memory for its size and the shard's size is rejected.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -50,12 +50,12 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2  # minimum bytes in a shard per field
-_MAX_SAMPLES_PER_BYTE = 8  # also the maximum fields per byte; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8  # maximum samples, and fields, per byte of sidecar; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64  # bytes in memory per field, without names and keys
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # memory per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # maximum memory per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # metadata that changes how pyarrow decodes columns; shardtool does not write it
 _MAX_ERROR_LENGTH = 300
@@ -66,7 +66,7 @@ def _verify_advice() -> str:
 
 
 def load_sidecar(path: str) -> bytes:
-    """Return the bytes of a file that ends like a sidecar.
+    """Return the bytes of a sidecar, if the end of the file is that of a sidecar.
 
     Raises:
         OSError: The file is missing, not a regular file, or cannot be read.
@@ -75,17 +75,16 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The `size` of its shard (None: missing) limits the metadata.
+    """Parse a sidecar. The `size` of its shard (None if the shard is missing) limits the metadata.
 
     Raises:
-        CorruptShard: The sidecar is invalid, or needs too much memory for its shard.
         MemoryError: Memory ran out; the sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
     try:
         return _parse_index(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # pyarrow's MemoryError is also an ArrowException
+        raise  # raise MemoryError first, because pyarrow's MemoryError is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
@@ -101,7 +100,7 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the memory limit for metadata; shard and sidecar have `size` bytes."""
+    """Return the memory limit for metadata, if shard and sidecar have `size` bytes together."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
@@ -147,7 +146,8 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so the sums below cannot overflow
+        # reject such offsets, so that the sums below cannot overflow
+        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
         raise ValueError(f"samples that overlap or exceed a shard of {size:,} bytes")
@@ -343,7 +343,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return sample count and facts from a sidecar's footer; raise OSError or CorruptShard."""
+    """Return the sample count and the facts in a sidecar's footer. Raise OSError or CorruptShard."""
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
     return footer.rows, fact

@@ -1,4 +1,4 @@
-"""Columns of a sidecar, and the facts that it records about its shard. Source: docs/format.md, "Sidecar"."""
+"""Columns of a sidecar, and the facts that the sidecar records about its shard. Source: docs/format.md, "Sidecar"."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class TransformFacts(NamedTuple):
     """Facts of a shard of transformed samples.
 
     Attributes:
-        consumed: Planned samples that were processed.
-        dropped: Of the consumed samples, those dropped by the user's function.
-        skipped: Of the consumed samples, those skipped.
-        left_out: The rows of the skipped samples, unless another run retries them.
+        consumed: Number of planned samples that were processed.
+        dropped: Number of consumed samples that the user's function dropped.
+        skipped: Number of consumed samples that were skipped.
+        left_out: The rows of skipped samples that no other run tries again.
     """
 
     content: int
@@ -63,11 +63,11 @@ class ShardFacts(NamedTuple):
     """The facts of a shard in its sidecar.
 
     Attributes:
-        crc: CRC-32C of the file; None: unknown.
-        plan: The fingerprint of the shard's plan; empty: unknown.
+        crc: CRC-32C of the file; None if unknown.
+        plan: The fingerprint of the shard's plan; empty if unknown.
         made: Facts of transformed samples, if any.
-        first: Name of the first shard of its run; empty: unknown.
-        shards: Minimum number of shards of that run; None: unknown.
+        first: Name of the first shard of the run; empty if unknown.
+        shards: Minimum number of shards of the run; None if unknown.
     """
 
     name: str
@@ -104,7 +104,7 @@ def column_types(schema: pa.Schema) -> dict[str, str]:
     return {column.name: str(column.type) for column in schema}
 
 
-_NULL_TYPE = "null"  # compatible with every type
+_NULL_TYPE = "null"  # a column of nulls is compatible with every type
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -43,12 +43,8 @@ def written_index(
     """Return the index of a shard that a worker has written.
 
     Args:
-        shard_format: `tar` or `tfrecord`.
-        content: The planned samples of the shard.
-        columns: The metadata columns of the samples, if any.
-        field_crcs: CRC-32C of each written field, as uint32.
         skipped: Indices of planned samples that were not written.
-        source_paths: The source path of each field, each followed by NUL; empty if there is no such column.
+        source_paths: The source path of each field, followed by NUL; empty if there is no such column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -94,7 +90,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
     table, metadata = index.plain_table(), index.metadata
     try:
         data = encode_sidecar_table(table, shard)
-    except pa.ArrowNotImplementedError as error:  # a struct without fields
+    except pa.ArrowNotImplementedError as error:  # Parquet cannot store a struct without fields
         raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
@@ -105,7 +101,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Raise InvalidRequest if readers would reject the sidecar: many samples share a long text."""
+    """Raise InvalidRequest if readers would reject the sidecar, because many samples share a long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -115,7 +111,7 @@ def _check_readable(data: bytes, shard: ShardFacts) -> None:
 
 
 def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORMAT_VERSION) -> bytes:
-    """Return the bytes of a sidecar; `table` starts with the columns of `SIDECAR_SCHEMA`."""
+    """Return the bytes of a sidecar. `table` starts with the columns of `SIDECAR_SCHEMA`."""
     sink = pa.BufferOutputStream()
     facts = {"format_version": f"{version}", "shard": shard.name, "size": f"{shard.size}"}
     if shard.crc is not None:
@@ -130,7 +126,8 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # the plan does not determine these facts
+        # protect these facts, which the plan does not determine
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
         codes = number_array(np.zeros(len(table), np.int8))

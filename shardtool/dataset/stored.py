@@ -41,7 +41,7 @@ class StoredShard:
 
     Attributes:
         dots: Where keys end in member names.
-        index_folder: The folder of its sidecar; None: the shard's folder.
+        index_folder: The folder of the sidecar; None for the shard's folder.
     """
 
     path: str
@@ -52,17 +52,17 @@ class StoredShard:
 
     @property
     def file_name(self) -> str:
-        """Its local file name."""
+        """Local file name."""
         return base_name(self.path)
 
     @property
     def name(self) -> str:
-        """Its file name in dataset files."""
+        """File name in dataset files."""
         return to_output_name(self.file_name)
 
     @property
     def sidecar(self) -> str:
-        """The path of its sidecar, which may not exist."""
+        """Path of the sidecar, which may not exist."""
         return sidecar_path(self.path, self.index_folder)
 
     @property
@@ -72,15 +72,15 @@ class StoredShard:
 
     @property
     def packed(self) -> bool:
-        """Whether it is compressed."""
+        """Whether the shard is compressed."""
         return bool(detect_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return its size in bytes; None: it is not a regular file."""
+        """Return the size in bytes; None if the shard is not a regular file."""
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard; with `checksum`, read the payloads, too."""
+        """Scan the shard. With `checksum`, read the payloads, too."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
@@ -111,14 +111,14 @@ class StoredShard:
             return error
 
     def head(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and facts in its sidecar, or None."""
+        """Return the sample count and the facts in the sidecar, or None."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
         return content if isinstance(content, tuple) else None
 
     def schema(self) -> pa.Schema:
-        """Return the schema in the footer of its sidecar, or `SIDECAR_SCHEMA`."""
+        """Return the schema in the footer of the sidecar, or `SIDECAR_SCHEMA`."""
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
@@ -130,13 +130,14 @@ class StoredDataset:
     """A dataset on disk, in a store, or on the web.
 
     Attributes:
-        shards: In the order of their names; some may not exist.
-        dataset_file: Its path, if any; it may list other shards, too.
+        shards: The shards, in the order of their names. Some of them may not exist.
+        dataset_file: Path of the dataset file, if any, which may list other shards, too.
         argument: The caller's argument that named the dataset.
-        folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, perhaps damaged. Sidecars are then in its folder.
-        is_whole: Whether the caller named the whole dataset: its file, folder, or complete range. Unlisted shards are
-            then ignored.
+        folder: The folder of the dataset file, and of the shards or their subfolders; "" for the current folder.
+        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in the folder of
+            this file.
+        is_whole: Whether the caller named the whole dataset, by its file, folder, or complete range. Unlisted shards
+            are then ignored.
         missing: The first missing, unlisted names of a range.
     """
 
@@ -152,7 +153,7 @@ class StoredDataset:
 
     @property
     def index_folder(self) -> str | None:
-        """The folder of all sidecars; None: each is next to its shard."""
+        """The folder of all sidecars; None if each sidecar is next to its shard."""
         return self.folder if self.has_own_file else None
 
     @property
@@ -167,7 +168,7 @@ class StoredDataset:
 
     @property
     def split(self) -> str:
-        """The split according to the dataset file or, without one, the name; empty: none."""
+        """The split in the dataset file or, without this file, in the name; empty without splits."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -211,19 +212,19 @@ class StoredDataset:
 def make_dataset(
     paths: Sequence[str], file: str | None, folder: str, *, has_own_file: bool, **attributes: Any
 ) -> StoredDataset:
-    """Return a dataset; with `has_own_file`, all sidecars are in `folder`."""
+    """Return a dataset. With `has_own_file`, all sidecars are in `folder`."""
     index_folder = folder if has_own_file else None
     shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
     return StoredDataset((), shards, file, folder, has_own_file=has_own_file, **attributes)
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
-    """Return the path of a shard's sidecar in a folder; None: in the shard's folder."""
+    """Return the path of a shard's sidecar in a folder; None for the shard's folder."""
     return join(folder_of(shard) if folder is None else folder, patterns.sidecar_name(base_name(shard)))
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return where keys end, by the sidecars: at the last dot if any key contains a dot."""
+    """Return the dot at which keys end, according to the sidecars: the last dot if any key contains a dot."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

@@ -29,7 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    An item of `facts` is None if that shard has no valid sidecar; the shard's run is then unknown.
+    An item of `facts` is None if the shard has no valid sidecar, so that its run is unknown.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}

@@ -28,7 +28,6 @@ def field_ids(
         samples: The id of each sample, equal on both sides; -1 for samples that are only on this side.
         counts: Number of rows of each sample.
         codes: Index in `names` of each row's field.
-        names: Field names.
         known: The id of each name, equal on both sides; -1 for fields that are not compared.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]

@@ -29,7 +29,6 @@ class RecordColumns(NamedTuple):
     """The content of a shard; each sample's fields are sorted by the bytes of their names.
 
     Attributes:
-        keys: The key of each sample.
         first: int64[samples + 1], first row of each sample.
         fields: Field names, indexed by `code`.
         code: uint16[rows].

@@ -156,8 +156,6 @@ class SampleTable:
     Attributes:
         root: Folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        fields: Field names.
-        spans: Locations of SPAN payloads.
         metadata: Sidecar columns, one row per sample.
         source_paths: Whether the sidecar stores `rows.paths`, because keys differ from paths.
         identity: Identifies the source if `root` does not identify it.

@@ -33,10 +33,6 @@ def start_pool(
     """Start `workers` processes. `advice` is printed if a worker dies.
 
     With `lazy`, processes of this machine start in `Pool.start`, or not at all for a single task.
-
-    Raises:
-        InvalidRequest: Ray or a cluster is missing, a node has other versions, or `workers` is 0 with options that need
-            workers.
     """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"

@@ -78,7 +78,6 @@ class _Worker:
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait until the process exits; return its exit status, negative for a signal."""
         if self.status is None:
             self.status = 0
             if self.process is not None:

@@ -41,13 +41,7 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Raise an error if a machine does not have this process's files, output folder or module.
-
-        Args:
-            paths: Files and folders, of which a few existing ones are checked.
-            output: Folder that workers write to; None if it is not checked.
-            function: The user's function, `module:name`; empty without a function.
-        """
+        """Raise an error if a machine does not have this process's files, output folder or module."""
 
     def start(self, tasks: int) -> None:
         """Start the workers of a lazy pool, unless there is only one task; this process then runs all tasks."""
@@ -59,11 +53,8 @@ class Pool:
 
         Args:
             function: A module-level function of the task and, with `progress`, a callback.
-            tasks: The tasks, in order.
-            progress: Called with task number, samples and bytes.
 
         Raises:
-            WorkerDied: A worker was killed or crashed; on a cluster, a task was lost too often.
             ShardError: Raised by `function`.
             Bug: `function` raised another exception.
         """

@@ -61,9 +61,6 @@ class RayPool(Pool):
         options: `workers` limits the concurrent tasks; None for as many as the cluster has cores. `address` is `auto`,
             `ray://host:port` or `host:port`. With None, use the address in Ray's environment, else `auto`, else start a
             cluster.
-        advice: Printed if a task was lost too often.
-        cores: Cores of a cluster that is started here.
-        observer: Notified if a cluster is started.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
@@ -273,7 +270,6 @@ class RayPool(Pool):
         return answer.result
 
     def _count_actor(self) -> Any:
-        """Return the actor on this node that collects progress counts. It lives as long as this process."""
         if self._counts is None:
             near = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             actor = ray.remote(num_cpus=0, max_restarts=-1)(ray_task.TaskCounts)
@@ -291,7 +287,6 @@ class _TaskReports:
         actor.take.remote()  # discards counts of an earlier use of the pool
 
     def poll(self, running: Container[int]) -> None:
-        """Pass on new counts, and request the next ones without waiting."""
         if self._pending is not None:
             try:
                 for number, (samples, size) in ray.get(self._pending, timeout=0).items():

@@ -38,7 +38,6 @@ class TaskEnvironment(NamedTuple):
     Attributes:
         folder: Current directory.
         path: `sys.path` of the parent, searched after the node's own.
-        umask: Umask.
         command_line: Whether messages name command-line options.
         variables: Environment variables set by options for remote stores.
         sources: Source code by module name, for the function of `--map`.
@@ -134,7 +133,6 @@ class _SentModules:
         """Use Python's default."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run a module; a package may have no source."""
         exec(compile(self.sources.get(module.__name__, ""), module.__name__, "exec"), module.__dict__)  # noqa: S102
 
 

@@ -50,13 +50,7 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Start to download new files; cancel the remaining downloads.
-
-        Args:
-            urls: The URLs.
-            samples: Number of samples that the files belong to, for progress.
-            on_wait: Called repeatedly while a caller waits for a file.
-        """
+        """Start to download new files; cancel the remaining downloads."""
         if self._urls:
             self._report_progress(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._replace_urls(urls), self._loop).result()
@@ -117,7 +111,6 @@ class HttpFetcher:
         self._loop.close()
 
     def _handle_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Keep a MemoryError; ignore errors of closing connections."""
         error = context.get("exception")
         if isinstance(error, MemoryError):
             with self._ready:

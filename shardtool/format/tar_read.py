@@ -315,7 +315,6 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
 
 
 def _signed_sum(block: bytes) -> int:
-    """Return the checksum of old programs that summed signed bytes."""
     return sum(memoryview(block[:148] + block[156:]).cast("b")) + _BLANK_CHECKSUM
 
 

@@ -277,7 +277,6 @@ def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]
 
 
 def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the field number, start and end of each field of a message."""
     while at < end:
         tag, at = read_varint(data, at, end)
         wire, first = tag & 7, at

@@ -150,14 +150,12 @@ class _PackedBytes:
         return self._offset - self._start - len(self.data)
 
     def more(self) -> bool:
-        """Fill an empty buffer; return whether bytes remain."""
         if not self.data:
             self.data = bytes(self._read(self._offset, _BLOCK_BYTES))
             self._offset += len(self.data)
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether a data descriptor with this CRC-32 and the read size follows."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])

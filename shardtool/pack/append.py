@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
     """Return the keys that new samples cannot have.
 
-    An append interrupted at its end allows its own keys.
+    If an append was interrupted at its end, its keys are allowed again.
     """
     keys = []
     for output in outputs:
@@ -56,7 +56,7 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Check that all keys are new. If the dataset's last append is the one to resume, it becomes a `FinishedAppend`."""
+    """Check that all keys are new. If this run resumes the last append of the dataset, make a `FinishedAppend`."""
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
     for output in listed.outputs:
@@ -169,10 +169,6 @@ def append_notes(planned: Planned) -> Iterator[str]:
 
 
 def _field_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
-    """Yield notes about fields and columns that only some samples will have.
-
-    With `changed`, transforms make fields unknown.
-    """
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
         new_counts = _count_fields(plan)

@@ -71,7 +71,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
         total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, new_keys)))
     removed = max(removed, total - len(new_keys))
     added = len(new_keys) - (total - removed)
-    if planned.listed.transform is not None:  # skipped samples of a kept shard are not tried again
+    if planned.listed.transform is not None:  # a kept shard does not try its skipped samples again
         kept_facts = [
             _read_planned_facts(planned.listed, output, shard)
             for output in planned.outputs
@@ -91,7 +91,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
-    """Add shard counts, given the kept shards and all shard names of each dataset."""
+    """Add the shard counts. `shards` has the kept shards and all shard names of each dataset."""
     kept = written = removed = 0
     for destination, kept_here, names in shards:
         existing_shards = {name for name in destination.existing if name.endswith(destination.pattern.format)}
@@ -217,7 +217,7 @@ def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | No
 def _read_packed_keys(
     run: Run, output: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Return a shard's number of source samples, and their key hashes unless a function made the keys."""
+    """Return the number of source samples of a shard, and their key hashes unless a function made the keys."""
     sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
         data = output.folder.read(sidecar)

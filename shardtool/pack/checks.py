@@ -103,14 +103,15 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # random, because checksums do not compress
+        # pseudorandom values, because checksums cannot be compressed
+        crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
         sidecar_write.encode_sidecar(index, sidecar_schema.ShardFacts(name, size, 0, ""))
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Check that the written content equals that of the source."""
+    """Check that the written content equals the content of the source."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

@@ -80,12 +80,12 @@ def _check_other_location(run: Run, datasets: Any) -> None:
 def _list_samples(
     run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None
 ) -> tuple[Listed, OutputExists | None]:
-    """Return the samples, and the error for existing output, which is raised after errors in the source."""
+    """Return the samples, and the error for existing output. The caller raises it after errors in the source."""
     from shardtool.select.storable_names import check_case, check_storable_names, make_portable
 
     listing = source.list_samples(run.pool, run.notes.observer)
     listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))
-    if found.refusal is None:  # a refused run reads no payloads
+    if found.refusal is None:  # do not read payloads for a run that will be refused
         from shardtool.source.duplicates import drop_duplicate_samples
 
         read_taken = partial(_read_taken_keys, run, listing, found.outputs) if run.updates else lambda: None

@@ -1,6 +1,6 @@
-"""Choose the samples to pack: neither removed earlier, nor already in the dataset.
+"""Choose the samples to pack: samples that were not removed earlier and are not in the dataset.
 
-Samples listed as skipped are not new, because they would fail again.
+Samples listed as skipped are not packed, because they would fail again.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped; add notes about the others.
+    """Return a mask of the samples that no dataset contains or lists as skipped, and add notes about the others.
 
-    Samples whose files have changed since they were packed stay as they are.
+    If the files of a packed sample have changed, the packed sample stays unchanged.
     """
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
@@ -122,7 +122,7 @@ def _hash_samples(
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # sums modulo 2^64
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # the sums are modulo 2^64
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 

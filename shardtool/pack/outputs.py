@@ -45,10 +45,10 @@ NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the c
 
 
 class FoundOutputs(NamedTuple):
-    """The datasets that a run writes: none while split names are unknown.
+    """The datasets that a run writes; empty while split names are unknown.
 
     Attributes:
-        refusal: An error for existing output, which is raised later: errors in the source come first.
+        refusal: An error for existing output, which is raised after errors in the source.
     """
 
     outputs: tuple[Output, ...]
@@ -115,7 +115,7 @@ def _read_existing_datasets(run: Run, outputs: Sequence[Output]) -> list[Dataset
         with suppress(FileNotFoundError):
             data = read_small(path)
             if not outputs and parse_shard_names(data) is None:
-                continue  # a JSON file of another program
+                continue  # the file is a JSON file of another program
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
             if outputs or os.path.basename(path) == expected_name:
@@ -171,7 +171,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     for old, output in zip(outputs, locked, strict=True):
         if output.destination.appends != old.destination.appends:  # a concurrent update created or removed the dataset
             raise changed_meanwhile_error(old.destination)
-    stack.callback(run.pool.close)  # runs first, so that no worker still stages files
+    stack.callback(run.pool.close)  # the stack closes the pool first, so that no worker still stages files
     _discard_staged(locked, spool)
     return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
 

@@ -66,11 +66,11 @@ def pack_shards(planned: Planned) -> Packed:
     return packed
 
 
-_MIN_SAMPLES_FOR_SHARE = 100  # a share of fewer samples is not significant
+_MIN_SAMPLES_FOR_SHARE = 100  # with fewer samples, a share of failures is not significant
 
 
 class Packing:
-    """The execution of a plan, under the lock. Samples that did not fit after transforms go into additional shards."""
+    """Executes a plan, while the lock is held. Samples that do not fit after transforms go into additional shards."""
 
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
         self.planned, self.listed, self.run = planned, planned.listed, planned.run
@@ -83,21 +83,23 @@ class Packing:
         self._made_keys = made_keys
         part = self.destination.part  # only the first part lists samples skipped by the plan
         values = self.plan.entries.values
-        if self.run.options.map:  # the user's function may change text and JSON; numbers must stay numbers
+        if self.run.options.map:  # the user's function may change text and JSON, but numbers must stay numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        self._plan, self._first_number = self.plan, self.destination.first  # plan and first shard of this round
+        # the plan of this round, and the number of its first shard
+        self._plan, self._first_number = self.plan, self.destination.first
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}  # numbers of published shards by name
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0  # planned samples that are written, skipped or dropped
         # Shards sent to workers; the value is the index of an existing shard of transformed samples that may be kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
-        self._fetch_counts = np.zeros(2, np.int64)  # failed samples and all samples with URLs in this run
+        self._fetch_counts = np.zeros(2, np.int64)  # number of failed samples, and of all samples with URLs in this run
         self._key_problems: dict[str, NameProblem] = {}
-        self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes and failed samples by shard
+        # the reported samples, bytes and failed samples of each shard
+        self._reported: dict[int, tuple[int, int, int]] = {}
 
     @reporting_memory_errors("packing the shards")
     def pack(self) -> PackedOutput:
@@ -174,7 +176,8 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    folder = folder.temporary  # the dataset lists this name, so the shard is only compared
+                    # the dataset lists this name, so the new file is only compared with the shard
+                    folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
             self._pending[shard] = planned, kept_index
@@ -313,8 +316,9 @@ class Packing:
         else:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
-            if result.compared and resume.is_source_unchanged(planned, stamp):  # not if the clocks differ too much
-                folder.set_mtime(name, stamp)  # so that the next run trusts the shard
+            # set no stamp if the clocks differ too much
+            if result.compared and resume.is_source_unchanged(planned, stamp):
+                folder.set_mtime(name, stamp)  # with this time, the next run trusts the shard
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
@@ -349,7 +353,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._count_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # another run tries the skipped samples again
+                left_out = ()  # no rows are recorded, because another run tries the skipped samples again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )
@@ -378,7 +382,7 @@ class Packing:
     def _count_known_shards(self, shard: int, consumed: int) -> int:
         """Return the shard count known so far, plus one if some samples still need a shard.
 
-        So the sidecars of an interrupted run record more shards than exist.
+        The sidecars of an interrupted run therefore record more shards than exist.
         """
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))

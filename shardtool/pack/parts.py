@@ -1,7 +1,8 @@
 """The parts of a run.
 
-Parts do not communicate. Each computes the whole plan, writes its own shards, and leaves a record with the fingerprint
-of that plan. The part that finds all records merges them, under an exclusive lock that excludes running parts.
+Parts do not communicate. Each part computes the whole plan, writes its own shards, and leaves a record with the
+fingerprint of the plan. The part that finds all records merges them, under an exclusive lock that excludes running
+parts.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
     for part in [part for part in parts.find_run_parts(pattern, destination.folder.names())[0] if part != own_part][
         :_MAX_COMPARED_PARTS
     ]:
-        with suppress(CorruptShard):  # a merge reports the damaged record
+        with suppress(CorruptShard):  # ignore a damaged record, which a merge reports
             plans.append(get_part_plan(parts.read_part_record(destination.folder, pattern, part)))
     record = planned.listed.record(output)
     fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
@@ -109,7 +110,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 
 
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
-    """Write the record of a part; return a dataset file for its shards.
+    """Write the record of a part. Return a dataset file for the shards of the part.
 
     A dataset file that already contains the part is kept.
     """
@@ -141,13 +142,13 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
 
 
 def merge_finished_parts(planned: Planned) -> bool:
-    """Publish the dataset files of which all parts have records; return whether all dataset files exist."""
+    """Publish each dataset file for which all parts have records. Return whether all dataset files exist."""
     merged = [merge_if_last(output.destination, planned.run.notes) for output in planned.outputs]
     return all(merged)
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
-    """Publish the dataset file if all parts have records; return whether it exists.
+    """Publish the dataset file if all parts have records. Return whether the dataset file exists.
 
     If parts finish at the same time, at least one finds all records and no running part.
     """

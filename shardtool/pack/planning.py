@@ -69,7 +69,7 @@ def plan_shards(listed: Listed) -> Planned:
     for output in listed.outputs:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
         plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
-        if not outputs:  # samples that the source skipped belong to no split; the first split lists them
+        if not outputs:  # the first split lists the samples that the source skipped, which belong to no split
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
@@ -159,7 +159,7 @@ def _add_plan_notes(planned: Planned) -> None:
 
 
 _OPTIONAL_TEXT_FIELDS = ("txt", "text")
-_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # the last is in bytes per shard
+_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # _FEW_SAMPLES and _SMALL_SHARD_BYTES are per shard
 
 
 def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions) -> Iterator[str]:
@@ -188,7 +188,6 @@ def _label_notes(listed: Listed) -> Iterator[str]:
 
 
 def _small_shard_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about datasets with many tiny shards, which are slow to read."""
     bounds = [name for name in ("max_count", "max_size", "shards") if planned.run.options.is_given(name)]
     for output in planned.outputs:
         plan = output.plan

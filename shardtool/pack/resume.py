@@ -1,8 +1,8 @@
-"""Choose whether to keep, compare or rewrite the shard of an earlier run, without reading it.
+"""Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
 
 Each finished shard has a stamp: a time shortly before its run listed the source. The nanosecond digits of the stamp
 identify the root of the source and, for a source in a store, the object versions. A shard is up to date if it has this
-stamp and no file under that root is newer.
+stamp and no file under the root of the source is newer.
 
 The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
 finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another
@@ -70,7 +70,7 @@ def get_run_stamp(listed: Listed) -> int:
 
 
 def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
-    """Return the stamp of a shard. For objects, it identifies their versions."""
+    """Return the stamp of a shard. For objects, the stamp identifies their versions."""
     if not planned.plan.entries.is_remote:
         return run_stamp
     seconds, nanoseconds = divmod(run_stamp, _SECOND_NS)
@@ -112,7 +112,8 @@ class ShardJournal:
             return
         if not self._journal.is_started:
             self._journal.start({"version": 1, "run": "create"}, (earlier._asdict() for earlier in self.lines.values()))
-        self._journal.append(line._asdict(), durable=False)  # without the line, the next run compares it
+        # if a power failure loses the line, the next run compares the shard with the source
+        self._journal.append(line._asdict(), durable=False)
 
     def remove(self) -> None:
         """Delete the journal."""
@@ -163,9 +164,9 @@ def choose_action(
 
 
 def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
-    """Return the index in a sidecar; None if it is damaged or has another plan.
+    """Return the index in a sidecar; None if the sidecar is damaged or has another plan.
 
-    For transformed samples, it must be unmodified and list every skipped sample.
+    For transformed samples, the sidecar must be unmodified and list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
     is_transformed = planned.listed.transform is not None
@@ -182,7 +183,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     with suppress(ShardError):
         if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
-            return index if encoded == data else None  # detects any flipped bit
+            return index if encoded == data else None  # comparing the bytes detects any flipped bit
     return None
 
 

@@ -55,7 +55,7 @@ class Run:
         started: Seconds since 1970, before the source was listed.
         dry: Whether the run ends after planning.
         shuffle: The options of a `reshard`; None for a `create`.
-        expected: The dataset that the run must recreate; None: any.
+        expected: The dataset that the run must recreate, or None.
     """
 
     names: tuple[str, ...]
@@ -125,8 +125,8 @@ class Output:
     """One dataset that a run writes, or one of its splits.
 
     Attributes:
-        split: Empty without splits.
-        sample_numbers: The numbers of its samples; None means all.
+        split: The name of the split; empty without splits.
+        sample_numbers: The numbers of the samples in this dataset; None for all samples.
     """
 
     split: str
@@ -150,7 +150,7 @@ class PlannedOutput(Output):
     """A dataset whose shards are planned.
 
     Attributes:
-        plan_fingerprint: For a part: the fingerprint of the plan that all parts share.
+        plan_fingerprint: For a part, the fingerprint of the plan that all parts share.
     """
 
     plan: Plan
@@ -197,7 +197,6 @@ class PlanFile(NamedTuple):
 
     Attributes:
         listing: The listing before splitting and renaming.
-        split_values: The column that determines the split.
     """
 
     path: str
@@ -213,9 +212,9 @@ class Listed:
     Attributes:
         transform: The transform of the run, with the part of `where` that workers evaluate.
         dots: Which dot ends the key in tar member names.
-        plan_file: None without a plan file.
-        identity: Identifies the transform; empty for none.
-        finished: Datasets of an append that get no samples.
+        plan_file: The content of the plan file, or None.
+        identity: Identifies the transform; empty without a transform.
+        finished: The datasets of an append to which no samples are added.
     """
 
     run: Run
@@ -253,7 +252,7 @@ class Planned:
     """The planned shards of all datasets.
 
     Attributes:
-        changes: How the run changes an existing dataset; None if there is none.
+        changes: How the run changes an existing dataset; None without an existing dataset.
         lost_splits: Existing splits without samples in the source, which the run removes.
     """
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks; longer ones are no faster
+_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks, and longer writes are no faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -81,9 +81,7 @@ class SpanPositions:
     """The positions of each sample's SPAN rows.
 
     Attributes:
-        file: The file number of each sample.
-        start: int64[samples]: the first offset; `NOWHERE` without SPAN rows.
-        sizes: int64[samples]: the total bytes.
+        start: int64[samples], the first offset; `NOWHERE` without SPAN rows.
     """
 
     NOWHERE = 2**62
@@ -103,7 +101,7 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return int32[samples], each sample's bucket (-1: in no plan), and int64[buckets], their bytes."""
+    """Return each sample's bucket as int32[samples], -1 without a plan, and each bucket's bytes as int64[buckets]."""
     bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
         total = cumulative_sizes(sample_bytes[planned_samples(plan)])
@@ -116,7 +114,6 @@ def _assign_buckets(
 
 
 def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[all rows]: the offsets if `ordered_rows` are stored contiguously."""
     offset: NDArray[np.int64] = entries.known_spans.offset.copy()
     size, end_offset = entries.rows.size, 0
     for first in range(0, len(ordered_rows), _CHUNK_ROWS):
@@ -128,7 +125,7 @@ def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> ND
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return the region size: the worker's share of memory, or less if writes still have at least a megabyte."""
+    """Return the region size: the memory share of a worker, or less if writes still have at least a megabyte."""
     target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
@@ -173,7 +170,8 @@ class _ScatterPass:
         )
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            row_bucket = row_bucket.astype(np.uint16)  # 16-bit numbers sort several times faster
+            # convert to 16 bits, because such numbers sort several times faster
+            row_bucket = row_bucket.astype(np.uint16)
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
         self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._region_bytes)]
@@ -182,7 +180,6 @@ class _ScatterPass:
         self._reported: defaultdict[int, int] = defaultdict(int)
 
     def run(self, pool: Pool) -> FieldSpans:
-        """Copy all payloads; return the new spans."""
         spool, failed = self._open_spool(), [np.zeros(0, np.int64)]
         for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._advance):
             first, last = self._task_rows[number]
@@ -256,7 +253,7 @@ class _ScatterPass:
 def _make_spooled_spans(
     entries: SampleTable, spool: SpanFile, failed: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> FieldSpans:
-    """Return spans into the spool, which becomes file 0; samples with failed rows keep theirs."""
+    """Return spans into the spool, which becomes file 0. Samples with failed rows keep their spans."""
     spans, samples = entries.known_spans, np.unique(entries.owners(failed))
     file = np.zeros(len(entries), np.uint32)
     used_files, file_index = np.unique(spans.file[samples], return_inverse=True)

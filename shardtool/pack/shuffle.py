@@ -1,8 +1,8 @@
 """Choose how to read the samples of a shuffle that exceeds memory.
 
-`gather` reads each sample at its offset: cheap in memory and on fast disks, slow in stores and on disks that seek, and
-impossible in compressed files. `scatter` reads each source file once, and writes every payload to its offset in a
-spool, which packing reads region by region. Both give the same output.
+`gather` reads each sample at its offset. This is cheap in memory and on fast disks, slow in stores and on disks that
+seek, and impossible in compressed files. `scatter` reads each source file once, and writes every payload to its offset
+in a spool, which packing reads region by region. Both methods give the same output.
 """
 
 from __future__ import annotations
@@ -40,15 +40,18 @@ if TYPE_CHECKING:
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # the slowest reads are outliers, caused by pauses of the machine
+_DROPPED_OUTLIERS = 8  # ignore this number of slowest reads, which are caused by pauses of the machine
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
-REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical for object stores
+REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical costs of object stores
 
 
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
-    """Return the temporary file of a `reshard`. A part has none, because it would hold the samples of all parts."""
+    """Return the temporary file of a `reshard`.
+
+    A part has no such file, because the file would hold the samples of all parts.
+    """
     if run.shuffle is None or run.part is not None:
         return None
     temp, pattern, output_folder = run.shuffle.temp_dir, outputs[0].pattern, outputs[0].destination.folder
@@ -143,7 +146,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # packing reports the same error
+            return ReadStrategy("gather")  # ignore the error here, because packing reports the same error
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")

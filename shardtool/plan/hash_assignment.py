@@ -47,9 +47,6 @@ class HashAssignment:
 
         Within a shard, samples are sorted by the bytes of their keys. With a seed, they are sorted by seeded hashes of
         their keys.
-
-        Raises:
-            InvalidRequest: The requested number of shards cannot hold the samples, or no number of shards can.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:
@@ -88,7 +85,6 @@ class HashAssignment:
         return count, ()
 
     def _choose_count(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of shards, and a note if the current number cannot be kept."""
         before = self._bounds.current_shards
         if before is not None and self._can_hold(before, 1):
             return before, ()

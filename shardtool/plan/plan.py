@@ -147,16 +147,9 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        entries: At least one sample.
         pattern: Shard names. Without other limits and with enough samples, all names are used; otherwise their number
             is the maximum.
-        bounds: Limits.
-        shuffle_seed: Shuffle the samples with this seed.
-        which: Samples to plan, in order; None for all samples.
         estimate: int64[samples], estimated record bytes if these are unknown before writing.
-
-    Raises:
-        InvalidRequest: A sample is over the limit, or the pattern has too few names.
     """
     shard_format = pattern.format
     requested = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
@@ -205,7 +198,6 @@ def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_
 
 
 def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) -> RequestedShards | None:
-    """Return the requested number of shards; None if the limits determine the number."""
     if bounds.shards is not None:
         requested = RequestedShards(bounds.shards, option_text("shards", bounds.shards))
     elif bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:

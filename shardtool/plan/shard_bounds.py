@@ -77,11 +77,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the shards: of the requested number, or of as few shards as possible.
-
-    Raises:
-        InvalidRequest: There are fewer samples than shards, or the shards cannot hold the samples.
-    """
+    """Return the ends of the shards: of the requested number, or of as few shards as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)

@@ -50,7 +50,6 @@ IndexFile = tuple[str, bytes, bool, bool]
 def _encode_folder_index(
     export: ExportFormat, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files in publication order, and whether they may replace existing files."""
     folder_index = export.folder_index
     files, counts = folder_index.encode(datasets), read_sample_counts(export, target)
     check_other_shards(export, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})

@@ -93,8 +93,6 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
 
 
 class _WriterMerge:
-    """Merges the parts of writers into a dataset, which an earlier merge may have created."""
-
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
         self.parts = parts.find_writer_parts(pattern, folder.names())

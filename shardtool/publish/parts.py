@@ -53,7 +53,6 @@ class PartRecord(NamedTuple):
         part: The part of a run, or the tag of a writer's part.
         dataset: The dataset file of the part's shards; None without shards.
         plan: The fingerprint of the plan. A writer has no plan: this and all following attributes are empty.
-        planned: Number of shards of all parts.
         resumed: Whether the merge may delete files outside the plan.
         content: The expected content fingerprint of all parts; empty if unknown.
     """

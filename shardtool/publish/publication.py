@@ -41,15 +41,12 @@ class Publication:
     """The publication of one dataset, under its lock.
 
     Args:
-        folder: The folder of the dataset file and the sidecars.
-        dataset_file: The name of the dataset file.
         old: What to do with an existing dataset. "keep": no listed file changes, so the old dataset file stays until
             the new one replaces it. "withdraw": delete the old dataset file before the first file changes. "replace":
             stage all files first, so the old dataset stays complete until `finish`; in a store, which has no staging,
             the same as "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from which
             the next run can finish an interrupted replacement (`finish_replacement`).
         stale_indexes: Index files of other tools; None if no shard changes.
-        shards_folder: The folder of the shards; None for `folder`.
 
     Attributes:
         old_list: The name under which a withdrawn dataset file is kept until the end; empty if it is deleted.
@@ -143,12 +140,9 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            dataset_file: The new bytes.
             shards: The names of all listed shards. Indexes of other shards are deleted. None deletes no index.
             before: Small files to publish before the dataset file: bytes by name.
-            stale: Files that only the old dataset file lists.
             stale_shards: Shards that only the old dataset file lists, if they are in another folder.
-            leftovers: Files to delete once the dataset file exists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
@@ -206,11 +200,7 @@ class Publication:
 
 
 def finish_replacement(folder: OutputFolder, base: str) -> None:
-    """Finish an exchange of files from its plan, under the lock.
-
-    Raises:
-        CorruptShard: The plan cannot be read, or a file has neither its temporary nor its final name.
-    """
+    """Finish an exchange of files from its plan, under the lock."""
     plan = replacement_plan_name(base)
     if not folder.find_entries([plan]):
         return  # another run has finished the replacement

@@ -1,4 +1,4 @@
-"""Order and read bundles of several samples, one per position of an epoch.
+"""Order and read bundles of several samples, one bundle per position of an epoch.
 
 A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
 four int64 columns with one row per piece, sorted by bundle: bundle number, sample, start in the sample, and length.
@@ -50,7 +50,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks: longest first, each into the fullest block with enough room.
+    """Pack whole documents into blocks, the longest document first, each into the fullest block with enough room.
 
     A document longer than a block is split into full blocks and a remainder.
 
@@ -87,12 +87,12 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # stable: documents keep the window's order within a block
+    order = np.argsort(bundles, kind="stable")  # a stable sort: within a block, documents keep the order of the window
     return bundles[order], documents[order], starts[order], counts[order]
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Group samples of similar length: at most `tokens` per batch, including padding."""
+    """Group samples of similar length, with at most `tokens` per batch, including padding."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -109,9 +109,9 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 
 
 class Bundle(NamedTuple):
-    """The pieces of samples in a bundle: int64 [pieces] each.
+    """The pieces of samples in a bundle, each int64 [pieces].
 
-    `starts` and `counts` are a piece's position and length in its sample.
+    `starts` and `counts` are the position and length of a piece in its sample.
     """
 
     numbers: Numbers
@@ -120,7 +120,7 @@ class Bundle(NamedTuple):
     counts: Numbers
 
 
-_MIN_BUNDLES_IN_WINDOW = 64  # bundles per window; with fewer, blocks are less full and the shuffle is weaker
+_MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
 _MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes the bundle's order and position
@@ -128,7 +128,7 @@ _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of bundles in an epoch; `first` is the first bundle number."""
+    """The order of bundles in an epoch. `first` is the first bundle number."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
@@ -183,10 +183,9 @@ class BundleReader:
     """Reads bundles of samples, and orders them for an epoch.
 
     Args:
-        sizes: int64 [span]: size of each sample; 0 if unused.
-        rule: Function that divides a window into bundles.
+        sizes: int64 [span], size of each sample; 0 for unused samples.
+        rule: Function that divides a window into bundles, as described above.
         limit: Maximum tokens, or samples, per bundle.
-        facts: Other inputs of the fingerprint.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -233,7 +232,7 @@ class BundleReader:
         return self._orders.setdefault(number, BundleOrder(self, options, number * _MAX_BUNDLES_IN_EPOCH))
 
     def bundle(self, number: int) -> Bundle:
-        """Return a bundle by its process-wide number."""
+        """Return a bundle by its number, which is unique in this process."""
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
@@ -316,7 +315,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns the sizes in a shard; a negative size is an error. `what` is for messages.
+    `of_shard` returns the sizes in a shard. A negative size is an error. `what` names the size in messages.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

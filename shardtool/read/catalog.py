@@ -1,6 +1,6 @@
 """The shards of one or several datasets, in order, with the number of samples in each.
 
-A catalog holds nothing per sample. Shards without a sidecar are scanned once, for all processes.
+A catalog takes no memory per sample. Shards without a sidecar are scanned once for all processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Catalog:
     """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
-        firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
+        firsts: int64 [shards + 1], number of the first sample of each shard, then the number of samples.
         fingerprint: A hash of the samples' metadata and order.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
@@ -60,11 +60,11 @@ class Catalog:
         key_ranges: First and last key of each shard.
         parts: If there are several datasets, the catalog of each; `shared`, `split` and `appends` are then empty.
         shared: Shared memory: one block per shard index, then one block for keys.
-        crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
+        crcs: int64 [shards], CRC-32C of each shard; -1 if unknown.
         split: Name of the split, dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether scans can split keys from member names.
-        appends: Positions of the shards from which on sidecars may have different columns.
+        can_scan: Whether a scan can find the keys in member names.
+        appends: Position of the first shard of each append, from which on sidecars may have different columns.
     """
 
     name: str
@@ -158,7 +158,7 @@ def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
 
 
 def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
-    """Return one catalog of several, in order."""
+    """Join several catalogs, in order."""
     if len(parts) == 1:
         return parts[0]
     counts, ranges = [Counter(part.fields) for part in parts], [part.key_ranges for part in parts]
@@ -182,7 +182,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
-    entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
+    entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.head, shards, lambda shard: shard.path)]
         if None in heads:  # scan shards with the key rule that the sidecars of the other shards record
@@ -200,7 +200,8 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads}
     else:
-        shards = tuple(replace(shard, entry=None) for shard in shards)  # smaller pickles: `firsts` has the counts
+        # drop the entries for smaller pickles: `firsts` contains the counts
+        shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [
             file.fingerprint,

@@ -48,12 +48,12 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
-    numbers (int64, float64 or bool), or arrays of one shape and dtype, otherwise a list. Fields, or tuple positions, in
-    `lists` always become a list.
+    numbers (int64, float64 or bool), or arrays of one shape and dtype. Otherwise it becomes a list. Fields, or tuple
+    positions, in `lists` always become a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
-        SampleFailed: The samples differ in their fields or form.
+        SampleFailed: The samples differ in their fields or structure.
     """
     form, first = split_sample(samples[0])
     alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)
@@ -70,21 +70,24 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample, and its values."""
+    """Return the structure of a sample, and its values."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 def join_sample(form: type, parts: dict[object, object]) -> object:
-    """Return values as a sample or batch of a form."""
+    """Return values as a sample or batch with this structure."""
     if form is dict:
         return parts
     return tuple(parts.values()) if form is tuple else parts[0]
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Raise SampleFailed unless samples (key, form and fields) match."""
+    """Raise SampleFailed unless the fields of all samples are equal.
+
+    `samples` has the key, structure and fields of each sample.
+    """
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:
@@ -116,11 +119,11 @@ def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
     if kind in _ARRAY_DTYPES or issubclass(kind, np.number):
         try:
             return np.array(values, _ARRAY_DTYPES.get(kind))
-        except OverflowError:  # more than 64 bits
+        except OverflowError:  # the integer has more than 64 bits
             return values
     return values
 
 
 def sample_name(key: object) -> str:
-    """Return how messages name a sample."""
+    """Return the name of a sample for messages."""
     return "a sample" if key is None else f"sample {key}"

@@ -62,7 +62,7 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 class Dataset(Streamable[SampleT]):
     """The samples of one or several datasets, or a view of some of them; see `open`.
 
-    Picklable without open files; safe in threads and after a fork.
+    A dataset can be pickled, without open files, and is safe in threads and after a fork.
     """
 
     reader: SampleReader
@@ -95,7 +95,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """Number of samples that have each field. Reads the indexes if no dataset file lists it."""
+        """Number of samples that have each field. If no dataset file lists this, the indexes are read."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -178,7 +178,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: SampleIndexes) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
-        """Return one sample by number or key, a list for several, or a view for a slice.
+        """Return one sample by number or key, a list of several samples, or a view for a slice.
 
         Samples pass through the stages. A skipped sample is an error; a list omits and counts skipped samples.
 
@@ -326,8 +326,8 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row is a sample: `__key__`, `__shard__`, the location, and the metadata. A view's table is in memory;
-        otherwise queries read unchecked sidecars.
+        Each row is a sample: `__key__`, `__shard__`, the location, and the metadata. The table of a view is in memory.
+        Otherwise, queries read sidecars that were not checked.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -390,10 +390,10 @@ def open(  # noqa: A001, PLR0913 - its public name and options
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
             a warning. For a `Cache`, its finished shards are opened; pass the result of `refresh` to open the same
             shards in several processes.
-        check: Compare the CRC-32C of each payload with the index.
-        cache: Copy shards here before they are read.
+        check: Whether to compare the CRC-32C of each payload with the index.
+        cache: The cache to which shards are copied before they are read.
         on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it.
-        metadata: Add the sidecar columns to samples, unless a field has that name.
+        metadata: Whether to add the sidecar columns to samples, unless a field has the same name.
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.
@@ -477,7 +477,6 @@ class Keys(Sequence[str]):
 
 
 def _key_fix(store: IndexStore, name: str) -> str:
-    """Suggest a key if a file name was given instead."""
     folder, slash, file = name.rpartition("/")
     keys = [folder + slash + file[:index] for index, letter in enumerate(file) if letter == "." and index]
     numbers = store.numbers(keys)

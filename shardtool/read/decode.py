@@ -1,6 +1,6 @@
 """Decode the fields of a sample. Nothing is unpickled.
 
-The last extension of a field name decides its type: `seg.png` is a png, `multi.cls` a cls. Otherwise the type in the
+The last extension of a field name determines the type: `seg.png` is a png, `multi.cls` a cls. Otherwise the type in the
 dataset file is used. Other fields stay bytes.
 """
 
@@ -38,14 +38,15 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-_INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdataset; a `label` may be text
-_MAX_SHOWN_BYTES = 40  # bytes of a payload that an error shows
+# as in webdataset, but without `label`, which may be text
+_INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
+_MAX_SHOWN_BYTES = 40  # maximum bytes of a payload that an error shows
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 _BAND_PIXELS = 2**18  # pixels converted at a time
-_MAX_ERROR_CHARS = 200  # length of a library's message
+_MAX_ERROR_CHARS = 200  # maximum length of a message from a library
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # argument: the stage's position in the pipeline
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns a generator for a stage's position in the pipeline
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
@@ -77,9 +78,9 @@ class Decode:
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become 8-bit RGB, upright:
 
     - The EXIF orientation is applied. Alpha is dropped, not blended.
-    - Grey becomes three equal channels, a palette its colours, CMYK is converted by Pillow without a colour profile.
-      16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
-      bits. Float, signed and more than 16-bit images are rejected.
+    - Grey becomes three equal channels, and palette indices become colours. Pillow converts CMYK without a colour
+      profile. 16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper
+      eight bits. Float, signed and more than 16-bit images are rejected.
     - Only the first frame is decoded. A warning per field and process reports lost frames and bits.
     - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
       is rejected before memory is allocated.
@@ -88,15 +89,15 @@ class Decode:
     bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
     exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-    `cls`, `cls2`, `index`, `inx` and `id` become int; `json` its value (`jsonl` a list); `txt`, `caption` and other
-    text fields a UTF-8 str; `npy` an array.
+    `cls`, `cls2`, `index`, `inx` and `id` become an int, `json` the parsed value, `jsonl` a list, `npy` an array, and
+    `txt`, `caption` and other text fields a str.
 
-    The decoder `audio` returns `Audio`: WAV, FLAC, Ogg, Opus, MP3. Audio that may need more than `max_bytes`, or is
-    shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
+    The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio that may need more than `max_bytes`, or
+    is shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
-        on_error: None: the option of `open`, or else `raise`.
-        only: The fields to decode; None: all.
+        on_error: `raise` or `skip`; None for the option of `open`, by default `raise`.
+        only: The fields to decode; None for all.
         types: Recorded type of values by field.
     """
 
@@ -246,11 +247,11 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
     from shardtool.transform.image_decode import decode_image
 
     values = _to_array(decode_image(data, exact=True, max_bytes=max_bytes), lambda image: image)
-    return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
+    return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow stores True as 255
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Convert in bands, which avoids four copies. The array is writable for torch."""
+    """Convert in bands, which avoids four copies. Return a writable array, because torch requires it."""
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
         return np.array(convert(image))
@@ -266,7 +267,7 @@ class Audio(NamedTuple):
     """Decoded audio.
 
     Attributes:
-        samples: float32 [channels, frames], -1 to 1, as in torchaudio.
+        samples: float32 [channels, frames] from -1 to 1, as in torchaudio.
         rate: Frames per second.
     """
 
@@ -274,7 +275,7 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # the audio and its transposed copy
+_AUDIO_COPIES = 2  # number of copies: the audio and its transposed copy
 _UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims this many frames or more
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims this many bytes or more, or 0
 
@@ -282,7 +283,7 @@ _STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims this many bytes 
 def _import_soundfile(where: str) -> Any:
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # OSError: libsndfile is missing
+    except (ImportError, OSError) as error:  # an OSError means that libsndfile is missing
         found = f"soundfile cannot be imported: {error}"
         raise InvalidRequest(where, found, remedy="Run `pip install 'shardtool[audio]'`.") from None
     return soundfile
@@ -335,18 +336,19 @@ def read_npy(data: bytes) -> NDArray[Any]:
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
-    except MemoryError:  # Python's parser raises this for deep nesting
+    except MemoryError:  # Python's parser raises MemoryError for deep nesting
         raise ValueError("its header is nested too deeply") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     available = len(data) - stream.tell()
-    # max(1, ...): a dtype of size 0 must not allow any shape
+    # with max(1, ...), a dtype of size 0 does not allow every shape
     if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) > available:
         raise ValueError(f"truncated: {available:,} bytes for shape {shape} of {dtype}")
     view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")
     if version in _NPY_VERSIONS:
         return np.array(view, order="K")
-    array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)  # version 3: field names in UTF-8
+    # this reads version 3, too, whose field names are in UTF-8
+    array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)
     return array
 
 

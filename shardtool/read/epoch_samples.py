@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # shuffles more thoroughly than a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # fewer, because the cache must hold all copied parts
+_PARTS_PER_RANK = 128  # this many parts shuffle more thoroughly than a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # fewer parts with a cache, which must hold all copied parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
@@ -43,7 +43,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # a power of two permutes faster
+    return 1 << (room * room).bit_length() // 2  # a power of two, which can be permuted faster
 
 
 def parts_window_ranks(
@@ -67,7 +67,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or chosen samples: int64 [n], in order."""
+    """All samples of a catalog, or chosen samples, int64 [n] in order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -117,7 +117,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        """The chosen samples in file order, so that a shuffle depends only on the set."""
+        """Return the chosen samples in file order, so that a shuffle depends only on the set of samples."""
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -158,7 +158,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by samples or repetitions per epoch; above a billion samples, rounded."""
+        """Return a mix by samples or repetitions per epoch. Above a billion samples, the numbers are rounded."""
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -205,7 +205,8 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    seed = derive_state("mixed", options.seed, number)  # so that datasets of equal size differ in order
+                    # a seed per dataset, so that datasets of equal size have different orders
+                    seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
             first += source.span
@@ -276,7 +277,7 @@ def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
 
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Return weights as integers; the error is at most 2^-20 of the largest weight."""
+    """Return weights as integers, with an error of at most 2^-20 of the largest weight."""
     _check_numbers("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))

@@ -38,7 +38,6 @@ class _SampleRows:
     decode: Decode
 
     def between(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the samples at these positions."""
         block = min(_MAX_BLOCK_SAMPLES, max(1, _BLOCK_BYTES // self.reader.mean_size))
         for first in range(start, stop, block):
             last = min(stop, first + block)
@@ -130,7 +129,6 @@ def _feature(datasets: Any, reader: SampleReader, name: str, decode: Decode) -> 
 
 
 def _first_value(reader: SampleReader, name: str, decode: Decode) -> object:
-    """Return the first value of a field, decoded."""
     for shard, first in enumerate(reader.catalog.firsts[:-1].tolist()):
         index = reader.store.index(shard)
         if name in index.names:

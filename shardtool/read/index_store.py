@@ -50,9 +50,9 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """The most recently used values, up to a total `size` of `room`, but at least one. Safe in threads and forks.
+    """The most recently used values, at least one, with a total `size` of at most `room`.
 
-    `on_release` is called when a value is removed.
+    The cache is safe in threads and after a fork. `on_release` is called when a value is removed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LruCache(Generic[Key, Value]):
 
 
 class IndexStore(LruCache[int, ShardIndex]):
-    """The indexes of a catalog's shards; picklable without them.
+    """The indexes of a catalog's shards. A pickle does not contain the indexes.
 
     A key is first searched in the shard whose first and last key enclose it, then in an index of all keys: ascending
     hashes with sample numbers (12 to 16 bytes per sample). This index is in shared blocks or, if they have no room, in
@@ -94,7 +94,8 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        self._mapped, self._mapped_bytes = set[int](), 0  # shared indexes mapped here, and their bytes
+        # the shared indexes that this process has mapped, and their bytes
+        self._mapped, self._mapped_bytes = set[int](), 0
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
@@ -137,7 +138,10 @@ class IndexStore(LruCache[int, ShardIndex]):
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys]. A duplicate key always has the same number."""
+        """Return the sample number of each key, or -1, as int64 [keys].
+
+        A duplicate key always returns the same number.
+        """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -169,7 +173,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         key_hashes = hash_keys(keys)
         cursor = np.searchsorted(hashes, key_hashes)
         result, pending = np.full(len(keys), -1, np.int64), np.arange(len(keys))
-        while len(pending):  # repeated only for keys with equal hashes
+        while len(pending):  # the loop repeats only for keys with equal hashes
             pending = pending[cursor[pending] < len(hashes)]
             pending = pending[hashes[cursor[pending]] == key_hashes[pending]]
             numbers = number_by_hash[cursor[pending]].astype(np.int64)
@@ -230,13 +234,14 @@ def _hash_buffer(count: int) -> Hashes:
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError), TemporaryFile() as file:
-            os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)  # a full disk raises here, not SIGBUS later
+            # on a full disk, this raises an error; otherwise, SIGBUS would follow later
+            os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Return the CRC-32C and CRC-32 of each key: uint64 [keys]."""
+    """Return the CRC-32C and CRC-32 of each key as uint64 [keys]."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     hashes: Hashes = high << np.uint64(32) | low
     return hashes
@@ -249,8 +254,8 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: The shard is damaged, or differs from the dataset file.
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
-    if dataset.listed and not is_url(shard.path):  # the first read checks a remote shard
-        actual_size = shard.size()  # opening a missing shard raises a better error
+    if dataset.listed and not is_url(shard.path):  # the first read checks the size of a remote shard
+        actual_size = shard.size()  # do not report a missing shard here: opening it raises a clearer error
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

@@ -88,7 +88,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table; for chosen samples, in memory."""
+    """Return the sidecars as one table. The table of chosen samples is in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -129,7 +129,10 @@ def _index_of(shard: StoredShard) -> ShardIndex:
 
 
 class SelectedShard(NamedTuple):
-    """A shard and its selected samples; `first` is the number of the shard's first sample, over all datasets."""
+    """A shard and its selected samples.
+
+    `first` is the number of the shard's first sample, counted over all datasets.
+    """
 
     dataset: StoredDataset
     shard: StoredShard

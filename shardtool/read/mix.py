@@ -56,7 +56,7 @@ class MixedDataset(Streamable[SampleT]):
     def __getitem__(self, which: Sequence[int] | Numbers) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
-        """Return the sample at a position of an unshuffled epoch, or a list for several.
+        """Return the sample at a position of an unshuffled epoch, or a list for several positions.
 
         Raises:
             IndexError: A position is out of range.
@@ -90,7 +90,8 @@ def mix(
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.
-        weights: `[3, 1]` draws three of four samples from the first dataset. None: the lengths of the datasets.
+        weights: `[3, 1]` draws three of four samples from the first dataset. The default weights are the lengths of the
+            datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
         repeat: How often to read each dataset per epoch, instead of weights. 0.5 reads a different half in each epoch.
         stop: With weights, an epoch ends when one dataset is exhausted (`first`), when all were read completely

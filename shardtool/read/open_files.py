@@ -1,4 +1,4 @@
-"""The open shards of a process, limited by its file descriptors; the least recently used shard is closed first.
+"""The open shards of a process, limited by its file descriptors. The least recently used shard is closed first.
 
 Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
 truncated or a disk fails, a mapping kills the process, and on a cold disk a sample of 14 KB causes 200 KB of reads
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
-_ADVICE_BYTES = 2**17  # maximum per call on some systems
+_ADVICE_BYTES = 2**17  # some systems accept at most this much advice per call
 _ADVICE_BLOCK_BYTES = 2**20  # skip blocks whose last byte is cached: advice costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
@@ -81,7 +81,7 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # modules are deleted at interpreter exit
+        if os is None:  # None at interpreter exit, when Python deletes module variables
             return
         if self.fd >= 0:
             os.close(self.fd)
@@ -89,7 +89,7 @@ class OpenFile:
             self._held.close()
 
     def release_lease(self) -> None:
-        """End the lease on the cached copy; it stays readable."""
+        """End the lease on the cached copy, which stays readable."""
         if self._held is not None:
             self._held.close()
 
@@ -140,17 +140,18 @@ class OpenFile:
 
 
 def read_exactly(fd: int, length: int, offset: int) -> bytes:
-    """Return `length` bytes of a file. Hot path: one call per payload.
+    """Return `length` bytes of a file. This is a hot path, called once per payload.
 
     Raises:
         OSError: The file cannot be read.
-        EOFError: The file ends too early: offset, and number of missing bytes.
+        EOFError: The file ends too early. The arguments are the offset and the number of missing bytes.
     """
     data = _pread(fd, length, offset)
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    while parts[-1] and count < length:  # network file systems may return less; each call returns at most 2 GiB
+    # repeat: network file systems may return fewer bytes, and each call returns at most 2 GiB
+    while parts[-1] and count < length:
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
     if count < length:
@@ -159,7 +160,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError."""
+    """Yield ranges of an object. Raise errors like `read_exactly`, or ShardError."""
     for offset, length, data in zip(offsets, lengths, remote.objects.read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))
@@ -174,13 +175,13 @@ class OpenFiles(LruCache[str, OpenFile]):
         self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
-        """Return an open shard; `size` is its expected size, if known."""
+        """Return an open shard. `size` is the expected size, if known."""
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
-        """Delete a damaged cached copy; return whether to read the shard again.
+        """Delete a damaged cached copy, and return whether to read the shard again.
 
-        A shard is copied again only once: if the second copy is damaged, so is the source.
+        A shard is copied again only once: if the second copy is damaged, the source is damaged, too.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

@@ -83,7 +83,7 @@ class ReadOptions:
     """How samples are read; see `read.dataset.open`.
 
     Attributes:
-        fields: Fields to read; None: all.
+        fields: Fields to read; None for all.
         storage: An address with its storage options, for other processes.
     """
 

@@ -31,11 +31,11 @@ class OrderOptions:
     """The parameters of an order.
 
     Attributes:
-        shuffle: `full`: all samples in one random order.
+        shuffle: With `full`, all samples are in one random order.
         parts: Number of parts that are read in parallel; a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
-        ranks: Number of ranks; each reads its own parts. 0: parts alternate in a fixed order, as in version 1 of
-            states.
+        ranks: Number of ranks, each of which reads its own parts. With 0, parts alternate in a fixed order, as in
+            version 1 of states.
     """
 
     shuffle: Shuffle = True
@@ -60,14 +60,14 @@ class OrderOptions:
 
     @property
     def round(self) -> int:
-        """Positions read together: one window of each part."""
+        """Number of positions that are read together: one window of each part."""
         return self.parts * self.window
 
 
 def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Generator:
     """Return the random generator of a stage at a position of an epoch.
 
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox: a keyed counter).
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox, a keyed counter).
     """
     key = derive_state("samples", options.seed, options.epoch)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, stage, position]))
@@ -81,7 +81,7 @@ class Order(NamedTuple):
 
 
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch from the number of samples per shard: int64 [shards].
+    """Return the order of an epoch from the number of samples per shard, int64 [shards].
 
     If parts would have fewer than four samples, all samples are shuffled together.
     """
@@ -100,14 +100,14 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 
 
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
-    """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
+    """Return the sample at each position.
+
+    Shards are in random order, parts are read in parallel, and samples are shuffled in windows.
 
     The permuted shards are cut into `parts` contiguous parts. Position g reads sample g // parts of part g % parts. In
     each part, every window of `window` samples is permuted. With `ranks`, the parts of a rank are also permuted in each
-    row (one position per part); a position keeps its rank.
-
-    For the shards in random order, `starts` has the number of the first sample, and `ends` the cumulative sample count:
-    int64 [shards].
+    row (one position per part), and a position keeps its rank. For the shards in random order, `starts` contains the
+    number of the first sample, and `ends` the cumulative sample count, int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -130,9 +130,9 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 
 
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
-    """Return indexes permuted within their windows: int64 [n].
+    """Return indexes permuted within their windows, int64 [n].
 
-    `sizes` are the sizes of the windows, mostly `window`. An index `within` past its window's size is unchanged.
+    `sizes` are the sizes of the windows, usually `window`. An index `within` past its window's size is unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

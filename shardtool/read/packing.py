@@ -27,8 +27,8 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: `npy`, plain `bytes`, or `values`, whose number cannot be computed from the field's size.
-        head: For `npy`: the bytes before the shape.
-        header: For `npy`: number of bytes before the values.
+        head: For `npy`, the bytes before the shape.
+        header: For `npy`, the number of bytes before the values.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return a sample's values; raise SampleFailed if their number or type is unexpected."""
+        """Return the values of a sample. Raise SampleFailed if their number or type is unexpected."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -122,7 +122,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block; raise SampleFailed if a document's length differs from the index."""
+        """Return a block. Raise SampleFailed if the length of a document differs from the index."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

@@ -1,6 +1,7 @@
 """The stages that a sample passes through: picklable functions of one sample, and `Batch`.
 
-`Pipeline.run` reads no more samples than its output needs, so the stream's position is the position of the last output.
+`Pipeline.run` reads no more samples than its output needs, so the position of a stream is the position of the last
+output.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # added fields tha
 
 @dataclass(frozen=True)
 class Map:
-    """Calls a function with the output of the previous stage. None skips the sample."""
+    """Calls a function with the output of the previous stage. If the function returns None, the sample is skipped."""
 
     function: Callable[..., object]
     draws: bool = field(default=False, init=False, repr=False, compare=False)
@@ -43,7 +44,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the function's result; pass a generator to a parameter `rng`."""
+        """Return the result of the function. A parameter `rng` gets a generator."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -83,7 +84,7 @@ class _FieldStage:
     def _missing_value(self, sample: object, name: str) -> object:
         if not isinstance(sample, dict):
             raise InvalidRequest(_stage_name(self), f"a {type(sample).__name__}", expected="a sample with fields")
-        if name == "__padding__":  # absent unless ends="pad"
+        if name == "__padding__":  # samples have this field only with ends="pad"
             return False
         if self.missing != "none":
             existing = format_list([field_name for field_name in sample if field_name[:2] != "__"])
@@ -106,7 +107,7 @@ class Fields(_FieldStage):
 
 
 class Tuple(_FieldStage):
-    """Makes a tuple of fields. `jpg;png` means the first that exists."""
+    """Makes a tuple of fields. `jpg;png` means the first of these fields that exists."""
 
     @property
     def required_fields(self) -> frozenset[str]:
@@ -115,7 +116,7 @@ class Tuple(_FieldStage):
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         """Return the fields of a sample, or raise SampleFailed."""
-        try:  # three times as fast as a loop over the names
+        try:  # `try` first, which is three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
             return tuple(self._first(sample, names) for names in self.names)
@@ -173,14 +174,14 @@ class Pipeline:
 
     @property
     def required_fields(self) -> frozenset[str] | None:
-        """The fields that the stages read; None: all."""
+        """The fields that the stages read; None for all."""
         first = self.stages[0] if self.stages else None
         if isinstance(first, Decode):
             return first.only
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more; `decode` is limited to fields that a later stage selects."""
+        """Return these stages and one more. `decode` is limited to fields that a later stage selects."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -199,7 +200,7 @@ class Pipeline:
         return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
-        """Return the number of output samples or batches if none is skipped."""
+        """Return the number of output samples or batches, if no sample is skipped."""
         for stage in self.stages:
             samples = stage.count(samples) if isinstance(stage, Batch) else samples
         return samples
@@ -209,7 +210,7 @@ class Pipeline:
         return next(self.apply_each([sample], _raise_skipped))
 
     def apply_each(self, samples: Iterable[object], on_skip: SkipHandler) -> Iterator[object]:
-        """Yield the result for each sample; `on_skip` gets the error of each sample that a stream would skip."""
+        """Yield the result for each sample. `on_skip` gets the error of each sample that a stream would skip."""
         if any(isinstance(stage, Batch) for stage in self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
         return _run_stages(cast("tuple[Stage, ...]", self.stages), samples, on_skip)
@@ -233,10 +234,11 @@ class Pipeline:
         return _run_stages(stages, samples, on_skip, rng_of)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state; raise InvalidRequest if a function cannot be pickled for a spawned process."""
+        """Return the state. Raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        if get_spawning_popen() is not None:  # only then: cloudpickle, for example, can pickle any function
+        # check only then, because cloudpickle, for example, can pickle any function
+        if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
                 if isinstance(stage, Map):

@@ -1,4 +1,4 @@
-"""The methods that add a stage. Other libraries' methods and options raise an error that names the equivalent."""
+"""The methods that add a stage. For methods and options of other libraries, an error names the equivalent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:
     SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
 NewT = TypeVar("NewT")
-AnyTuple = tuple[Any, ...]  # `tuple` in a class means its method
+AnyTuple = tuple[Any, ...]  # in the class below, `tuple` is a method
 _Params = ParamSpec("_Params")
 _ReturnT = TypeVar("_ReturnT")
 
@@ -85,7 +85,7 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Reject options of PyTorch's DataLoader; name the equivalent."""
+    """Reject options of PyTorch's DataLoader, and name the equivalent."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
@@ -134,16 +134,18 @@ class PipelineMethods(Generic[SampleT]):
             own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
                 `int`, `float`, `bool`, `text`, `json`, `npy`), or None for bytes. The longest matching extension
                 applies.
-            images: `numpy`: uint8 [height, width, 3], RGB, upright, writable; `pil`: Pillow images, mode RGB.
-            reduce: Sufficient width and height: decode a JPEG at 1/8, 1/4 or 1/2 of its size if both sides stay large
-                enough.
-            on_error: `raise` an error for a sample that cannot be decoded, or `skip` and count it. None: as in `open`.
+            images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
+                mode RGB.
+            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if both sides stay
+                large enough.
+            on_error: `raise` an error for a sample that cannot be decoded, or `skip` and count it. The default is the
+                option of `open`.
             max_bytes: Memory limit for decoding an image or audio.
         """
         return self._then(Decode(check_decoders(own), images, reduce, on_error, max_bytes))
 
     def map(self, function: Callable[..., object]) -> Any:
-        """Call `function` with the output of the previous stage. None skips the sample.
+        """Call `function` with the output of the previous stage. If `function` returns None, the sample is skipped.
 
         A parameter `rng` gets a NumPy generator, which a stream derives from the seed, the epoch and the position, so
         draws do not depend on threads, workers, ranks or a resume.

@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # per shard; for more samples, column arithmetic costs less (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # for more samples per shard, column arithmetic costs less (measured)
 
 
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts samples by path, `reasons` by reason (at most a thousand). Undamaged samples were dropped by stages.
+    `shards` counts samples by path, `reasons` by reason (at most a thousand). The difference between `samples` and
+    `damaged` was dropped by stages.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a sample; `shard` is empty if unknown."""
+        """Count a sample. `shard` is empty if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged
@@ -69,7 +70,9 @@ class SkippedSamples:
 
 
 class SampleReader:
-    """Reads samples of a catalog: `read_one`, or `read` for many. Safe in threads; picklable without open files.
+    """Reads samples of a catalog: one with `read_one`, or many with `read`.
+
+    A reader is safe in threads, and can be pickled without open files.
 
     Attributes:
         mean_size: Mean bytes per sample with overhead, at least 1.
@@ -78,8 +81,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # After a block of 16 MB is freed once, the C library keeps freed memory for reuse. Otherwise,
-        # new memory pages for each list of large samples take longer than reading (measured: 50 us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, new memory pages for
+        # each list of large samples would take longer than reading (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -126,7 +129,7 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of these fields, or this reader if reading fewer fields saves nothing.
+        """Return a reader of these fields, or this reader if fewer fields save no reads.
 
         If a sample may lack a field, return this reader, because the error message lists all fields.
         """
@@ -139,7 +142,7 @@ class SampleReader:
         return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a damaged or dropped sample; raise a damaged sample's error unless `on_error` is "skip"."""
+        """Count a damaged or dropped sample. Raise the error of a damaged sample unless `on_error` is "skip"."""
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])
@@ -147,9 +150,9 @@ class SampleReader:
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
-        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged samples.
 
-        With `on_demand`, large samples are read when requested; the system reads ahead.
+        With `on_demand`, large samples are read when requested, and the system reads ahead.
         """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
@@ -171,7 +174,6 @@ class SampleReader:
         return True
 
     def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
-        """Return whether to read samples on demand; then start the system's read-ahead."""
         if len(groups) > self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return False
         size, spans = 0, []
@@ -195,7 +197,7 @@ class SampleReader:
         return map(self.read_one, numbers.tolist())
 
     def read_one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. A hot path: 3 us in addition to reading."""
+        """Return a sample, or its error. This hot path takes 3 us in addition to reading."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
@@ -204,7 +206,7 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read again to get a complete error
+                pass  # read the sample again below, to get a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
@@ -225,7 +227,7 @@ class SampleReader:
         return opened
 
     def _read_from_shard(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
-        """Return samples of one shard; retry once if a cached copy is damaged."""
+        """Return samples of one shard. Retry once if a cached copy is damaged."""
         error = self._broken.get(shard)
         if error is None:
             try:
@@ -264,7 +266,7 @@ class MixedReader:
         self.readers, self._source = readers, source
         spans = [part.span for part in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
-        self._datasets = [0, *accumulate(source.datasets)]  # first dataset of each source
+        self._datasets = [0, *accumulate(source.datasets)]  # number of the first dataset of each source
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)
         self.copies = any(reader.copies for reader in readers)

@@ -1,6 +1,6 @@
 """Read samples of an open shard: one at a time, many in file order, or many on demand.
 
-Of many samples, small payloads are cut from common blocks, and large ones read directly.
+Of many samples, small payloads are cut from common blocks, and large payloads are read directly.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# Each reads one number of a TFRecord from its bytes, or raises ValueError.
+# Each function reads one number of a TFRecord from its bytes, or raises ValueError.
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
 def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
     """Return the features of a TFRecord: values or lists.
 
-    `record`, with its frame, is at offset `start` of the shard `where`. Features in `lists` are always lists.
+    `record`, including its frame, is at offset `start` of the shard `where`. Features in `lists` are always lists.
     """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
     features: Sample = {}
@@ -88,7 +88,7 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
 
 
 class PayloadColumns(NamedTuple):
-    """Payloads in file order; `counts` per sample, the others per payload."""
+    """Payloads in file order. `counts` has one value per sample, other columns have one per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -107,10 +107,10 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        readers: Functions that decode numeric fields, by field name; None: records must be parsed.
+        readers: Functions that decode numeric fields, by field name; None if records must be parsed.
         lists: TFRecord features that are lists in every sample, which requires parsing records.
-        size: Bytes of the file; 0: unknown.
-        crc: CRC-32C of the file; -1: unknown.
+        size: Bytes of the file; 0 if unknown.
+        crc: CRC-32C of the file; -1 if unknown.
         views: Columns of the index for fast access to single numbers.
     """
 
@@ -128,9 +128,10 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return one sample. A hot path.
+        """Return one sample.
 
-        Raises OSError, EOFError, ValueError or IndexError if the shard is damaged, or payloads are not in order.
+        This hot path raises OSError, EOFError, ValueError or IndexError if the shard is damaged, or payloads are not in
+        order.
         """
         index, fd = self.index, self.file.fd
         key_ends, firsts, codes, offsets, lengths = self.views
@@ -161,7 +162,7 @@ class ReadableShard:
     def read_many(self, rows: Numbers, options: ReadOptions, metadata: pa.Table | None) -> list[Sample | ShardError]:
         """Return samples or errors for ascending rows, with their `metadata`.
 
-        Raises CorruptShard if the checksum of the shard differs.
+        Raise CorruptShard if the checksum of the shard differs.
         """
         return _BlockRead(self, rows, options).samples(metadata)
 
@@ -179,9 +180,9 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return fields, and their starts and ends per sample: int64 [samples, 2 * fields].
+        """Return the fields, and their starts and ends per sample, int64 [samples, 2 * fields].
 
-        None if fields differ, or payloads are not in order.
+        Return None if samples differ in their fields, or payloads are not in order.
         """
         counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])
@@ -307,7 +308,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Check the whole shard: a scanned index has no checksums."""
+        """Check the whole shard, because a scanned index has no checksums."""
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -322,7 +323,6 @@ class _BlockRead:
 
 
 def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:
-    """Cut payloads from blocks that start at the payloads `firsts`; release each block early."""
     counts = np.diff(np.append(firsts, len(layout.offsets)))
     starts = layout.offsets - np.repeat(layout.offsets[firsts], counts)
     ranges = zip(starts.tolist(), (starts + layout.lengths).tolist(), strict=True)
@@ -346,7 +346,7 @@ def read_on_demand(
     parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples that need no parsing, in the order of `numbers`, int64 [n], each read when requested.
+    """Return samples that need no parsing, in the order of `numbers`, int64 [n]. Each sample is read when requested.
 
     `parts` are shards with ascending rows. `read_one` reads samples with other fields by number.
     """
@@ -371,9 +371,9 @@ def _read_each(
     keys: list[str], files: list[OpenFile], names: list[str], edges: Numbers,
     reads: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Yield samples. A hot path: 1 us in addition to reading.
+    """Yield samples.
 
-    `edges` is int64 [samples, 2 * fields] (starts and ends).
+    This hot path takes 1 us in addition to reading. `edges` is int64 [samples, 2 * fields] (starts and ends).
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
@@ -392,6 +392,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads the sample again to get a complete error
+            yield read_one(position)  # read the sample again, to get a complete error
         else:
             yield sample

@@ -30,13 +30,13 @@ class Share:
     """The share of one reader in an epoch.
 
     Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch
-    number n with n % N == w, counted from `origin`. So the n-th batches of all ranks together contain the same
+    number n with n % N == w, counted from `origin`. The n-th batches of all ranks together therefore contain the same
     positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
             of the epoch (`pad`), or give them to the first ranks (`uneven`).
-        origin: Position where these ranks started: 0, or that of a loaded state.
+        origin: Position where these ranks started: 0, or the position of a loaded state.
     """
 
     rank: int = 0
@@ -69,7 +69,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop; with `pad`, perhaps after the epoch's end."""
+        """Return the position at which all ranks stop, which with `pad` may be after the end of the epoch."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -81,7 +81,7 @@ class Share:
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> Numbers:
-        """Return this reader's positions from `start` to `stop`: int64 [n], ascending.
+        """Return this reader's positions from `start` to `stop`, ascending int64 [n].
 
         With `pad`, positions from `length` on mean the start of the epoch.
         """
@@ -103,7 +103,7 @@ class Share:
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples can replace a skipped one, starting in the current round.
+    """Yield positions whose samples can replace a skipped sample, starting in the current round.
 
     With `pad`, `position` may be greater than the number of samples.
     """
@@ -115,7 +115,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, from the environment, or 0 and 1."""
+    """Return rank and world size: from the arguments, else from the environment, else 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

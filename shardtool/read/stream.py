@@ -54,7 +54,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 class StreamState(NamedTuple):
     """The position of a stream, with its order.
 
-    `position` counts the samples that all ranks have read, less than the epoch's length.
+    `position` counts the samples that all ranks have read, and is less than the epoch's length.
     """
 
     fingerprint: str
@@ -69,7 +69,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def at_position(cls, source: Any, options: OrderOptions, position: int, end: int) -> StreamState:
-        """Return the state at a position; at the end of an epoch, the start of the next one."""
+        """Return the state at a position. At the end of an epoch, return the start of the next epoch."""
         if position < end:
             return cls(source.fingerprint, options, position)
         return cls(source.fingerprint, replace(options, epoch=options.epoch + 1), 0)
@@ -118,12 +118,12 @@ Result = TypeVar("Result")
 def read_ahead(
     jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
 ) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job with its future result, run up to `ahead` jobs ahead in threads.
+    """Yield each job with its future result. Threads run up to `ahead` jobs ahead.
 
     Jobs are iterated in the caller's thread. Closing ends the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    ending = sys.is_finalizing  # at interpreter exit, modules may be deleted
+    ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -138,12 +138,12 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # this size fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # for large samples, which are read on demand
+_LARGE_READ_BYTES = 2**25  # the same for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # the next read starts before the previous one finishes
-_ROUNDS_PER_READ = 2  # with fewer, there would be many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory if a state is from more ranks
+_CONCURRENT_ROUNDS = 2  # the next read starts before the previous read finishes
+_ROUNDS_PER_READ = 2  # with fewer rounds, there would be many small requests
+_MAX_ROUND_GROWTH = 4  # limits memory if a state was saved by more ranks
 _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -160,7 +160,7 @@ class SampleSource(PipelineMethods[SampleT]):
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy with this `on_error`. None: unchanged."""
+        """Return a copy with this `on_error`; None keeps it unchanged."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)
@@ -176,12 +176,11 @@ class Stream(SampleSource[SampleT]):
     `load_state_dict`, the next iteration continues from the state. `state_dict` is the state of the newest iterator.
 
     On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank performs the number of
-    steps that `len` reports: up to 1 % of a rank's samples are replaced by others; more is an error. `ends="pad"`
-    replaces any number of samples and marks replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and
-    `pad` also replace damaged samples.
+    steps that `len` reports: up to 1 % of a rank's samples are replaced, and more are an error. `ends="pad"` replaces
+    any number of samples and marks replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and `pad`
+    also replace damaged samples.
 
     Attributes:
-        share: The share of this reader.
         skipped: Damaged samples (`on_error="skip"`), and samples dropped by stages.
     """
 
@@ -229,7 +228,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch of the next iteration: the current one while it has further output."""
+        """Return the epoch of the next iteration: the current epoch while it has further output."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -271,7 +270,7 @@ class Stream(SampleSource[SampleT]):
                         self._skip_or_raise(sample, int(numbers[current.taken - 1]), current)
                         if (replacement := self._last_position(current).next_replacement(sample)) is not None:
                             yield replacement
-                del batch, read  # release the samples while waiting for the next ones
+                del batch, read  # release the samples while waiting for the next samples
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
         current.start = share.end(order.length)
@@ -283,7 +282,7 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def end(self) -> int:
-        """Where all ranks stop."""
+        """The position at which all ranks stop."""
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
@@ -332,7 +331,7 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def _step(self) -> int | None:
-        """Positions read together without a shuffle window; None: one round."""
+        """Number of positions that are read together without a shuffle window; None for one round."""
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size
@@ -349,7 +348,8 @@ class Stream(SampleSource[SampleT]):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        if not self.reader.copies or self._options.shuffle == "full":  # with "full", all shards are read together
+        # with "full", all shards are read together, so no shard is copied ahead
+        if not self.reader.copies or self._options.shuffle == "full":
             yield from jobs
             return
         seen, share = set[str](), self.share
@@ -436,9 +436,9 @@ class EpochPass:
     """The progress of one iterator.
 
     Attributes:
-        start: Position that all ranks had reached before the current read.
-        positions: int64 [n]: positions of the current read.
-        numbers: int64 [n]: their sample numbers.
+        start: Position that all ranks reached before the current read.
+        positions: int64 [n], positions of the current read.
+        numbers: int64 [n], sample numbers at these positions.
         taken: Number of these samples that were returned.
     """
 

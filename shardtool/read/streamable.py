@@ -1,4 +1,4 @@
-"""The base class of everything that can be streamed."""
+"""The base class of datasets and mixes, which can be streamed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # no warning: users filter samples in such a loop
+        in_order.skipped.has_warned = True  # do not warn, because users filter samples in such a loop
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
@@ -82,29 +82,29 @@ class Streamable(SampleSource[SampleT]):
         The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it.
 
         Args:
-            shuffle: Shuffle shards and samples; `"full"`: all samples in one random order.
+            shuffle: Whether to shuffle shards and samples. With `"full"`, all samples are in one random order.
             seed: Seed of the shuffle, combined with the epoch.
             epoch: First epoch, counted from 0.
-            rank: None: RANK of the environment, or 0.
-            world_size: Number of ranks. None: WORLD_SIZE of the environment, or 1.
-            buffer: Samples in the shuffle buffer, over all ranks. None: about 64 MB per rank, or 32 MB in total if
-                `parts` is given.
-            parts: Parts of the samples that are read in parallel. None: 128 per rank.
-            ends: If ranks cannot divide the samples evenly: `drop` the last ones; `pad` with the first ones, marked
-                with `__padding__`; or `uneven`. None: `drop` with a shuffle, otherwise `pad`, or `uneven` for a single
-                rank. See `Stream` for skipped samples.
+            rank: Rank of this process. The default is RANK in the environment, or 0.
+            world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
+            buffer: Samples in the shuffle buffer, over all ranks. The default is about 64 MB per rank, or 32 MB in
+                total if `parts` is given.
+            parts: Number of parts that are read in parallel. The default is 128 per rank.
+            ends: If ranks cannot divide the samples evenly, `drop` the last samples, `pad` with the first samples
+                (marked with `__padding__`), or give ranks `uneven` numbers of samples. The default is `drop` with a
+                shuffle, otherwise `pad`, or `uneven` for a single rank. See `Stream` for skipped samples.
             groups: Number of groups of adjacent ranks, which get the same samples, for tensor and sequence parallelism.
-                None: no groups.
-            on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it. None:
-                as in `open`.
+                By default, there are no groups.
+            on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it. The
+                default is the option of `open`.
 
         Raises:
             InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.
 
         Example:
             >>> stream = shardtool.open("out.json").decode().stream(shuffle=True, seed=0)
-            >>> for sample in stream:  # each iteration is one epoch
-            ...     train(sample["jpg"], sample["cls"])
+            >>> for sample in stream: # each iteration is one epoch
+            ... train(sample["jpg"], sample["cls"])
         """
         rank, ranks = read_share.rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
@@ -135,11 +135,13 @@ class Streamable(SampleSource[SampleT]):
 
         Args:
             tokens: Tokens per block.
-            field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. None: the only field.
-            by: `first-fit`: keep documents whole, longest first, each in the fullest block with enough room; split only
-                documents longer than a block. `concat`: concatenate documents, and split at block ends.
+            field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. The default is the only
+                field.
+            by: `first-fit` keeps documents whole, the longest first, each in the fullest block with enough room, and
+                splits only documents longer than a block. `concat` concatenates documents, and splits them at block
+                ends.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens. None: field sizes.
+            length: Metadata column with the number of tokens. By default, field sizes determine the number.
             pad: Token after the last document.
 
         Raises:
@@ -188,14 +190,15 @@ class Streamable(SampleSource[SampleT]):
         Args:
             size: Samples per batch.
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
-            by: `length`: a batch, padded to its longest sample, has at most `tokens` tokens. `aspect`: images of
-                similar aspect ratio, added as `__aspect__`, from the columns `width` and `height`.
+            by: With `length`, a batch, padded to its longest sample, has at most `tokens` tokens. With `aspect`, the
+                images of a batch have similar aspect ratios, from the columns `width` and `height`; `__aspect__` is the
+                ratio.
             tokens: Tokens per batch with `by="length"`.
             field: Field whose length counts: the first dimension of a `.npy`; otherwise its bytes, or its values of
                 `dtype`.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length; replaces `field`.
-            aspects: Ratios of width to height; an image counts as the nearest one.
+            aspects: Ratios of width to height. An image counts as the nearest ratio.
             lists: Fields that always become a list.
 
         Raises:

@@ -53,11 +53,7 @@ class SplitOptions(NamedTuple):
 
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
-    """Parse shares such as `train=0.8,val=0.2`, `train=80%,val=20%` or `train=80,val=20`.
-
-    Raises:
-        InvalidRequest: A syntax error, unsafe names, or shares whose sum is neither 1 nor 100.
-    """
+    """Parse shares such as `train=0.8,val=0.2`, `train=80%,val=20%` or `train=80,val=20`."""
     numbers, marks = [], set()
     for part in text.split(","):
         name, _, number = (side.strip() for side in part.partition("="))

@@ -75,10 +75,7 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
     are matched by file paths, and then by names without extensions. Values replace those in existing columns.
 
     Args:
-        entries: The samples.
-        table: See `open_table`.
         on: The key column; empty: the column that the table's format defines, or `key`.
-        form: See `open_table`.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):

@@ -134,9 +134,6 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks are in backticks.
         classes: Class names for columns of class numbers, for comparisons with text by ==, != or in.
-
-    Raises:
-        InvalidRequest: The query is outside the language, names an unknown column or class, or compares unlike types.
     """
     return match_partially(table, query, {}, classes)[0]
 
@@ -220,7 +217,6 @@ class _Query(NamedTuple):
 
 
 def _parse(text: str, where: str, classes: ClassNames) -> _Query:
-    """Parse a query as Python, after replacing `&` and `|`."""
     stand_in = "_column"
     while stand_in in text:
         stand_in += "_"
@@ -291,8 +287,6 @@ def _condition_value(rows: Bools, node: ast.expr) -> _Value:
 
 
 class _Evaluator:
-    """Evaluates parts of a query."""
-
     def __init__(self, query: _Query, table: pa.Table) -> None:
         self._query = query
         self._table = table

@@ -44,9 +44,6 @@ def select_fields(
     """Rename and remove fields; return samples without fields as skipped.
 
     Args:
-        entries: The samples.
-        select: Fields to keep; empty: all.
-        drop: Fields to drop.
         rename: (new, old) names, renamed simultaneously. Two fields can become one if no sample has both.
         to_format: The format of the output. In a tar, a number field and a text field can merge.
     """

@@ -50,10 +50,8 @@ def set_value_fields(
     A null keeps the payload, except in number and label fields, where it is an error.
 
     Args:
-        entries: The samples.
         fields: (field, column).
         classes: The fields whose values are replaced by class numbers, in byte order.
-        known: Existing class numbers.
         names: Class names by column of class numbers, or of lists of class numbers.
         may_lack: Whether a sample may lack a value, and then lacks the field.
     """

@@ -36,12 +36,7 @@ def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[
     """Return the numbers of the samples with the requested keys, ascending.
 
     Args:
-        keys: The keys of all samples.
-        given: See `match_keys`.
         is_known: Tells whether a key may be missing, for example because its sample was skipped.
-
-    Raises:
-        InvalidRequest: No sample has one of the keys.
     """
     samples, unknown, problem = match_keys(keys, given, is_known)
     if unknown:
@@ -88,7 +83,6 @@ def _is_table_object(given: object) -> bool:
 
 
 def _read_keys(given: object) -> PackedStrings:
-    """Return the requested keys, each once."""
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if table_ending(path or "") or _is_table_object(given):
         keys = _read_key_column(given)

@@ -101,7 +101,6 @@ class _Tree(NamedTuple):
         return {to_text(name).rpartition(".")[2].lower() for sample in samples for name in self.fields(sample)}
 
     def kinds(self, samples: Iterable[int]) -> set[str]:
-        """Return the last extensions of the files, with all images as one kind."""
         return {"image" if ending in IMAGE_ENDINGS else ending for ending in self.endings(samples)}
 
     def inside(self, *names: bytes) -> str:

@@ -79,9 +79,6 @@ def find_number_fields(
     """Return which fields are numbers, and read their texts.
 
     `run` is `Pool.map`. With `salvage`, record damaged numbers, instead of raising an error.
-
-    Raises:
-        InvalidRequest: A feature is not a single value and the output is a tar, or shards disagree on a field's type.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

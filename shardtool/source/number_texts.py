@@ -76,11 +76,7 @@ class NumberTexts:
 
 
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
-    """Return the texts of each requested field.
-
-    Raises:
-        CorruptShard: The shard has changed since it was listed, or a value has the wrong checksum or is not a number.
-    """
+    """Return the texts of each requested field."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
     values_in_order = sorted(  # in file order: a compressed shard can only be read in sequence
         (offset, length, crc, number, index)

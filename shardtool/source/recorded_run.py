@@ -156,9 +156,6 @@ def recorded_run(
     """Return the run that created a dataset; if samples were appended, the first run.
 
     `folders` are searched for the table of `--join`, if the user does not name it.
-
-    Raises:
-        InvalidRequest: The dataset file records invalid options, or options that the user must pass.
     """
     name = file.made.options.get("join", "") if file else ""
     if given.join is not None:

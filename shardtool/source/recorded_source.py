@@ -41,7 +41,6 @@ class RecordedSource:
 
     Args:
         datasets: The dataset that the run created, or some of its splits.
-        given: The source, or several.
 
     Attributes:
         run: The run; without the table, if the table that was found cannot be joined.

@@ -46,7 +46,6 @@ class ScanItem(NamedTuple):
         prefix: The folder, relative to the root; empty or ending in a slash.
         names: Its files as `stem NUL field`, sorted; None: list the folder and all below it.
         changed_ns: The latest change of the folder and its parents.
-        links: Names of symbolic links.
     """
 
     prefix: bytes
@@ -163,7 +162,6 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return `file` or `folder` for a link to follow, otherwise an empty text."""
     path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
@@ -214,7 +212,6 @@ def _with_parents(prefix: bytes) -> list[bytes]:
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:
-    """Divide a large folder into chunks that keep samples whole."""
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
     pieces, done, names = [], 0, item.names

@@ -37,7 +37,6 @@ class ScanRules:
 
     Attributes:
         include: Globs; a file must match one of them.
-        exclude: Globs of files and folders.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
         symlinks: `inside` follows links whose target is in the tree and reports others.
         own: The folder (relative, ending in a slash) and the pattern of each output inside the source.

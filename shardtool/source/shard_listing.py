@@ -81,16 +81,10 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 
     Args:
         givens: Dataset files, patterns, globs, folders, or lists of shards.
-        pool: Scans shards without a sidecar, and reads numbers.
-        observer: Counts the samples found.
-        to_format: `tar` or `tfrecord`.
         only: The fields to pack; empty: all. Other fields are not checked.
         without: Fields that will not be packed, and are not checked.
         salvage: Whether to skip damaged numbers, and damage in shards without an index.
         as_stored: Whether to list numbers as bytes, without checks of fields and without class names.
-
-    Raises:
-        InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.
     """
 
     def is_wanted(name: str) -> bool:

@@ -123,11 +123,7 @@ class SourceShard:
 
 
 def stat_shard(path: str) -> FileInfo:
-    """Return the size and times of a shard.
-
-    Raises:
-        CorruptShard: The shard does not exist, is not a regular file, or cannot be opened.
-    """
+    """Return the size and times of a shard."""
     try:
         with open_file(path) as file:
             return file.fact()
@@ -157,11 +153,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
 
 
 def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
-    """Add the index and metadata of the sidecar.
-
-    Raises:
-        CorruptShard: The sidecar is damaged, describes another shard, or differs from the dataset file.
-    """
+    """Add the index and metadata of the sidecar."""
     index = sidecar_read.parse_shard_sidecar(
         data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry
     )

@@ -48,9 +48,6 @@ def copy_verified(
 
     The last block is written only after the checksum matches, because an object becomes visible with its last byte.
     `report_bytes` receives block sizes. `keep_mtime` applies to local files.
-
-    Raises:
-        CorruptShard: The bytes differ, also on a second read.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()

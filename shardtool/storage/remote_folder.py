@@ -39,9 +39,7 @@ class RemoteFolder:
     """An output prefix in a store, with the methods of `Folder`. The publishing process must hold the dataset's lock.
 
     Attributes:
-        path: Address of the prefix.
         has_staging: Whether files are invisible until they are published. Each shard is then written twice.
-        largest: Maximum size of a file.
 
     Methods raise StoreFailed, OutputFailed if the bucket does not exist, OutputExists if the lock is lost, and OSError
     if an object to read is missing or changes.

@@ -75,7 +75,6 @@ class FolderTree:
         """Write a file and create its folders; return False if an existing file was kept. A file that fails is deleted.
 
         Args:
-            path: Path relative to the folder.
             data: Bytes, or a function that yields them in blocks.
             if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
                 like `keep`, and replace a truncated copy left by a killed process.

@@ -43,9 +43,7 @@ class Table:
     """A readable table.
 
     Attributes:
-        location: Path, or another name for messages.
         folder: Base directory of relative paths in the table.
-        name: File name, or kind of table.
         classes: Class names of columns of class numbers, or of lists of class numbers.
         on: Column that identifies samples, if the format defines one; otherwise empty.
     """

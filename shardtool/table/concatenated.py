@@ -24,12 +24,7 @@ _MAX_NAMED_FILES = 3
 
 
 class ConcatenatedTable(Table):
-    """Tables with the same columns; `folder` is empty if they are in several folders.
-
-    Args:
-        files: Paths.
-        open_file: Opens one of them.
-    """
+    """Tables with the same columns; `folder` is empty if they are in several folders."""
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]

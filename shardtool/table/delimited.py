@@ -48,18 +48,7 @@ _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter,
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text.
-
-    Args:
-        location: See `Table`.
-        opened: Opens the text.
-        form: Its options.
-        separator: Delimiter, if `form` has none.
-        name: Kind of table, if it is not a file.
-
-    Raises:
-        InvalidRequest: The file is not text, has no header, or uses another delimiter.
-    """
+    """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text."""
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)

@@ -106,11 +106,7 @@ _CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight i
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
-    """Return the number of non-blank lines, or refuse the text.
-
-    Raises:
-        InvalidRequest: A line is not an object or is nested too deeply, or there are far too many names.
-    """
+    """Return the number of non-blank lines, or refuse the text."""
     names, rows, size = set[bytes](), 0, 0
     with open_stream() as stream:
         for block in read_line_blocks(location, stream):
@@ -179,7 +175,6 @@ def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _iter_rows(location: str, open_stream: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
-    """Yield each non-blank line's number, object, and end in bytes."""
     number = size = 0
     with open_stream() as stream:
         for data in read_line_blocks(location, stream):

@@ -25,11 +25,7 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document. Every method may raise.
-
-    Raises:
-        InvalidRequest: Invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
-    """
+    """One JSON document. Every method may raise."""
 
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream

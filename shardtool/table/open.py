@@ -63,9 +63,6 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
         source: A path or an object; see `is_table`.
         named: Requested columns. If there are any, standard input is a table, not a list of paths.
         form: Text format, if the file name does not imply it.
-
-    Raises:
-        InvalidRequest: The source cannot be read as a table, or has too many or too deep columns.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):
@@ -168,7 +165,6 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
 
 
 def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFormat) -> Table:
-    """Read paths one per line, or a CSV or TSV recognised by its header."""
     name = "standard input"
     line, _, rest = data.partition(b"\n")
     header = line.decode("utf-8-sig", "replace").strip("\r")

@@ -81,7 +81,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of arrays from lists of this type."""
     if not _is_list(kind):
         return None
     while _is_list(kind):
@@ -241,14 +240,10 @@ def renumber_columns(
     """Yield class-number columns that become fields, renumbered to match existing class lists.
 
     Args:
-        column_of: Returns a column by name.
         classes: Class names by column; updated to the new numbering.
         fields: (field, column).
         requested_fields: Fields that a fixed class list applies to; empty: all.
         class_lists: Existing class lists; None: keep the columns' numbers.
-
-    Raises:
-        InvalidRequest: A class is missing in a fixed list, or a list applies to no field.
     """
     if class_lists is None:
         return

@@ -44,7 +44,6 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        location: See `Table`.
         columns: Columns without bytes.
         numbers: int64, row numbers counted from 0; None: all rows.
         files: See `Table.row_counts`.

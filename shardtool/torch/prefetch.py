@@ -205,7 +205,6 @@ class StreamTransfer:
 
 
 def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """Prevent reuse of the tensor's memory until `stream` has finished."""
     tensor.record_stream(stream)
     return tensor
 

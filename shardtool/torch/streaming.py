@@ -145,7 +145,6 @@ class StreamOptions:
         return int(epoch)
 
     def _check_stream(self, stream: Stream) -> Stream:
-        """Return the caller's stream; raise InvalidRequest for options of a new stream."""
         for option in fields(StreamOptions):
             if option.name in _STREAM_OPTIONS and getattr(self, option.name) != option.default:
                 remedy = "Pass it to stream(...), or pass the dataset here."

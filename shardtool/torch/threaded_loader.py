@@ -183,8 +183,6 @@ _CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger ones cost l
 
 
 class _PendingBatch:
-    """A batch in progress."""
-
     def __init__(
         self, samples: Samples, function: Callable[[Any], Any], into: BatchRows | Callable[[Samples], Any], state: Any,
         stop: Event,

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Tags of hemisphere and degrees, negative hemisphere, maximum degrees.
+# For each value: tags of hemisphere and degrees, the negative hemisphere, and the maximum degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
-_IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)  # other TIFF tags describe the pixel layout
+# TIFF tags to keep; other TIFF tags describe the pixel layout
+_IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)
 _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits per tag, which exclude maker notes and previews
 
 
 def read_exif(data: bytes | memoryview) -> str | None:
-    """Return EXIF as a JSON object by tag name; None if there is no readable EXIF.
+    """Return EXIF as a JSON object with tag names; None if there is no readable EXIF.
 
     `latitude` and `longitude` are in degrees. Long values, and values that are not text or numbers, are skipped.
 

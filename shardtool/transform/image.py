@@ -1,8 +1,8 @@
-"""Resize, encode and probe images: bytes in, bytes out.
+"""Resize, encode and probe images.
 
 `change_image` returns the same bytes object if there is nothing to do. Otherwise:
 
-- The content's format is kept, unless `encode` is set.
+- The format of the content is kept, unless `encode` is set.
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
   (CMYK, grey, RGB) changes.
 - Values that may be labels or measurements are never blended, and keep all bits unless you request otherwise. Modes 1,
@@ -13,7 +13,7 @@
 - Changing an image with several frames or pages is an error (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-For worker processes only: `change_image` disables Python's warnings, and libtiff may print to stderr.
+Call this module only in worker processes: `change_image` disables Python's warnings, and libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ for _name in PILLOW_READERS:
 
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-_MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels per side; limits of libjpeg, libwebp and GIF
+# maximum pixels per side: limits of libjpeg, libwebp and GIF
+_MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}
 _LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
 _ALPHA_MODES = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
@@ -75,9 +76,9 @@ _FORMAT_MODES = {
 _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
 _DEFAULT_QUALITY = 90
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8, but to at least this many times the target size.
-# Measured on eight photographs, reduced 4 to 16 times: at least 43 dB (usually 50 dB) against LANCZOS on all pixels;
-# JPEG quality 90 alone is at 29 to 38 dB. Reducing 4000 x 3000 to 512 takes a third of the time.
+# A JPEG is decoded at 1/2, 1/4 or 1/8, but to at least this many times the target size. On eight photographs that were
+# reduced 4 to 16 times, the PSNR against LANCZOS on all pixels is at least 43 dB (usually 50 dB). JPEG quality 90 alone
+# has 29 to 38 dB. Reducing 4000 x 3000 to 512 takes a third of the time.
 _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0  # any image is box-averaged first, to at least this many times the target size
 
@@ -93,16 +94,16 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. Both keep the
             aspect ratio; `exact` does not. `crop` scales like `shorter`, then crops the centre. `pad` scales like
-            `longer`, then adds transparent borders if the written mode has alpha, else black ones (colour 0 if the
+            `longer`, then adds transparent borders if the written mode has alpha, else black borders (colour 0 if the
             palette has neither).
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         quality: 1 to 100, for JPEGs and lossy WebPs.
-        fields: Image fields; empty: all with an image suffix.
-        masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
+        fields: Image fields; empty for all fields with an image suffix.
+        masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
         probe: Record width, height and mode.
-        max_pixels: Maximum pixels, read or written; Pillow's own limit also applies.
+        max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
     """
 
     resize: tuple[int, int] | None = None
@@ -129,7 +130,7 @@ class ImageOptions:
         return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
-        """Return the output format of `field`; None: the format of its content."""
+        """Return the output format of `field`; None for the format of its content."""
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
@@ -141,7 +142,7 @@ class ImageOptions:
 
 
 class ImageInfo(NamedTuple):
-    """The size, in display orientation, and Pillow mode of an output image."""
+    """The size (in display orientation) and Pillow mode of an output image."""
 
     width: int
     height: int
@@ -155,19 +156,11 @@ def _ending(field: str) -> str:
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     """Return the changed image and its size and mode.
 
-    If nothing has to change, the result is `data` itself. Unless only probing, the pixels are always decoded, to detect
-    damage.
-
-    Args:
-        data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
-        field: Field name.
-        options: Requested changes.
-
-    Raises:
-        BadImage: The image is damaged, truncated or too large, or the change would lose part of it.
+    If nothing has to change, the result is `data` itself. Unless the image is only probed, the pixels are always
+    decoded, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # a warning of Pillow is harmless, or decoding raises an error
+        warnings.simplefilter("ignore")  # a warning of Pillow is harmless; otherwise, decoding raises an error
         return _change_image(data, field, options)
 
 
@@ -316,7 +309,7 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the transparent colour or, without one, black; 0 if the palette has neither."""
+    """Return the transparent colour, else black; 0 if the palette has neither."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":

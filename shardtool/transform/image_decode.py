@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits loses
 
-# Pillow's own error limit: 0.7 GB per worker for decoded RGB at four bytes a pixel. Pillow already warns at half of it,
-# which would refuse real images: a scanned A0 sheet at 300 dpi has 139 million pixels.
+# Pillow's own error limit: 0.7 GB per worker for decoded RGB at four bytes a pixel. The limit is not Pillow's warning
+# limit, half of this, which would refuse real images: a scanned A0 sheet at 300 dpi has 139 million pixels.
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-# Importing a reader registers its format. If one is missing, Pillow imports all of them.
+# Importing a reader registers its format. If a format is missing, Pillow imports all readers.
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
@@ -46,15 +46,16 @@ IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG
-_PILLOW_BITS = 8  # bits per value
+_PILLOW_BITS = 8  # bits per value in most Pillow modes
 
-_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # other modes take 4 bytes
+# bytes per pixel of these modes; other modes take 4 bytes
+_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
 ORIENTATION_TAG = 0x0112
 
-TRANSPOSES = {  # by EXIF orientation, to turn the image upright
+TRANSPOSES = {  # the transposition that turns an image upright, by EXIF orientation
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -69,7 +70,8 @@ _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # number of channels by colour type
 _PIECE_BYTES = 2**16
 
-_PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # PNG text chunks that may have the orientation
+# PNG text chunks that may contain the orientation
+_PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class BadImage(ValueError):
@@ -90,17 +92,14 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    16-bit grey is reduced to its upper 8 bits, unless `exact`. Thread-safe: Python's warning filters are unchanged.
+    16-bit grey is reduced to its upper 8 bits, unless `exact`. The function is thread-safe, because it does not change
+    Python's warning filters.
 
     Args:
-        data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Return stored values; raise an error for an image whose values Pillow does not preserve.
         max_bytes: Memory limit, including turning and conversion to RGB.
         on_loss: Called if the image has more bits or pages than the result.
-
-    Raises:
-        BadImage: The image is damaged, truncated or too large, or its values have no defined meaning.
     """
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)
@@ -117,7 +116,7 @@ def decode_image(
 
 
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
-    """Return what is lost in eight bits of the first frame or page."""
+    """Return what a conversion of the first frame or page to eight bits loses."""
     losses: list[DecodingLoss] = []
     if picture.deep or picture.image.mode in WIDE_MODES:
         losses.append("colour bits" if picture.deep else "grey bits")
@@ -127,7 +126,7 @@ def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert 8-bit pixels to mode RGB: alpha is dropped, and a palette becomes its colours."""
+    """Convert 8-bit pixels to mode RGB: drop alpha, and replace palette indices by colours."""
     if image.mode == "RGB":
         return image
     image.info.pop("transparency", None)  # otherwise Pillow would warn that transparency is lost
@@ -139,7 +138,6 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        kind: Format.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
         upright: Whether the orientation is 1.
         deep: Whether Pillow discards all but the upper eight bits of each value.
@@ -173,14 +171,14 @@ class OpenedImage:
         """Check the memory of decoding and conversion.
 
         Args:
-            full: Width and height in the file, if a reduced size is decoded.
-            turned: Whether the image will be turned.
+            full: Width and height in the file, if the image is decoded at a reduced size.
         """
         if self._max_bytes is None:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3  # a copy: RGB, turned, or an array
+        # bytes per pixel of a copy: RGB, turned, or an array
+        copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
             peak_bytes = max(3 * pixel_bytes, peak_bytes)
@@ -196,7 +194,7 @@ class OpenedImage:
             full_width, full_height = full or image.size
             coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
             progressive = width * height * pixel_bytes + coefficients
-            # Several scans mean progressive; the scan of a preview counts too.
+            # Several scans mean a progressive JPEG; the scan of a preview counts, too.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
         if size > self._max_bytes:
@@ -219,7 +217,7 @@ def _read_orientation(image: Any, stream: BytesIO) -> int:
 
 
 def may_have_exif(image: Any, stream: BytesIO) -> bool:
-    """Check whether an image may have EXIF; a PNG is decoded if its EXIF follows the pixels."""
+    """Return whether an image may have EXIF. A PNG is decoded if its EXIF follows the pixels."""
     if image.format != "PNG":
         return True
     data = stream.getvalue()
@@ -243,14 +241,14 @@ def _has_deep_colours(image: Any) -> bool:
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         return bool(max(bits if isinstance(bits, tuple) else (bits,)) > _PILLOW_BITS)
-    arguments = image.tile[0][3]  # the raw mode, or a tuple; for PPM, (raw mode, maximum)
+    arguments = image.tile[0][3]  # the raw mode, or a tuple that starts with it; for PPM, raw mode and maximum
     if isinstance(arguments, tuple):
         return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] >= 2**_PILLOW_BITS
     return ";16" in arguments
 
 
 def _white_value(image: Any) -> int:
-    """Return the largest value that can be stored, which is white; 0 if there is none, or if 0 is white."""
+    """Return the largest value that can be stored, which is white; 0 if there is no such value, or if 0 is white."""
     arguments = image.tile[0][3] if image.tile else ""
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]
@@ -290,7 +288,6 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
 
 
 def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, int]]) -> str:
-    """Describe what a truncated file lacks; empty if it is complete."""
     data, image = picture.stream.getvalue(), picture.image
     if picture.kind == "PNG":
         if all(name != b"IEND" for name, _ in _png_chunks(data)):
@@ -364,11 +361,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert grey to eight bits.
-
-    Raises:
-        BadImage: White is undefined: values are floats, signed, or wider than 16 bits.
-    """
+    """Convert grey to eight bits."""
     if not 0 < picture.white <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers
@@ -406,16 +399,16 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     """Convert Pillow's errors into BadImage."""
     try:
         yield
-    except (BadImage, MemoryError):  # pixels are limited, so the machine lacks memory
+    except (BadImage, MemoryError):  # the number of pixels is limited, so the machine lacks memory
         raise
-    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+    except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error
 
 
 def _image_error(error: Exception, data: bytes | memoryview) -> BadImage:
     if isinstance(error, Image.DecompressionBombError):
         return BadImage("image-too-large", f"too many pixels to decode: {error}")
-    if isinstance(error, UnidentifiedImageError):  # the message contains a memory address
+    if isinstance(error, UnidentifiedImageError):  # replace the message, which contains a memory address
         return BadImage("bad-image", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM, or the header is damaged")
     text = str(error) or type(error).__name__
     riff = bytes(data[:4]) == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)

@@ -1,7 +1,7 @@
-"""Decode JPEGs with libjpeg-turbo (simplejpeg): the same pixels as Pillow in three quarters of the time.
+"""Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
 
-Used for upright 8-bit JPEGs in grey or three colours. Otherwise, or without simplejpeg, `decode_jpeg_fast` returns
-None, and Pillow decodes the image.
+This applies to upright 8-bit JPEGs in grey or three colours. Otherwise, or without simplejpeg, `decode_jpeg_fast`
+returns None, and Pillow decodes the image.
 
 - A JPEG near the memory limit is left to Pillow.
 - A JPEG that causes a libjpeg warning is left to Pillow. After `crop_jpeg_rows`, one warning is expected, because data
@@ -35,10 +35,10 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8  # width and height of a block
 _END_MARKER = b"\xff\xd9"
 
-# Extra data before an end or restart marker; fatal errors have other messages.
+# A warning about extra data before an end or restart marker; fatal errors have other messages.
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
-_MAX_BYTES_PER_PIXEL = 9  # three colours, and their coefficients in a progressive JPEG
+_MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG
 _MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
 _SCALE_FRACTIONS = (8, 4, 2)
 
@@ -52,13 +52,11 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
-        height_offset: Offset of the height, two bytes.
-        width: In pixels.
-        height: In pixels.
+        height_offset: Offset of the height, which has two bytes.
         block_rows: Pixel rows per row of blocks.
         is_sequential: Whether the JPEG is not progressive.
         is_supported: Whether simplejpeg decodes it: eight bits, in one or three colours.
-        is_cropped: Whether `height` was reduced; more rows follow.
+        is_cropped: Whether `height` was reduced, so that more rows follow.
     """
 
     height_offset: int
@@ -105,13 +103,10 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG in RGB, uint8 [height, width, 3], writable; None: Pillow must decode it.
+    """Return the pixels of a JPEG in RGB, writable uint8 [height, width, 3]; None if Pillow must decode the image.
 
     Args:
-        data: The bytes of any image.
-        head: The header of the JPEG; None: read it from the data.
-        min_size: Width and height, as for `decode_image`.
-        max_bytes: Memory limit, as for `decode_image`.
+        head: The header of the JPEG; None to read it from the data.
     """
     import numpy as np
 
@@ -149,7 +144,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Search EXIF and XMP for an orientation; if there may be one, ask Pillow."""
+    """Search EXIF and XMP for an orientation. If they may contain one, ask Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

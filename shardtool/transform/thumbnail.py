@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-FRAME_PROBLEMS = ("animated-image", "image-depth")  # valid, but not resizable: the first frame is shown
+# images that are valid but cannot be resized: the first frame is shown
+FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
 
@@ -63,13 +64,13 @@ def encode_image(image: Picture, form: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")  # lossless
+MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")  # lossless formats
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
-_MAX_MASK_CLASSES = 64  # photographs have more values
+_MAX_MASK_CLASSES = 64  # photographs have more distinct values
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
-_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention, pixels without a class
-_MIN_COLOUR_DIFFERENCE = 40  # between channels: a palette with such a colour is not grey
+_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # value and colour of pixels without a class, by convention
+_MIN_COLOUR_DIFFERENCE = 40  # a palette colour whose channels differ by this much is not grey
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
 _MASK_COLOURS = (
     (230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49), (145, 30, 180), (66, 212, 244),
@@ -147,7 +148,7 @@ IMAGE_SIGNATURES = (
 )  # fmt: skip
 
 
-MAGIC_SIGNATURES = 5  # the first entries, which are recognised whatever the field name
+MAGIC_SIGNATURES = 5  # number of first entries, which are recognised under any field name
 EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # valid images that cannot be shown
 _MIN_EDGE_PIXELS = 40
 _MAX_ATTEMPTS = 6
@@ -178,14 +179,11 @@ class Thumbnail(NamedTuple):
 def make_thumbnail(
     data: bytes, name: str, edge: int, max_bytes: int | None = None, *, has_photo: bool = False
 ) -> Thumbnail:
-    """Return an upright thumbnail of an image; a mask in colours.
+    """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        data: The image file.
-        name: Name of the field.
-        edge: Maximum width and height in pixels.
-        max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None: no limit.
-        has_photo: Whether the sample also has a photograph: an image of few values is then a mask.
+        max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None for no limit.
+        has_photo: Whether the sample also has a photograph. An image of few values is then a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}  # columns of `probe`, with Arrow types
-ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # size before the image is changed
+# columns of `probe` with the size before an image is changed
+ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}
 EXIF_COLUMN = "exif"
 
 
@@ -47,11 +48,9 @@ class Transform(NamedTuple):
     """The changes to each sample.
 
     Attributes:
-        images: Image options; None: images are unchanged.
-        function: `package.module:function`, called with each sample; empty: none.
-        fetch: Download options; None: there are no URLs.
+        function: `package.module:function`, called with each sample; empty without a function.
+        fetch: Download options; None without URLs.
         found: Metadata columns found while reading, with Arrow types.
-        where: Condition on these columns.
     """
 
     images: ImageOptions | None = None
@@ -90,7 +89,7 @@ class Transform(NamedTuple):
 
 
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
-    """Return the function `package.module:function`; the current folder is searched too."""
+    """Return the function `package.module:function`. The current folder is searched, too."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise InvalidRequest(option_text("map"), repr(name), expected="package.module:function")

@@ -29,8 +29,6 @@ class BadSample(Exception):
     """A sample that a transform cannot process.
 
     Attributes:
-        code: Reason code.
-        detail: Traceback.
         field: The faulty field, or empty.
     """
 
@@ -40,7 +38,7 @@ class BadSample(Exception):
 
 
 class TransformedSample(NamedTuple):
-    """A sample returned by a transform. `fields` are (name, payload), sorted by the bytes of the names."""
+    """A sample returned by a transform. `fields` are pairs of name and payload, sorted by the bytes of the names."""
 
     key: bytes
     fields: list[tuple[bytes, Payload]]
@@ -60,10 +58,7 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change images; return the fields, and the values of `Transform.found`.
-
-        Checksums of `checksum_field` are computed.
-        """
+        """Change images. Return the fields, and the values of `Transform.found`, with checksums of `checksum_field`."""
         values: dict[str, object] = dict.fromkeys(self._found_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
             values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()
@@ -82,7 +77,7 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Apply the user's function; return one sample, several, or none."""
+        """Apply the user's function. Return one sample, several samples, or none."""
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
@@ -90,10 +85,10 @@ class Transformer:
             returned = self._function(sample)
             is_several = isinstance(returned, Iterable) and not isinstance(returned, (dict, str, bytes))
             results = list(returned) if is_several else [] if returned is None else [returned]
-        except MemoryError:  # whether a sample is skipped must not depend on the machine
+        except MemoryError:  # not a reason to skip a sample, because skips must not depend on the machine
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
-            user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip this module's own frame
+            user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip the frame of this module
             trace = "".join(traceback.format_exception(type(error), error, user_frames)).splitlines()
             detail = "\n".join(trace[-_MAX_TRACE_LINES:])
             raise _map_error(f"raised {type(error).__name__}: {error}", detail) from None
@@ -102,7 +97,7 @@ class Transformer:
         return [_parse_returned(result, name, default) for result, default in zip(results, names, strict=True)]
 
 
-get_transformer = cache(Transformer)  # importing the user's function may be slow
+get_transformer = cache(Transformer)  # cached, because importing the user's function may be slow
 
 
 def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageInfo | None]:

@@ -123,20 +123,16 @@ class _Steps:
         return result
 
     def check(self, name: str, step: Callable[[], object], describe: Callable[[Any], str] = str) -> None:
-        """Run a step and record its result. If it fails, later steps still run."""
         with suppress(_StepFailed):
             self.require(name, step, describe)
 
     def skip(self, name: str, why: str) -> None:
-        """Record why a step was not possible."""
         self._checks[name] = Check(name, "unknown", why)
 
     def is_open(self, name: str) -> bool:
-        """Return whether a step has no result yet."""
         return self._checks[name].state == "unknown"
 
     def checks(self) -> tuple[Check, ...]:
-        """Return the results of all steps."""
         why = f"not checked: {self._failed_step} failed"
         return tuple(
             Check(name, "unknown", why) if check is _NOT_CHECKED else check for name, check in self._checks.items()

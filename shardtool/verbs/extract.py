@@ -186,7 +186,6 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
     """Check that paths are safe, distinct, and possible in one folder.
 
     Args:
-        names: Paths relative to the folder.
         folded: Whether the file system ignores case.
     """
     import numpy as np
@@ -221,7 +220,6 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
 def _create_options(
     datasets: Sequence[StoredDataset], entries: SampleTable, metadata: str, options: ExtractOptions
 ) -> dict[str, Any]:
-    """Return options of `create` that recreate the same samples."""
     recorded = [dataset.file.made.options if dataset.file is not None else {} for dataset in datasets]
     common = [
         name

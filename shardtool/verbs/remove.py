@@ -199,8 +199,6 @@ class Removal:
 
     Attributes:
         base: The name of the dataset file without the suffix.
-        pattern: The pattern of its file names.
-        stale_indexes: Index files of other tools.
         similar_names: Unlisted files that are named like shards except for the number of digits.
         rows: Row indexes of the samples to remove, by shard number.
         keys: The keys of the samples to remove.

@@ -189,8 +189,6 @@ class _PlainFile:
 
 
 class _UnpackedFile:
-    """Reads the decompressed bytes of a file at ascending offsets."""
-
     def __init__(self, planned: SpanFile) -> None:
         from shardtool.dataset.shard_file import CompressedFile
 

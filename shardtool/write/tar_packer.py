@@ -162,7 +162,6 @@ class SpanTarPacker(TarPacker):
         return zip(names, self.sizes[rows[first] : rows[last]], strict=True)
 
     def _fetch(self, row: int, end: int, start: int) -> int:
-        """Read contiguous payloads into the buffer; return the next row."""
         runs = self._runs
         while runs[self._run] <= row:
             self._run += 1

@@ -148,7 +148,6 @@ class TransformPacker(packer.Packer):
         return sizes
 
     def _read_samples(self) -> Iterator[ReadSample]:
-        """Yield all samples; with a condition, in batches."""
         end, batch, size, where = 0, list[ReadSample](), 0, self._work.transform.where
         for sample_index, count in enumerate(self.counts):
             self._current_index = sample_index

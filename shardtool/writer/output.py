@@ -274,7 +274,6 @@ class WriterOutput:
         self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:
-        """Rewrite sidecars that are not final; return the columns of all shards."""
         entries, updated, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = names.to_local_name(entry.name)

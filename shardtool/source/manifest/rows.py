@@ -72,7 +72,6 @@ class FieldLayout(NamedTuple):
         )
 
     def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
-        """Return a value for each row; all zeros take no memory."""
         if not any(isinstance(part, np.ndarray) or part for part in parts):
             return np.broadcast_to(kind(0), samples * len(parts))
         values_of_rows = np.empty((samples, len(parts)), kind)

@@ -286,7 +286,6 @@ class ManifestSource(Source):
         return urls
 
     def _skip_folders(self) -> None:
-        """Remove folders from a list of paths, as printed by `find`."""
         paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
         parents = {os.path.dirname(path) for path in paths}
         may_be_folder = [path.rstrip("/") in parents or "." not in os.path.basename(path) for path in paths]

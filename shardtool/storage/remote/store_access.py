@@ -79,11 +79,7 @@ _STORE_VARIABLES = (  # part of a store's cache key, so that a later change take
 
 
 def use_endpoint(url: str) -> None:
-    """Use the server at `url` for `s3://`, `gs://` and `az://`, also in child processes.
-
-    Raises:
-        InvalidRequest: The URL is invalid, or contains a user and a password.
-    """
+    """Use the server at `url` for `s3://`, `gs://` and `az://`, also in child processes."""
     _check_endpoint(url, url)
     os.environ[ENDPOINT_VARIABLE] = url
 
@@ -168,9 +164,6 @@ def address_with_options(address: str, options: Mapping[str, str | bool]) -> str
     """Return the address of an S3 object with the storage options of one call.
 
     Another process that uses the address must call this function first.
-
-    Raises:
-        InvalidRequest: An option is unknown or invalid, or this is not S3.
     """
     where = "storage_options"
     if not address.lower().startswith("s3://"):

@@ -70,11 +70,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set `KEY=VALUE` store options, also for child processes.
-
-    Raises:
-        InvalidRequest: A key is unknown, or a value is invalid.
-    """
+    """Set `KEY=VALUE` store options, also for child processes."""
     text = "\n".join(lines)
     _parse_options(text)
     os.environ[STORE_OPTIONS_VARIABLE] = text

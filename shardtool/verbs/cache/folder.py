@@ -90,7 +90,6 @@ class CachedFile(NamedTuple):
     """A finished shard in a cache.
 
     Attributes:
-        size: Bytes, including the sidecar.
         sidecar: Name of the sidecar; empty for a copy.
     """
 

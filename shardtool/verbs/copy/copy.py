@@ -155,7 +155,6 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
 
 
 def _remove_leftovers(target: CopyTarget) -> None:
-    """Delete temporary files of this or an interrupted run. Call it under the lock."""
     for folder, names in zip((target.folder, target.below), target.source.names, strict=True):
         folder.discard_staged(sorted({*names}.intersection(folder.staged_names())))
 
@@ -263,7 +262,6 @@ class Transfer:
 
 
 def _shard_pattern(source: CopySource) -> ShardPattern | None:
-    """Return the pattern of the shards if they are in the dataset file's folder and a pattern can describe them."""
     if source.file.shards_folder:
         return None
     if (pattern := recorded_range(source.file)) is not None:

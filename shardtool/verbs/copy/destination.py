@@ -112,12 +112,7 @@ class CopySource(NamedTuple):
 
 
 def open_source(given: DatasetLike) -> CopySource:
-    """Return a dataset after checking that all of its files exist with the right sizes.
-
-    Raises:
-        InvalidRequest: The dataset or its dataset file does not exist, or only some of its shards are given.
-        CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
-    """
+    """Return a dataset after checking that all of its files exist with the right sizes."""
     dataset = find_dataset(given)
     if dataset.dataset_file is None or not dataset.has_own_file:
         check_not_damaged(dataset)
@@ -283,7 +278,6 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    """Compare an existing shard and sidecar; `trust` selects shards that are not read."""
     sidecar_right = _is_right(target.folder, target.facts[0], pair.sidecar, meter)
     fact = target.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:

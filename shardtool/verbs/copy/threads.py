@@ -71,9 +71,6 @@ class ThreadCount:
     Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
     throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
 
-    Args:
-        requested: A fixed number; None: adapt.
-
     Attributes:
         limit: Number of tasks that may run now.
     """
@@ -111,9 +108,6 @@ def run_in_threads(
 
     Args:
         work: The function to run; it calls `ByteMeter.add` for each block.
-        tasks: Its arguments, drawn as threads become free.
-        options: Number of threads, and the rate limit.
-        observer: Receives progress, in this thread.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

@@ -75,7 +75,6 @@ class Uncompared(NamedTuple):
         fields: Fields that were joined from a table that is not available.
         payloads: Whether fields are ignored because the run changed payloads.
         added: Whether samples that only the source has are ignored.
-        keys: Keys of skipped samples.
         as_numbers: Whether the dataset stores numbers as TFRecord does.
     """
 
@@ -112,12 +111,7 @@ def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *
 def dataset_and_source(
     datasets: list[StoredDataset], given: Any, options: DiffOptions, pool: Pool, notes: Notes
 ) -> tuple[tuple[ComparedSide, ComparedSide], Uncompared]:
-    """Return the datasets of one run, and its source in its current state.
-
-    Raises:
-        InvalidRequest: The datasets are of several runs, a function created their samples, or the source does not
-            exist.
-    """
+    """Return the datasets of one run, and its source in its current state."""
     files = [dataset.file for dataset in datasets if dataset.file is not None]
     for dataset in datasets[1:]:
         if dataset.file is None or not dataset.file.made.is_sibling_split_of(files[0].made):
@@ -312,7 +306,6 @@ def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
 
 
 def _occurrences(codes: Rows) -> Rows:
-    """Return how often each code occurred before its position."""
     order = np.argsort(codes, kind="stable")
     is_first = np.append(True, codes[order][1:] != codes[order][:-1])[: len(codes)]
     positions = np.arange(len(codes))

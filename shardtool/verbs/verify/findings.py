@@ -121,11 +121,8 @@ class Finding:
     Attributes:
         code: A key of `FINDING_KINDS`.
         file: The name of the shard, sidecar or dataset file.
-        found: The problem.
         expected: The expected state; may be empty.
         offset: The offset in the file, in bytes; None: the whole file.
-        key: The sample's key, or empty.
-        field: The field's name, or empty.
     """
 
     code: str
@@ -237,12 +234,9 @@ class Report(Displayed):
         counts: Number of findings by code.
         checked: The checks done.
         unchecked: Omitted checks, with reasons.
-        shards: Number of shards.
         samples: Number of samples read.
-        size: Size of the shards in bytes.
         readable: False if nothing could be read.
         repaired: The repairs done.
-        seconds: Duration.
         read: With `sample`, the number of shards read and their bytes; None: all.
         datasets: The reports of several datasets; the other attributes then cover all of them.
         quick: Whether no shard was read.

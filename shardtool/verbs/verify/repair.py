@@ -89,11 +89,7 @@ def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) ->
 
 
 def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
-    """Return the options to rerun `create`. Code comes from the user, never from the dataset file.
-
-    Raises:
-        InvalidRequest: The dataset was created with options that the user must pass, and did not.
-    """
+    """Return the options to rerun `create`. Code comes from the user, never from the dataset file."""
     from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map

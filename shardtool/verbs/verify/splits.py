@@ -66,7 +66,6 @@ def _open_or_error(given: Any) -> StoredDataset | CorruptShard:
 
 
 def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, int], bool]:
-    """Return pairs of indexes of splits, each with whether the dataset files record one run."""
     pairs = {}
     for (index, first), (other_index, second) in combinations(enumerate(opened), 2):
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):

@@ -210,7 +210,6 @@ def _examine_shards(
     *,
     contents: bool,
 ) -> dict[int, ShardScan]:
-    """Check each shard as soon as a worker has read it; return the scans that later checks need, by shard number."""
     preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
     preload.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
