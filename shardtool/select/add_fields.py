@@ -38,10 +38,10 @@ class NewField(NamedTuple):
 
     Attributes:
         texts: The values, one per sample.
-        has_value: bool[samples]: the samples that get the field.
-        kind: The type of the values; None: bytes.
-        labels: The class names, if the values are class numbers; else None.
-        column: The numbers, which replace a metadata column of the field's name; None: not a column.
+        has_value: bool[samples], whether a sample gets the field.
+        kind: The type of the values; None for bytes.
+        labels: The class names if the values are class numbers, else None.
+        column: The numbers, which replace the metadata column with the field's name; None without such a column.
     """
 
     name: str
@@ -79,7 +79,10 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        """Check whether all values of a field are of one type; samples that do not get it may have another."""
+        """Return whether all values of a field have one type.
+
+        Samples that do not get the new field may have values of another type.
+        """
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     field_values = FieldValues(
@@ -116,7 +119,10 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return int64[samples]: the index in `other` of the sample with the same key, or -1. No field may be in both."""
+    """Return the index in `other` of the sample with the same key, or -1, as int64[samples].
+
+    The two may not share a field.
+    """
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"

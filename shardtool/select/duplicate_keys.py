@@ -31,7 +31,7 @@ _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain ta
 
 
 class _KeyGroup(NamedTuple):
-    """Samples (numbers, ascending) that share a key, and whether the key is among `existing_keys`."""
+    """The ascending numbers of samples that share a key, and whether the key is among `existing_keys`."""
 
     key: bytes
     samples: list[int]
@@ -48,8 +48,8 @@ def resolve_duplicate_keys(
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
     """Return the samples with unique keys, the skipped samples, and a note about new names.
 
-    `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, skipping existing keys. `last` excludes
-    `existing_keys`. `shards` are shard names in the numbering of `known_spans.file`.
+    `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, skipping existing keys. `last` cannot be
+    used with `existing_keys`. `shards` are shard names in the numbering of `known_spans.file`.
     """
     if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"
@@ -119,7 +119,7 @@ def _rename_duplicates(
         name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
     }
     names: dict[int, bytes] = {}
-    for group in groups:  # groups never get the same new name: they differ before the last dash
+    for group in groups:  # two groups never get the same new name, because their names differ before the last dash
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:
@@ -142,7 +142,7 @@ def _derived_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
 def _keep_one_each(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], *, keep: int
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Keep the sample at index `keep` of each group (none if the key exists)."""
+    """Keep the sample at index `keep` of each group. If the key exists already, keep no sample of the group."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.exists else group.samples[keep]

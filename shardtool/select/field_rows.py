@@ -58,7 +58,7 @@ def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return each row's index in `fields`."""
+    """Return the index of each row's field in `fields`."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
@@ -68,11 +68,11 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of parts by sample and field, and return where each sample starts.
 
-    Rows are numbered across the parts. If several parts have a field of a sample, the first is used. Chunks
-    of samples limit memory.
+    Rows are numbered across the parts. If several parts have a field of a sample, the first part is used. Samples are
+    merged in chunks to limit memory.
 
     Args:
-        firsts: For each part, int64[samples + 1]: where the rows of each sample start.
+        firsts: For each part, the first row of each sample, int64[samples + 1].
         codes: For each part, the field of each row.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]

@@ -72,10 +72,10 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
     """Return the samples with the columns of a table as metadata.
 
     Rows match samples by key or, if the samples have a metadata column `on`, by this column. If no key matches, rows
-    are matched by file paths, and then by names without extensions. Values replace those in existing columns.
+    are matched by file paths, and then by names without extensions. Values replace the values of existing columns.
 
     Args:
-        on: The key column; empty: the column that the table's format defines, or `key`.
+        on: The key column; empty for the column that the table's format defines, or `key`.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -108,7 +108,7 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         remedy = f"Choose another column with {option_text('on')}."
         raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
-    used = np.zeros(len(rows) + 1, bool)  # the last element is for rows of -1
+    used = np.zeros(len(rows) + 1, bool)  # the last element counts samples without a row (-1)
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}
@@ -135,7 +135,7 @@ def add_table_columns(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Return the samples with columns of a table as metadata, and notes about replaced columns.
 
-    `columns` is emptied, to free memory early. `rows` has the row of each sample, or -1.
+    `columns` is emptied, to free memory early. `rows` contains the row of each sample, or -1.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -271,21 +271,21 @@ def _match_notes(
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return None  # Arrow would round the decimal numbers
+        return None  # refuse this type, because Arrow would round the decimal numbers
     try:
         schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         return [pc.cast(column, kind) for column in columns]
     except MemoryError:
         raise
-    except pa.ArrowException:  # for example, a number out of range
+    except pa.ArrowException:  # the error of a number out of range, for example
         return None
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row, or else the previous value or null.
 
-    Works in chunks: many samples may share one long text.
+    Samples are processed in chunks, because many samples may share one long text.
     """
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):

@@ -4,7 +4,7 @@ The pattern must match the whole relative path, without the extension. The first
 of the file name, without separators at its ends, precedes the extension in the field name: `mask.png`. The key of a
 path that does not match is the path itself.
 
-RE2 takes linear time: the pattern may come from an untrusted dataset file.
+RE2 is used because it takes linear time, and the pattern may come from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\((?!\?)", re.DOTALL)
 _SEPARATORS = b"_-. "
-_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # an empty part of a key, `.` or `..`
+_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # matches an empty part of a key, `.` or `..`
 _MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
-    """A pattern of keys; `matched` counts matched names."""
+    """A pattern of keys. `matched` counts the matched names."""
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # takes 40 ms
+        import pyarrow.compute as pc  # this import takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         groups = 0
@@ -63,7 +63,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths, the distinct remainders of names, and each path's index into these."""
+        """Return the keys of paths, the distinct remainders of names, and the index of each path's remainder."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}

@@ -1,11 +1,10 @@
 """Match the rows of a table against a query such as `label == 'dog' and width > 256`.
 
-The language is a part of pandas'. Python parses a query but never runs it: an untrusted query can only select other
-rows. Anything else is refused before a value is read.
+The language is a part of pandas' query language. Python parses a query but never runs it, so an untrusted query can
+only select other rows. Anything outside the language is refused before a value is read. Rows are independent and
+evaluated in blocks. A comparison with null is false, except `!=`, which is true; `not` inverts the result.
 
-Each row is evaluated alone, in blocks. Comparisons with null are false, and `!=` and `not` invert that.
-
-Unlike in pandas, class names may replace class numbers, `cls == 'cat'`, and lists have `.len()` and `.contains()`.
+Unlike in pandas, class names may replace class numbers (`cls == 'cat'`), and lists have `.len()` and `.contains()`.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ ClassNames = Mapping[str, Sequence[str]]
 _BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
-_INTEGER_TOO_LONG = "integer string conversion"  # part of Python's error for thousands of digits
-_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits for powers of constants
+_INTEGER_TOO_LONG = "integer string conversion"  # a part of Python's error for a number with thousands of digits
+_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of base and exponent, for powers of constants
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
@@ -131,8 +130,8 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
     """Return the numbers of the rows that match `query`, ascending.
 
     Args:
-        table: Only the columns that the query names are read.
-        query: A comparison, or several with `and`, `or`, `not`; names with blanks are in backticks.
+        table: The table, of which only the columns in the query are read.
+        query: A comparison, or several comparisons with `and`, `or` and `not`. Names with blanks are in backticks.
         classes: Class names for columns of class numbers, for comparisons with text by ==, != or in.
     """
     return match_partially(table, query, {}, classes)[0]
@@ -143,13 +142,14 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Return the rows that match the conditions on columns of `table`, and the remaining condition, or None.
 
-    A condition joined by `and` remains if it names one of `later_columns` (types by name). Columns of `table` take
+    A condition joined by `and` remains if it uses a column in `later_columns` (types by name). Columns of `table` take
     precedence.
     """
     where = option_text("where")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about \d in quotes, patterns with groups, division by zero
+            # ignore warnings about \d in quotes, patterns with groups, and division by zero
+            warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
             # Evaluate without rows first, so that an error message lists all columns.
@@ -175,13 +175,13 @@ def _split_conjunction(node: ast.expr) -> list[ast.expr]:
 
 def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
     try:
-        # Finds errors before any value is read.
+        # The evaluation without rows finds errors before any value is read.
         _Evaluator(query, table.slice(0, 0)).condition(query.tree)
         parts = [
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
-    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # raise MemoryError first, because pyarrow's MemoryError is also an ArrowException
         raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
@@ -194,7 +194,7 @@ class _Query(NamedTuple):
 
     Attributes:
         tree: The expression, with stand-ins for names in backticks.
-        names: Column name by stand-in.
+        names: Column name for each stand-in.
         where: The name of the query in messages.
     """
 
@@ -236,14 +236,15 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         raise InvalidRequest(where, "an empty query", expected="a query such as label == 'dog' and width > 256")
     try:
         tree = ast.parse(python_text, mode="eval").body
-        ast.unparse(tree)  # fails for a hexadecimal number with too many digits
+        ast.unparse(tree)  # raises an error for a hexadecimal number with too many digits
     except (SyntaxError, ValueError, MemoryError) as error:
-        # ValueError: a NUL byte, before Python 3.12. MemoryError: too many signs in a row.
+        # A ValueError means a NUL byte (before Python 3.12). A MemoryError means too many signs in a row.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
             problem = str(error) or "nested too deeply"
             problem = "a number that is too long" if _INTEGER_TOO_LONG in problem else problem
             raise InvalidRequest(where, f"{_shorten(text)}: {problem}") from None
-        offset = error.offset - 1 if error.offset else len(python_text)  # 0: the text ended too early
+        # an offset of 0 means that the text ended too early
+        offset = error.offset - 1 if error.offset else len(python_text)
         marked = f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}"
         problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(_restore_names(marked, names).split())}"
         expected = "a comparison, or several with and, or, not"
@@ -266,9 +267,9 @@ class _Value(NamedTuple):
     """The value of a part of a query.
 
     Attributes:
-        kind: The kinds of value with which it can be compared.
+        kind: The kinds of values with which this value can be compared.
         data: `Numbers` or an Arrow array; for a constant, a Python value, a `Time`, or a list of values.
-        verb: The verb for a column in messages: a column of lists "contains" text.
+        verb: The verb in messages about a column: a column of lists "contains" text.
     """
 
     kind: QueryKind
@@ -311,7 +312,7 @@ class _Evaluator:
         raise self._unsupported_error(node)
 
     def _value_of_kind(self, node: ast.expr, *kinds: QueryKind) -> _Value:
-        """Return the value of a part; a column of nulls is of any kind."""
+        """Return the value of a part. A column of nulls has any kind."""
         value = self._value(node)
         if value.kind == "empty":
             return _Value(kinds[0], null_values(kinds[0], self._table.num_rows), node)
@@ -415,7 +416,7 @@ class _Evaluator:
         return reduce(operator.or_, conditions, np.zeros(self._table.num_rows, np.bool_))
 
     def _comparable(self, left: _Value, right: _Value) -> tuple[Any, Any]:
-        """Return comparable data; text next to a time becomes a time."""
+        """Return comparable data. Text that is compared with a time becomes a time."""
         first, second = self._text_to_time(left, right), self._text_to_time(right, left)
         kinds = {first.kind, second.kind}
         if kinds not in ({"a number"}, {"text"}, {"a time"}) and not kinds <= {"a number", "true or false"}:
@@ -431,7 +432,7 @@ class _Evaluator:
         if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
             return text
         column, classes = self._query.column(labels.node), self._query.classes
-        names = classes.get(column) or classes.get(f"{column}.json")  # a field of lists is JSON
+        names = classes.get(column) or classes.get(f"{column}.json")  # a field with lists of labels is a JSON field
         if not names:
             return text
         if text.data not in names:
@@ -463,7 +464,7 @@ class _Evaluator:
             and constant
             and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT)
         ):
-            raise self._query.error(node, "power too large")  # 9**9**9 would never finish
+            raise self._query.error(node, "power too large")  # refuse large powers: 9**9**9 would never finish
         return _Value("a number", calculate_pair(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
 
     def _member(self, node: ast.Attribute | ast.Call) -> _Value:

@@ -1,7 +1,7 @@
 """Values of query columns, and operations on them.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
-arrays. Nothing here imports pandas, as `pyarrow.scalar` and `to_numpy` would.
+arrays. This module avoids `pyarrow.scalar` and `to_numpy`, which import pandas.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # Arrow types, their kind, and the type to cast to. The first match counts.
+    # The kind, a test for Arrow types, and the type to cast to. The first match applies.
     ("empty", types.is_null, None),
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
-    ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would overflow
+    ("a number", types.is_integer, pa.int64()),  # cast, because 2 * 100 would overflow an int8
     ("a number", types.is_floating, None),
     ("a number", types.is_decimal, pa.float64()),
     ("text", lambda kind: types.is_string(kind) or types.is_large_string(kind), pa.large_string()),
@@ -55,14 +55,14 @@ TIME_FIELDS = {
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
+_TIME_TEXT = re.compile(  # excludes `now`, `12:30` and `EST`, so that results do not depend on day and machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_DATE_PARTS = 3  # year, month and day start at 1, the other parts at 0
+_DATE_PARTS = 3  # number of parts that start at 1 (year, month, day); other parts start at 0
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
@@ -70,7 +70,7 @@ class Numbers(NamedTuple):
     """Numbers or booleans.
 
     Attributes:
-        values: One per row; undefined where the row is null.
+        values: One value per row; undefined for nulls.
         valid: Whether each row has a value.
     """
 
@@ -120,21 +120,24 @@ def null_values(kind: QueryKind, count: int) -> Any:
 
 
 def missing_rows(data: Numbers | pa.Array) -> Bools:
-    """Return which rows are null or NaN."""
+    """Return a mask of the rows that are null or NaN."""
     if isinstance(data, Numbers):
         return data._replace(values=data.values != data.values).to_bools(missing=True)  # NaN is unequal to itself
     return _to_numpy(data.is_null())
 
 
 def calculate(function: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function to numbers and constants; the result is null where an operand is null."""
+    """Apply a function to numbers and constants. The result is null if an operand is null."""
     result = function(*(value.values if isinstance(value, Numbers) else value for value in operands))
     masks = [value.valid for value in operands if isinstance(value, Numbers)]
     return Numbers(result, np.logical_and.reduce(masks)) if masks else result
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an arithmetic function; a constant outside the range of an integer column, as -3 for uint64, is a float."""
+    """Apply an arithmetic function.
+
+    A constant outside the range of an integer column, such as -3 for uint64, becomes a float.
+    """
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 
 
@@ -146,7 +149,7 @@ def _to_range_of(column: Any, value: Any) -> Any:
 
 
 def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
-    """Compare two values of the same kind, at least one of them a column; null is unequal to everything."""
+    """Compare two values of the same kind, of which at least one is a column. Null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]
     if not columns:
         result: Numbers = calculate(function, left, right)
@@ -159,7 +162,7 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
 
 
 def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
-    """Compare times exactly, whatever their units and ranges."""
+    """Compare times of any units and ranges exactly."""
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
@@ -185,7 +188,7 @@ def is_zoned(time: Time | pa.Array) -> bool:
 
 
 def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
-    """Return which values equal one of some constants."""
+    """Return a mask of the values that equal one of the constants."""
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
@@ -196,7 +199,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time, by default in the time zone `zone`; None if the text is not a time."""
+    """Parse a time; None if the text is not a time. Without a zone in the text, the time is in `zone`."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -230,7 +233,7 @@ def _offset_seconds(zone: str) -> int | None:
 def time_field(name: str, times: pa.Array) -> Numbers:
     """Return one of `TIME_FIELDS` of each time, in the time zone of the column."""
     offset = _offset_seconds(times.type.tz or "")
-    if offset is not None:  # pyarrow 21 knows named zones only
+    if offset is not None:  # pyarrow 21 supports only named zones
         unit = times.type.unit
         shift = arrow.number_array(np.array([offset * 10**9 // _tick(times)])).view(pa.duration(unit))[0]
         times = pc.add(times.view(pa.timestamp(unit)), shift)
@@ -244,7 +247,7 @@ def value_lengths(column: pa.Array) -> Numbers:
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return the rows with a matching element; `matches` has one value for each element of all lists."""
+    """Return the rows with a matching element. `matches` has one value for each element of all lists."""
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_FIELDS = 100
 _RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds `__key__` and `__url__` to a sample's fields
-_PATHS_COLUMN = "source_paths"  # a column with a value per field: docs/format.md, "Sidecar"
+_PATHS_COLUMN = "source_paths"  # this column has a value per field: docs/format.md, "Sidecar"
 
 
 def select_fields(
@@ -41,11 +41,12 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Rename and remove fields; return samples without fields as skipped.
+    """Rename and remove fields. Return samples without fields as skipped.
 
     Args:
-        rename: (new, old) names, renamed simultaneously. Two fields can become one if no sample has both.
-        to_format: The format of the output. In a tar, a number field and a text field can merge.
+        rename: Pairs of new and old names, which are applied simultaneously. Two fields can become one if no sample has
+            both.
+        to_format: The format of the output. In a tar, a number field and a text field can be merged.
     """
     if not (select or drop or rename):
         return entries, ()
@@ -129,7 +130,7 @@ def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
 
 
 def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[str, str], to_format: str) -> None:
-    """Refuse to merge fields if a sample has two, or if labels, lists or number types would be lost."""
+    """Refuse to merge fields if a sample has two of them, or if labels, lists or number types would be lost."""
     values = entries.values
     for new, merged in _merged_names(new_names).items():
         owners, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)
@@ -167,7 +168,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # shardtool did not write this column
+        return columns  # keep the column, which shardtool did not write
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
-_C1_LEAD_BYTE = b"\xc2"  # first UTF-8 byte of non-ASCII control characters and some letters
+_C1_LEAD_BYTE = b"\xc2"  # the first UTF-8 byte of non-ASCII control characters and of some letters
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")
-_PART_STARTS = b"/\0."  # bytes before the dot at the start of a part; `.` itself for the first key
+_PART_STARTS = b"/\0."  # bytes before a dot at the start of a part; for the first key, the dot itself
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Check whether a dot is in, but not at the start of, a key's last part."""
+    """Return whether the last part of any key contains a dot, except at its start."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -89,7 +89,8 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
     """Return the dot that ends keys in the names of tar members, and a note.
 
-    `requested` is the user's or the source's; None: the first, or the last if only that can be read back.
+    `requested` comes from the user or the source. With None, the first dot is used, or the last dot if only this dot
+    splits all names correctly.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
@@ -141,7 +142,7 @@ _HASH_LENGTH = 16
 
 
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
-    """Return the samples under portable names; `by_key`: in the order of their new keys.
+    """Return the samples under portable names, with `by_key` in the order of the new keys.
 
     Unsafe bytes of a key are percent-encoded, see `urllib.parse.unquote_to_bytes`. Fields are lower-cased. A hash
     replaces the end of a key that is too long for the header. The sidecar records the source's names.
@@ -161,7 +162,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
-        # The dataset file lists class names in this order.
+        # The dataset file lists class names in the order of the fields.
         values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )
@@ -185,7 +186,8 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
         chunk = keys.span(span.start, span.stop)
         if _UNSAFE_IN_CHUNK.search(chunk) or lengths[span].max() > max_bytes:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
-            hashed = [key for key in renamed if b"~" in key]  # only hashed keys can collide: encoding is one-to-one
+            # only hashed keys can collide, because encoding is one-to-one
+            hashed = [key for key in renamed if b"~" in key]
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
                 found = "two long keys become the same key"
                 raise InvalidRequest(option_text("portable"), found, remedy="Rename one of them.")
@@ -206,7 +208,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Refuse fields of a sample that differ only in case: webdataset lower-cases fields."""
+    """Refuse fields of a sample that differ only in case, because webdataset lower-cases fields."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

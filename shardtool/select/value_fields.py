@@ -45,15 +45,15 @@ def set_value_fields(
     *,
     may_lack: bool = False,
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Add metadata values as fields, which replace fields of the same names; return notes.
+    """Add metadata values as fields, which replace fields of the same names. Return notes.
 
     A null keeps the payload, except in number and label fields, where it is an error.
 
     Args:
-        fields: (field, column).
+        fields: Pairs of field and column.
         classes: The fields whose values are replaced by class numbers, in byte order.
         names: Class names by column of class numbers, or of lists of class numbers.
-        may_lack: Whether a sample may lack a value, and then lacks the field.
+        may_lack: Whether a sample may lack a value. Such a sample then lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -90,7 +90,8 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        values = values.fill_null(values.drop_null()[0])  # any value will do: samples without the field ignore it
+        # fill nulls with any value, which samples without the field ignore
+        values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:
         values, labels = number_labels(values, name, known)

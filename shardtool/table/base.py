@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # block size per thread; a row must fit into a block
+READ_BLOCK_BYTES = 2**20  # size of a block, one per thread; a row must fit into a block
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -58,7 +58,10 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns in table order; without columns, the result may have no rows. Columns in `text` stay text."""
+        """Return columns in table order.
+
+        Without columns, the result may have no rows. Columns in `text` are returned as text.
+        """
         raise NotImplementedError
 
     def count(self) -> int:
@@ -97,7 +100,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a text column as numbers if all values are numbers; 007 is text.
+    """Return a text column as numbers if all values are numbers. 007 is a text.
 
     Empty cells, NA, null and NaN become null in a numeric column.
     """
@@ -123,7 +126,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text without its byte-order mark; refuse encodings other than UTF-8."""
+    """Return the start of a text without its byte-order mark. Refuse encodings other than UTF-8."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -138,7 +141,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert every read error except lack of memory into InvalidRequest."""
     try:
         yield
-    except MemoryError:  # pyarrow raises a subclass of both MemoryError and ArrowException
+    except MemoryError:  # raise MemoryError first: pyarrow raises a subclass of both MemoryError and ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

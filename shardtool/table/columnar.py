@@ -1,6 +1,6 @@
 """Parquet, Feather and Arrow files.
 
-Byte columns are read again later, a batch at a time; the files must not change in between.
+Byte columns are read again later, one batch at a time, so the files must not change in between.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 _BUFFER_BYTES = 2**20  # without a buffer, pyarrow reads a whole column of a row group at once
-_BATCH_ROWS = 64  # rows of bytes at a time, in addition to one page, whose size the file's writer chose
+_BATCH_ROWS = 64  # number of rows of bytes to hold, in addition to one page, whose size the file's writer chose
 
 
 def arrow_input(path: str) -> pa.NativeFile | str:
-    """Return a local path unchanged, a URL as an open file."""
+    """Return a local path unchanged, or a URL as an open file."""
     return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
 
 
@@ -65,7 +65,7 @@ class _FileTable(Table):
 
 
 class ParquetTable(_FileTable):
-    """One or more Parquet files; path parts such as `year=2024/` are columns."""
+    """One or more Parquet files. Path parts such as `year=2024/` are columns."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path, files)
@@ -122,7 +122,7 @@ class ParquetTable(_FileTable):
         self._check_same()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one child of a struct column; the others are not read."""
+        """Yield one child of a struct column; other children are not read."""
         for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
@@ -191,7 +191,7 @@ class ArrowTable(_FileTable):
         with (
             reading_table(self.location),
             self._reader(columns, pa.memory_map) as reader,
-        ):  # memory-map the file, because a batch may be the whole file
+        ):  # the file is memory-mapped, because a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)

@@ -101,7 +101,7 @@ def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collec
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
-    """Refuse metadata columns whose names are reserved for the sidecar: with two underscores at the start."""
+    """Refuse metadata columns whose names start with two underscores, which are reserved for the sidecar."""
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
@@ -125,7 +125,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse class labels for a field that does not exist; `fields` are (field, column)."""
+    """Refuse class labels for a field that does not exist. `fields` are pairs of field and column."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
@@ -133,9 +133,9 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
         raise InvalidRequest(option_text("classes"), found, remedy=remedy)
 
 
-MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
-MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list or struct takes up to three
-MAX_ROW_BYTES = 2**28  # a small compressed file may expand to this size, and is copied
+MAX_COLUMNS = 10_000  # a limit, because each column takes space in the sidecar of every shard
+MAX_NESTING = 32  # Parquet's reader accepts 100 levels, of which a list or struct takes up to three
+MAX_ROW_BYTES = 2**28  # a small compressed file may expand to a row of this size, which is copied
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
@@ -154,7 +154,7 @@ def check_shape(location: str, schema: pa.Schema) -> None:
 
 
 def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
-    """Yield a type (level 0) and all types nested in it, with their levels."""
+    """Yield a type (level 0) and all nested types, with their levels."""
     stack = [(kind, 0)]
     while stack:
         current, level = stack.pop()

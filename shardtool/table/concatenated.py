@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
 
-FILE_COLUMN = "file"  # the table of each row, without extensions; for `--split-by file`
+FILE_COLUMN = "file"  # column with the name of each row's table, without extensions, for `--split-by file`
 _MAX_NAMED_FILES = 3
 
 
 class ConcatenatedTable(Table):
-    """Tables with the same columns; `folder` is empty if they are in several folders."""
+    """Tables with the same columns. `folder` is empty if the tables are in several folders."""
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]
@@ -52,7 +52,8 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            self._tables = [self._open_file(file) for file in self._files]  # because a text file is parsed only once
+            # open the tables again, because a text file is parsed only once
+            self._tables = [self._open_file(file) for file in self._files]
             tables = self._read_all(columns, mixed.union(text))
         try:
             return pa.concat_tables(tables, promote_options="permissive").select(columns)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
-_TAIL_BYTES = 64  # contain the last character and line ends
+_TAIL_BYTES = 64  # number of bytes that contain the last character and line ends
 _MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact as floats
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
@@ -48,7 +48,7 @@ _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter,
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text."""
+    """Delimited text, such as CSV or TSV. Before the text is read, all columns of the schema are text."""
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)
@@ -62,7 +62,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return the selected columns. Only the first call's `text` has an effect."""
+        """Return the selected columns. Only the `text` of the first call has an effect."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
@@ -125,7 +125,7 @@ class DelimitedTable(Table):
 
         # pyarrow reports row numbers only if it uses no threads.
         bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
-        names = None if self._header else self.schema.names  # if the file has no header
+        names = None if self._header else self.schema.names  # names that the schema uses if the file has no header
         included = None if invalid_rows is None else [*text]
         types = dict.fromkeys(text, pa.string())
         convert = arrow_csv.ConvertOptions(column_types=types, include_columns=included, check_utf8=False)

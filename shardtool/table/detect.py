@@ -1,7 +1,4 @@
-"""Detect tables and archives by file name and object type.
-
-Reads only a few names of a folder.
-"""
+"""Detect tables and archives by file name and object type. Only a few names of a folder are read."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ JSON_LINES_ENDINGS = (".jsonl", ".ndjson")
 JSON_ENDING = ".json"
 ARROW_ENDINGS = (".feather", ".arrow", ".ipc")
 PARQUET_ENDING = ".parquet"
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # suffix to pyarrow's codec name
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # pyarrow's codec name, by suffix
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
@@ -37,8 +34,9 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 
 def table_ending(path: str) -> str:
-    """Return the suffix of a table format without compression; empty if not a table."""
-    lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()  # a URL may have a query
+    """Return the suffix of a table format without compression; empty for other files."""
+    # use the base name of a URL, which may have a query
+    lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]
     text = (*DELIMITERS, *JSON_LINES_ENDINGS, JSON_ENDING)
@@ -52,7 +50,7 @@ def is_parquet_glob(path: str) -> bool:
 
 
 def list_parquet_files(folder: str) -> list[str]:
-    """Return, sorted, the Parquet files of a glob, or all files below a folder if all are Parquet.
+    """Return the sorted Parquet files of a glob, or all files below a folder if all are Parquet.
 
     Names that start with a dot or an underscore, such as `_SUCCESS`, are ignored.
     """
@@ -65,7 +63,7 @@ def list_parquet_files(folder: str) -> list[str]:
     files, folders = [], [folder]
     try:
         while folders:
-            # Stop at the first other file: there may be millions.
+            # Stop at the first other file, because there may be millions of files.
             for entry in lookup.iter_entries(folders.pop()):
                 if entry.name[0] in "._":
                     continue
@@ -94,7 +92,7 @@ def _parquet_objects(folder: str) -> list[str]:
 
 
 _MAX_NAMES_READ = 8  # maximum names to read in a folder
-_HEAD_BYTES = 2**16  # bytes to read of a JSON file
+_HEAD_BYTES = 2**16  # number of bytes to read of a JSON file
 _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
 
 

@@ -1,8 +1,8 @@
 """JSON lines, checked before pyarrow reads them.
 
 pyarrow's reader kills the process on a `null` line and on deep nesting, accepts objects that span lines, and allocates
-a value in every row for each name. Therefore each line must be one object with at most `MAX_NESTING` levels, and names
-times rows must be in proportion to the file size. Only suspicious lines are parsed here.
+a value in every row for each name. Therefore each line must be one object with at most `MAX_NESTING` levels, and the
+number of names times rows is limited by the file size. This module parses only suspicious lines.
 
 Text stays text, even if it looks like a time. Integers beyond 64 bits become floats.
 """
@@ -48,7 +48,7 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
             table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
-    if table.num_rows != rows:  # an object spans lines, or a line has several objects
+    if table.num_rows != rows:  # the counts differ if an object spans lines, or a line has several objects
         raise _json_error(name, open_stream, "not one object per line")
     return arrow.compact_table(table)
 
@@ -87,7 +87,7 @@ def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
             return mixed_types_error(name, column, types)
     if not kinds:
         return InvalidRequest(name, "empty", expected="one JSON object per line")
-    # pyarrow's row number is relative to a block.
+    # Remove pyarrow's row number, which is relative to a block.
     message = re.sub(r"^JSON parse error: |in row [0-9]+$", "", message.splitlines()[0])
     return InvalidRequest(name, f"cannot be read: {message.strip()}", expected="JSON objects with values of one type")
 
@@ -95,14 +95,14 @@ def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
 _WHITE = b" \t\r\n"
 
 _SUSPICIOUS = (
-    re.compile(rb"}[ \t\r]*(?:null|{)"),  # a second value on a line
-    re.compile(rb'"[ \t\r]+:'),  # white space between a name and its colon
-    re.compile(rb'\\"[^"]*":'),  # a quotation mark in a name
+    re.compile(rb"}[ \t\r]*(?:null|{)"),  # matches a second value on a line
+    re.compile(rb'"[ \t\r]+:'),  # matches white space between a name and its colon
+    re.compile(rb'\\"[^"]*":'),  # matches a quotation mark in a name
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # values allowed for any file: half a gigabyte
-_CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight in memory
+_MIN_CELL_LIMIT = 5 * 10**7  # number of values that any file may have; they take half a gigabyte
+_CELLS_PER_BYTE = 2  # limit per byte of the file: a value takes at least six bytes in the file, and eight in memory
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
@@ -116,7 +116,7 @@ def check_json_lines(location: str, open_stream: Opened) -> int:
                 names |= block_names
             else:
                 rows += data.count(b"\n") + 1
-                parts = data.split(b'":')[:-1]  # a name, or text before a colon, ends each part
+                parts = data.split(b'":')[:-1]  # each part ends with a name, or with text before a colon
                 names.update([part.rpartition(b'"')[2] for part in parts])
             if _has_too_many_cells(len(names), rows, size):
                 return _check_each_line(location, open_stream)
@@ -133,7 +133,7 @@ def _collect_names(location: str, rows: int, data: bytes) -> tuple[set[bytes], i
 
 
 def _is_plain_block(data: bytes) -> bool:
-    """Check whether each line looks like one object of allowed depth, with names only before `":`."""
+    """Return whether each line looks like one object of allowed depth, in which `":` only follows names."""
     newlines, ends = data.count(b"\n"), data.count(b"}\n")
     if ends < newlines:
         ends += data.count(b"}\r\n")
@@ -156,7 +156,7 @@ def _is_deep(line: bytes) -> bool:
 
 
 def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines, about 1 MiB, without a byte-order mark."""
+    """Yield blocks of whole lines, about 1 MiB each, without a byte-order mark."""
     parts: list[bytes] = []
     buffered, first = 0, True
     while data := stream.read(READ_BLOCK_BYTES):

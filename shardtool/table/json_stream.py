@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # a block may end within a number, word or escape of up to this length
+_MAX_TOKEN_CHARS = 16  # a block may end within a number, word or escape, which has at most this length
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document. Every method may raise."""
+    """One JSON document. Every method may raise InvalidRequest."""
 
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream
@@ -50,11 +50,12 @@ class JsonStream:
             except RecursionError:
                 raise nesting_error(self._location) from None
             except json.JSONDecodeError as error:
-                problem = self._problem(error.msg, error.pos)  # before more text is read: it counts in the current text
+                # make the error before more text is read, because its position refers to the current text
+                problem = self._problem(error.msg, error.pos)
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():
                     raise problem from None
-            except ValueError as error:  # a number with thousands of digits
+            except ValueError as error:  # the error of a number with thousands of digits
                 raise self._problem(str(error), self._at) from None
             else:
                 is_cut = self._text[end : end + 1] in _NUMBER_CONTINUES and end + _MAX_TOKEN_CHARS > len(self._text)
@@ -93,7 +94,7 @@ class JsonStream:
         return name
 
     def skip(self) -> None:
-        """Skip the next value; an array is skipped one element at a time."""
+        """Skip the next value. An array is skipped one element at a time."""
         if self.peek() != "[":
             self.value()
             return
@@ -101,7 +102,7 @@ class JsonStream:
             pass
 
     def end(self) -> None:
-        """Raise if anything follows the last value."""
+        """Raise an error if anything follows the last value."""
         if self.peek():
             raise self._problem("more than one value", self._at)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _LOOKUP_PARTS = 16
-_INVALID_NAME = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or an empty, `.` or `..` component
+_INVALID_NAME = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # matches a control character, or an empty, `.` or `..` component
 _BAD_PARTS = (b"//", b"/./", b"/../")
 _CONTROL_BYTES = bytes([*range(32), 127, 0xC2])  # 0xC2 starts the control characters beyond ASCII
 
@@ -54,7 +54,7 @@ def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
 
 
 def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.int64]]:
-    """Return the keys, and the positions of invalid ones. If any is invalid, no keys are returned."""
+    """Return the keys, and the positions of invalid keys. If any key is invalid, no keys are returned."""
     parts, bad_chunks, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.byte_lengths(chunk)
@@ -90,7 +90,7 @@ def may_repeat(keys: PackedStrings) -> bool:
 def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
     """Return the keys that occur more than once, with their positions.
 
-    Compares sorted hashes first, because a dict of ten million keys takes gigabytes.
+    Sorted hashes are compared first, because a dict of ten million keys takes gigabytes.
     """
     hashes = hash_keys(keys)
     sorted_hashes = np.sort(hashes)
@@ -104,9 +104,9 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
-    """Return the position of each key in `others` (unique); -1 if missing.
+    """Return the position of each key in `others`, which are unique; -1 if missing.
 
-    A hash table of five million keys takes 480 MB. Searching in parts takes half the memory, and no longer.
+    A hash table of five million keys takes 480 MB. Searching in parts takes half the memory and the same time.
     """
     import pyarrow.compute as pc
 
@@ -131,7 +131,10 @@ def hash_keys(keys: PackedStrings) -> NDArray[np.uint64]:
 
 
 def contains_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which hashes are in `ordered` (sorted). Five million take 2 s; `np.isin` takes 12 s."""
+    """Return a mask of the hashes that are in the sorted `ordered`.
+
+    Five million hashes take 2 s; `np.isin` takes 12 s.
+    """
     is_contained = np.zeros(len(hashes), bool)
     if len(ordered):
         order = np.argsort(hashes)

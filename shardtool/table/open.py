@@ -52,7 +52,7 @@ def read_list(name: str, data: bytes, column: str) -> pa.Table:
     return pa.table({column: arrow.text_array([line.decode() for line in lines])})
 
 
-_MAX_SECONDS = 2**63 // 1000 - 1  # sidecars store milliseconds, because Parquet has no seconds
+_MAX_SECONDS = 2**63 // 1000 - 1  # sidecars store times in milliseconds, because Parquet has no seconds
 _STDIN_NAME = "stdin"
 
 
@@ -60,7 +60,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     """Open the table `source`.
 
     Args:
-        source: A path or an object; see `is_table`.
+        source: A path or an object, as for `is_table`.
         named: Requested columns. If there are any, standard input is a table, not a list of paths.
         form: Text format, if the file name does not imply it.
     """
@@ -74,7 +74,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable | ConcatenatedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
         raise InvalidRequest(table.location, f"used with {given}", expected="CSV or other delimited text")
-    with reading_table(table.location):  # names may be invalid UTF-8
+    with reading_table(table.location):  # reports names that are invalid UTF-8
         check_column_names(table.location, table.schema.names)
         check_shape(table.location, table.schema)
     return table
@@ -98,7 +98,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    """Return the sorted files of a glob; not of Parquet files, which are one table."""
+    """Return the sorted files of a glob. A glob of Parquet files is not expanded, because the files are one table."""
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
     folder = paths.folder_of(path)
@@ -142,7 +142,7 @@ def _read_json_file(path: str) -> MemoryTable:
 def _stream_opener(path: str) -> Callable[[], BinaryIO]:
     if address.is_url(path):
         blob = remote.objects.open_remote(path)
-        data = pa.py_buffer(blob.read(0, blob.size))  # text is read more than once
+        data = pa.py_buffer(blob.read(0, blob.size))  # keep the text in memory, because it is read more than once
         name = paths.base_name(path).lower()
         compression = next((codec for ending, codec in detect.COMPRESSIONS.items() if name.endswith(ending)), None)
         return lambda: pa.input_stream(data, compression=compression)
@@ -150,7 +150,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns as arrays of plain types, in table order; columns in `text` stay text."""
+    """Return columns as arrays of plain types, in table order. Columns in `text` are returned as text."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
@@ -174,13 +174,13 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
     if b"\0" not in data and (form != DEFAULT_FORMAT or cells & set(named) or (path_columns and len(cells) > 1)):
         with reading_table(name):
             return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN_NAME)
-    if path_columns and b"\0" not in data:  # a column of paths after its header
+    if path_columns and b"\0" not in data:  # the text is a column of paths with a header
         data = rest
     return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column with values that do not fit its type or with invalid UTF-8; no reader checks this."""
+    """Refuse a column with values that do not fit its type or with invalid UTF-8, which no reader checks."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -227,7 +227,7 @@ def open_in_memory(source: object) -> MemoryTable:
 
 
 def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
-    """A named index becomes columns; an unnamed one is dropped."""
+    """Convert a DataFrame. A named index becomes columns; an unnamed index is dropped."""
     columns = [str(column) for column in frame.columns]
     check_column_names(name, columns)
     keep = all(level is not None for level in frame.index.names)

@@ -1,6 +1,6 @@
 """Column values as field payloads: text, class numbers, or an array for a field that ends in npy.
 
-Every path from a column to a field uses these functions, so all refuse the same values. Nulls are not refused;
+All code that turns a column into a field uses these functions, and so refuses the same values. Nulls are not refused;
 `missing_positions` finds them.
 """
 
@@ -38,18 +38,18 @@ _DTYPES = {
 }  # fmt: skip
 _STEP_BYTES = 2**24
 _MAX_INT64 = 2**63 - 1
-_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two hexadecimal digits of each byte
+_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two hexadecimal digits of each byte value
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the type of values in a field; None: bytes."""
+    """Return the type of values in a field; None for bytes."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column that the field cannot store; nulls are ignored. See `check_payload`."""
+    """Refuse a column that the field cannot store. Nulls are ignored. See `check_payload`."""
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
@@ -66,7 +66,7 @@ def check_field_values(
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return payloads as text, see `inline_payload`. `values` must have passed `check_field_values`."""
+    """Return payloads as text, see `inline_payload`. Call `check_field_values` on `values` first."""
     if _ending(field) == "npy":
         return _npy_texts(values)
     return render_column(pa.table({field: values}), render_values)
@@ -108,7 +108,7 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
-    """Return an encoded `.npy` file for each list of numbers; a null becomes an array of zeros.
+    """Return an encoded `.npy` file for each list of numbers. A null becomes an array of zeros.
 
     Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     """
@@ -164,7 +164,8 @@ def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)  # values of nulls are undefined
+    # exclude nulls, whose values are undefined
+    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
@@ -193,7 +194,8 @@ def check_payload(
 ) -> None:
     """Refuse column values that no field can store.
 
-    `refuse` is `TableRows.refuse` or the like. `class_names` are set for class numbers and lists of them.
+    `refuse` has the arguments of `TableRows.refuse`. `class_names` are set for class numbers and for lists of class
+    numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -208,7 +210,7 @@ def check_payload(
 
 
 def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of numbers that are not in `classes`; lists are not checked."""
+    """Return the positions of numbers that are not in `classes`. Lists are not checked."""
     if not pa.types.is_integer(column.type):
         return np.zeros(0, np.int64)
     numbers = arrow.number_values(pc.fill_null(column, 0))
@@ -224,7 +226,7 @@ def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
 
 
 def value_type(kind: pa.DataType) -> ValueType:
-    """Return the type of a value of an Arrow type, written as text."""
+    """Return the value type of an Arrow type whose values are written as text."""
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"
@@ -240,10 +242,10 @@ def renumber_columns(
     """Yield class-number columns that become fields, renumbered to match existing class lists.
 
     Args:
-        classes: Class names by column; updated to the new numbering.
+        classes: Class names by column, which are updated to the new numbering.
         fields: (field, column).
-        requested_fields: Fields that a fixed class list applies to; empty: all.
-        class_lists: Existing class lists; None: keep the columns' numbers.
+        requested_fields: Fields to which a fixed class list applies; empty for all.
+        class_lists: Existing class lists; None to keep the numbers of the columns.
     """
     if class_lists is None:
         return
@@ -277,7 +279,7 @@ def renumber_columns(
 def number_labels(
     labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
 ) -> tuple[pa.Array, list[str]]:
-    """Return labels (none null) as int64 class numbers, and the class names.
+    """Return labels without nulls as int64 class numbers, and the class names.
 
     Without `class_lists`, names are in byte order.
     """

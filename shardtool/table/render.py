@@ -1,13 +1,13 @@
 """Render rows as JSON and values as text, in Arrow.
 
-Only the sizes of texts are kept; a text is rendered again when its shard is packed.
+Only the sizes of texts are kept. A text is rendered again when its shard is packed.
 
 A row's JSON equals `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with keys in column order. Values
 without a JSON form:
 
 - NaN is null. A float32 is the shortest number that reads back as the same float32.
-- A decimal is a number with all its digits.
-- Dates, times and timestamps are ISO 8601 text (UTC with a Z if they have a time zone); a duration is `PT` seconds `S`.
+- A decimal is a JSON number with all digits.
+- Dates, times and timestamps are ISO 8601 text (UTC with a Z if they have a time zone); a duration is `PT12.5S`.
 - A map is an object.
 """
 
@@ -40,7 +40,7 @@ _EMPTY = arrow.text_scalar("")
 _NULL = arrow.text_scalar("null")
 _QUOTE = arrow.text_scalar('"')
 _NUL = arrow.text_scalar("\0")
-_PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # Arrow writes these floats like Python, except for ".0"
+_PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Python, except for ".0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class ArrowStrings:
     Attributes:
         count: Number of texts.
         render: Renders the texts of a slice or of positions, each followed by a NUL.
-        positions: Selected positions among `count`; None: all.
-        size: Payload bytes of each text, if all are encoded (see `inline_payload`) and equally long.
+        positions: Selected positions among `count`; None for all.
+        size: Payload bytes of each text, if all texts are encoded (see `inline_payload`) and equally long.
     """
 
     count: int
@@ -110,7 +110,7 @@ def render_rows(table: pa.Table) -> pa.Array:
 
 
 def render_values(table: pa.Table) -> pa.Array:
-    """Return the values of a one-column table, without quotes, each followed by a NUL; booleans are 0 or 1."""
+    """Return the values of a one-column table, without quotes, each followed by a NUL. Booleans are 0 or 1."""
     array = arrow.to_plain(arrow.to_one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
@@ -118,7 +118,7 @@ def render_values(table: pa.Table) -> pa.Array:
 
 
 def has_text_form(kind: pa.DataType) -> bool:
-    """Check whether values of an Arrow type have a text form: all except bytes, intervals and similar types."""
+    """Return whether values of an Arrow type can be written as text. Bytes, intervals and similar types cannot."""
     try:
         _render_json(pa.nulls(0, kind))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
@@ -139,7 +139,7 @@ def _render_object(names: list[str], values: list[pa.Array], end: str) -> pa.Arr
 
 
 def _render_json(array: pa.Array) -> pa.Array:
-    """Return the JSON of each value as large_string; a null may stay null."""
+    """Return the JSON of each value as large_string. A null may stay null."""
     array = arrow.to_plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
@@ -182,7 +182,7 @@ def _keep_nulls(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _render_scalar(array: pa.Array) -> pa.Array:
-    """Return the text of each scalar as large_string, without quotes; a null stays null."""
+    """Return the text of each scalar as large_string, without quotes. A null stays null."""
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         raise TypeError(kind)
@@ -216,7 +216,7 @@ def _render_durations(array: pa.Array) -> pa.Array:
 
 
 def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
-    """Convert Arrow's shortest float digits to Python's `repr`: 1.0 for 1, 1e-05 for 0.00001."""
+    """Convert Arrow's shortest float digits to Python's `repr`: 1 becomes 1.0, and 0.00001 becomes 1e-05."""
     values = arrow.number_values(array)
     size = np.abs(values)
     simple = ((size >= _PLAIN_FLOAT_RANGE[0]) & (size < _PLAIN_FLOAT_RANGE[1])) | (size == 0)
@@ -232,7 +232,8 @@ def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 def _escape_json(array: pa.Array) -> pa.Array:
     data = np.frombuffer(arrow.concat_values(array), np.uint8)
-    special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]  # escape the backslash first
+    # the backslash is escaped first
+    special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]
     for code in special:
         if (data == code).any():
             char = chr(code)

@@ -27,7 +27,7 @@ _MAX_SHOWN_CHARS = 120
 
 
 def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
-    """Return the error for a column with values of several types; `kinds` maps each type to its rows."""
+    """Return the error for a column with values of several types. `kinds` maps each type to its rows."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {format_rows(kinds[kind])}" for kind in rare]
     problem = f"column {column!r} mixes types: {most} in {pluralize(len(kinds[most]), 'row')}, {format_list(found)}"
@@ -45,7 +45,7 @@ class TableRows(NamedTuple):
 
     Attributes:
         columns: Columns without bytes.
-        numbers: int64, row numbers counted from 0; None: all rows.
+        numbers: int64, row numbers counted from 0; None for all rows.
         files: See `Table.row_counts`.
     """
 
@@ -79,7 +79,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if keys repeat, among all keys or those at `positions`."""
+        """Raise `InvalidRequest` if keys repeat, among all keys or the keys at `positions`."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self.format_positions(at if positions is None else positions[at]) for at in position_lists]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
-_INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of the crop's last row
+Box: TypeAlias = "tuple[int, int, int, int]"  # a box: left, top, right and bottom in pixels of the whole image
+_INTERPOLATION_ROWS = 2  # number of rows below the crop that affect the colours of its last row
 _CROP_ATTEMPTS = 10
 
 
@@ -40,17 +40,18 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Field to add with the crop's position: int64 [5] of left, top, width, height (pixels of the whole upright
-            image) and 1 if mirrored.
+        place: Name of the field to add with the position of the crop: int64 [5] with left, top, width, height (pixels
+            of the whole upright image) and 1 if mirrored.
     """
 
     size: int
     place: str | None
 
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
-        """Convert boxes of the whole image to coordinates of the crop, clipped; a box outside the crop has no area.
+        """Convert boxes of the whole image to coordinates of the crop, and clip them.
 
-        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is the value of the position field.
+        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
+        the value of the position field.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -90,7 +91,8 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length of the shorter side after scaling. None: scale only images smaller than `size`, to `size`.
+        shorter: Length of the shorter side after scaling. With None, only images smaller than `size` are scaled, to
+            `size`.
         place: Field for the position; see `move`.
     """
 
@@ -179,7 +181,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Decode a JPEG's rows down to the crop's end, at 1/scale; return image and scale."""
+    """Decode the rows of a JPEG down to the end of the crop, at 1/scale. Return image and scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
@@ -198,7 +200,8 @@ def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
-    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last takes a fifth of Pillow's time
+    # with channels last, this takes a fifth of Pillow's time
+    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)
     scaled = interpolate(whole, (size, size), mode="bilinear", antialias=True)
     pixels: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
     return np.ascontiguousarray(pixels)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # class names in accelerate and transformers
+_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # names of classes in accelerate and transformers
 
 
 class _ErrorFromText(type):
@@ -58,7 +58,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of errors raised in a worker: PyTorch sends only class and text to the parent."""
+    """Keep the attributes of errors raised in a worker: PyTorch sends only class and text to the parent."""
     try:
         yield
     except PlainError as error:
@@ -86,12 +86,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order.
 
     Attributes:
-        dataset: A dataset, or a mix (positions of an unshuffled epoch). Its stages run first.
-        decode: True: decode all fields by name; or decoders by field. None: no decoding here.
+        dataset: A dataset or mix, whose stages run first. Numbers of a mix are positions of an unshuffled epoch.
+        decode: True to decode all fields by name, or decoders by field; None to decode nothing.
         transform: Called with each sample after all other stages.
         labels: Labels by key, stored in the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` it in a batch and count it in
-            `dataset.skipped`. None: as in `open`.
+            `dataset.skipped`. The default is the option of `open`.
     """
 
     dataset: Dataset | MixedDataset
@@ -111,7 +111,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset. A mix raises InvalidRequest, because its datasets may number classes differently."""
+        """Return the dataset. A mix raises InvalidRequest, because its datasets may number classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare
@@ -152,11 +152,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        return {"_stages": self._stages, **kept}  # first: its error names a function that cannot be pickled
+        # pickle the stages first: their error names a function that cannot be pickled
+        return {"_stages": self._stages, **kept}
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch; raise SampleFailed if all are skipped."""
+        """Return the samples of a batch. Raise SampleFailed if all samples are skipped."""
         samples = [*self._stages.apply_each(self._bare[list(which)], self._bare.count_dropped)]
         if not samples and len(which):
             remedy = "Use a stream or a loader, which replaces skipped samples."
@@ -168,15 +169,16 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass starts the current epoch; a complete pass moves to the next one. Workers read ahead, so a pass that stops
-    among the last batches may count as complete. `set_epoch` also reaches persistent workers. A state resumes with any
-    number of ranks and workers.
+    Each pass starts the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that
+    stops among the last batches may count as complete. `set_epoch` also reaches persistent workers. A state resumes
+    with any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # the group of the last pass
+    # the group of the last pass (see `SharedPassStart.begin`)
+    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)
@@ -238,7 +240,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             self._pass_start.end(worker, group)
 
     def _check_batch_size(self, caller: Mapping[str, Any]) -> None:
-        if "possibly_batched_index" in caller:  # PyTorch's fetcher
+        if "possibly_batched_index" in caller:  # the caller is PyTorch's fetcher
             requested = caller["possibly_batched_index"]
             size = len(requested) if isinstance(requested, list) else 1
             self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
@@ -256,7 +258,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at an epoch; keep a loaded state of the same epoch."""
+        """Start the next pass at an epoch. A loaded state of the same epoch is kept."""
         self._check_undivided(inspect.currentframe())
         self._record_end()
         self._pass_start.set_epoch(self._check_epoch(epoch))

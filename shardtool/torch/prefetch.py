@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-ChannelValues: TypeAlias = "float | Sequence[float] | torch.Tensor"  # one number, or one per channel
+ChannelValues: TypeAlias = "float | Sequence[float] | torch.Tensor"  # one number, or one number per channel
 _CHANNEL_COUNTS = (1, 3, 4)
 _BATCH_DIMENSIONS = 4
 _MAX_PIXEL_VALUE = 255.0
@@ -38,7 +38,7 @@ _MAX_PIXEL_VALUE = 255.0
 class Normalize:
     """Normalises a batch's images on their device, with the options of `Prefetcher`.
 
-    One operation computes in 32 bits and rounds once. `images` counts the normalised tensors.
+    One operation computes in 32 bits and rounds once. `images` is the number of normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -108,7 +108,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def change_tensors(batch: Any, change: TensorFunction) -> Any:
-    """Return `batch` with each tensor changed; numeric arrays become tensors."""
+    """Return `batch` with each tensor changed. Numeric arrays become tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, np.ndarray):
@@ -133,10 +133,10 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 
 
 class DirectTransfer:
-    """Copies batches to a device, in `send`.
+    """Copies batches to a device.
 
-    `send` returns a function that returns the batch; call it once, on the stream that uses the batch. `wait` returns
-    when the last batch's memory is no longer read.
+    `send` starts the copy and returns a function that returns the batch; call this function once, on the stream that
+    uses the batch. `wait` returns when the memory of the last batch is no longer read.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -190,7 +190,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # on another GPU, or sparse: copied when the batch is returned
+            return tensor  # a tensor on another GPU, or a sparse tensor, is copied when the batch is returned
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
@@ -199,7 +199,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # sleeping leaves the core to the decoders
+        event = torch.cuda.Event(blocking=True)  # a blocking event sleeps, which leaves the core to the decoders
         event.record(self._stream)
         return event
 
@@ -211,10 +211,10 @@ def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor
 
 @dataclass
 class Prefetcher:
-    """Moves a loader's batches to a device in order, and copies the next ones in the background.
+    """Moves the batches of a loader to a device in order, and copies the next batches in the background.
 
-    A batch is a tensor, an array, or a nested dict, list or tuple of them. Numeric arrays become tensors; other values
-    stay unchanged. Returned tensors never share memory with the loader.
+    A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
+    Other values stay unchanged. Returned tensors never share memory with the loader.
 
     With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w]:
     (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels as `mean` or
@@ -222,12 +222,12 @@ class Prefetcher:
 
     Attributes:
         loader: Any iterable of batches. Pinned batches save a copy.
-        device: None: the current CUDA device, or the CPU.
-        mean: Mean of values between 0 and 1, for all channels or per channel; None: 0.
-        std: Standard deviation, in the same form as `mean`; None: 1.
-        channels_last: Store a pixel's channels next to each other.
-        dtype: Type of the images; None: float32.
-        depth: Number of batches on a CUDA device or being copied there.
+        device: The device. The default is the current CUDA device, or the CPU.
+        mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
+        std: Standard deviation, in the same form as `mean`; 1 by default.
+        channels_last: Whether to store the channels of a pixel next to each other.
+        dtype: Type of the images; float32 by default.
+        depth: Number of batches that are on a CUDA device or are being copied to it.
 
     Raises:
         InvalidRequest: An option is invalid, the device does not exist, or a batch has no image to normalise.
@@ -312,7 +312,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch that is being copied, or the end of the iteration; with the loader's state after it, and any error."""
+    """A batch that is being copied, or the end of the iteration, with the loader's later state, and any error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None

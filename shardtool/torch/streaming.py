@@ -82,13 +82,14 @@ class StreamOptions:
     """The samples to read, their order, and the stages for each sample.
 
     Attributes:
-        source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
+        source: A dataset, a mix, or a stream with its own order and rank. The stages of the source run first.
         batch_size: Samples per batch of a rank; 1 for batches by size (`batch(by=...)`).
-        decode: True: decode all fields by name; or decoders by field. None: no decoding here.
+        decode: True to decode all fields by name, or decoders by field; None to decode nothing.
         labels: Labels by key, stored in the field `label`.
         transform: Called with each sample after all other stages.
-        rank: None: from torch.distributed, or RANK and WORLD_SIZE of the environment, or 0 of 1.
-        world_size: Number of ranks; None: as for `rank`.
+        rank: Rank of this process. The default comes from torch.distributed, or from RANK and WORLD_SIZE in the
+            environment, or is 0 of 1.
+        world_size: Number of ranks, with the same default as `rank`.
 
     The other options are those of `Dataset.stream`.
     """
@@ -158,7 +159,8 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_stages": self._stages, **vars(self)}  # first: its error names a function that cannot be pickled
+        # pickle the stages first: their error names a function that cannot be pickled
+        return {"_stages": self._stages, **vars(self)}
 
 
 def _distributed_rank(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:

@@ -1,8 +1,8 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
-One thread reads shards ahead, another passes samples to decoder threads in chunks. The decoder threads run the stages,
-write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only when no copy reads
-it.
+One thread reads shards ahead, and another thread passes samples to decoder threads in chunks. The decoder threads run
+the stages, write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only when no
+copy reads it.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Loader(StreamOptions):
     Each iteration starts the current epoch; a complete iteration moves the loader to the next epoch. After
     `load_state_dict`, one iteration continues from the state.
 
-    A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
-    in pinned memory if there is a GPU. Different shapes become a list of tensors. Numbers become a
-    tensor of int64, float64 or bool. Everything else becomes a list.
+    A batch is a dict or a tuple, like a sample. Arrays and images of one shape become a tensor [samples, ...], in
+    pinned memory if there is a GPU. Different shapes become a list of tensors. Numbers become a tensor of int64,
+    float64 or bool. Everything else becomes a list.
 
     Attributes:
-        threads: Decoder threads. None: the number of usable cores.
-        drop_last: Skip the last batch if it is smaller.
+        threads: Number of decoder threads, by default the number of usable cores.
+        drop_last: Whether to skip the last batch if it is smaller.
         lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
-        collate: Makes a batch from a list of samples.
-        pin_memory: None: if there is a GPU.
+        collate: Function that makes a batch from a list of samples.
+        pin_memory: Whether to use pinned memory, by default if there is a GPU.
         depth: Number of batches prepared ahead.
 
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
         >>> loader = shardtool.torch.loader(dataset, batch_size=256, transform=augment)
-        >>> for images, labels in loader:  # each iteration is one epoch
-        ...     train_step(images, labels)
+        >>> for images, labels in loader: # each iteration is one epoch
+        ... train_step(images, labels)
     """
 
     threads: int | None = None
@@ -77,7 +77,8 @@ class Loader(StreamOptions):
     pin_memory: bool | None = None
     depth: int = 3
     _state: State = field(init=False, repr=False)
-    _next: int | None = field(init=False, repr=False, default=None)  # None: continue from `_state`
+    # position of the next iteration; None to continue from `_state`
+    _next: int | None = field(init=False, repr=False, default=None)
     _pass: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        ending = sys.is_finalizing  # at interpreter exit, all threads have been joined
+        ending = sys.is_finalizing  # a local name for interpreter exit, when all threads have been joined
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -179,7 +180,7 @@ def _size_batch_as_tensors(batches: list[Any]) -> Any:
     return torch.utils.data.default_convert(batches[0])
 
 
-_CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger ones cost less
+_CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger chunks cost less
 
 
 class _PendingBatch:
@@ -246,7 +247,8 @@ class BatchRows:
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
-        self._forms: list[tuple[type, list[object]] | None] = [None] * count  # None: skipped
+        # the structure of each sample; None for a skipped sample
+        self._forms: list[tuple[type, list[object]] | None] = [None] * count
         self._fields: dict[object, _FieldRows] = {}
 
     def put(self, row: int, sample: object) -> None:
@@ -262,7 +264,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None if all samples were skipped. `keys` are for messages."""
+        """Return the batch; None if all samples were skipped. `keys` name the samples in messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None
@@ -278,7 +280,7 @@ class _FieldRows:
         self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
         self._rows: torch.Tensor | None = None
-        self._array: np.ndarray[Any, Any] | None = None  # NumPy view of `_rows`
+        self._array: np.ndarray[Any, Any] | None = None  # a NumPy view of `_rows`
 
     def put(self, row: int, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -286,7 +288,8 @@ class _FieldRows:
             if rows is not None and value.shape == rows.shape[1:] and value.dtype == rows.dtype:
                 rows[row].copy_(value)
                 value = _IN_ROW
-        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # also Pillow images
+        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):
+            # this includes Pillow images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:
@@ -296,7 +299,8 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # the other values of the list are tensors, too
+                    # convert, because the other values of the list are tensors, too
+                    tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
@@ -331,13 +335,13 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Return samples as one batch, like `loader`: the `collate_fn` of a DataLoader.
+    """Return samples as one batch, like `loader`, as the `collate_fn` of a DataLoader.
 
-    Fields, or tuple positions, in `lists` become a list of tensors; pass them with `functools.partial`.
+    Fields, or tuple positions, in `lists` become a list of tensors; pass `lists` with `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
-        SampleFailed: The samples differ in their fields or form.
+        SampleFailed: The samples differ in their fields or structure.
     """
     rows = BatchRows(len(samples), pin=False, lists=lists)
     for row, sample in enumerate(samples):

@@ -36,7 +36,7 @@ class WorkerState:
         start: The stream's state at the start of the pass.
         end: Position of the epoch at which the pass ends.
         position: Position of the epoch at which this worker continues.
-        left_out: Samples skipped and not replaced.
+        left_out: Number of samples that were skipped and not replaced.
     """
 
     start: dict[str, Any]
@@ -86,14 +86,14 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
     if not isinstance(state, Mapping):
         return state
-    if "_num_yielded" in state:  # a StatefulDataLoader without workers
+    if "_num_yielded" in state:  # the state of a StatefulDataLoader without workers
         return _state_after_batches(state, state["_num_yielded"]) or state
     snapshot = state.get("_snapshot")
     if not isinstance(snapshot, Mapping):
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # check every worker: each may have skipped samples
+    # check the state of every worker, because each worker may have skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -103,12 +103,12 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
+SKIP_TALLY_BLOCKS = 256  # with more workers than blocks, workers share blocks
 _TALLY_STEP_DIVISOR = 16  # report when the count has grown by 1/16, because each report uses a new block
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of the workers with one number, shared by `publish`."""
+    """The counters of the workers with one number, which `publish` shares."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -152,19 +152,20 @@ _STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
-    """Where a pass starts, in shared memory; `blocks` provide the lock.
+    """The start of a pass, in shared memory. `blocks` provide the lock.
 
     The first worker of a pass chooses the start: the next epoch, if all workers finished the last pass.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()  # epoch, position, and the group of workers
+        # the epoch, the position, and the group of workers
+        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
 
     @property
     def epoch_and_position(self) -> tuple[int, int]:
-        """The epoch, and the position in it."""
+        """The epoch, and the position in the epoch."""
         epoch, position = self._now[:2].tolist()
         return epoch, position
 
