@@ -49,14 +49,7 @@ else:
 
 
 class _Plan(NamedTuple):
-    """How to create an instance.
-
-    Attributes:
-        positional: Names of the positional arguments.
-        required: Names of arguments without a default.
-        defaults: Default values of fields.
-        factories: Functions that create default values.
-    """
+    """How to create an instance."""
 
     positional: tuple[str, ...]
     arguments: frozenset[str]

@@ -45,7 +45,6 @@ class ShardPattern:
         folder: The folder of all files of the dataset; "" is the current folder.
         width: Minimum number of digits; shorter numbers are zero-padded.
         count: Number of names; None for an open range.
-        names: All names, if they are not a range.
     """
 
     folder: str

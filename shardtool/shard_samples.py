@@ -50,9 +50,6 @@ class ShardContent:
 
     Attributes:
         keys: The keys, each followed by NUL.
-        counts: uint16, number of fields per sample.
-        codes: uint16, indices into `fields`.
-        sizes: int64, payload bytes.
         stored: int64, payload bytes in the shard, which differ from `sizes` for `numbers`.
         inline: Text of each INLINE field (see `inline_payload`), or an empty text for other fields, followed by NUL.
             Empty without INLINE fields.
@@ -80,7 +77,6 @@ class ShardSpans(NamedTuple):
 
     Attributes:
         file: uint32 per field, index into `files`.
-        offsets: int64 per field, offset in the file.
         expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
         runs: uint32, end row of each range of rows with equal spacing in their file and in the shard. Empty if unknown.
         regions: int64 pairs, ascending: start and end of the parts of the first file that are read in one piece.
@@ -101,11 +97,9 @@ class ShardSamples:
     Attributes:
         needs: int64 per sample, record bytes with headers and padding.
         root: Base folder of paths, with a slash at the end.
-        kinds: uint8 per field, FILE, LINK, INLINE, SPAN or URL.
         mtimes: int64 per field, modification time in nanoseconds at planning time.
         paths: Path relative to `root`, or URL, of each field, followed by NUL. If empty, each path is key + "." +
             field.
-        folders: See `SampleTable`.
         changed_ns: Latest ctime of files and folders when the source was listed.
     """
 

@@ -44,7 +44,6 @@ def _read_class_file(path: str) -> object:
 
 
 def _parse_classes(content: object) -> object:
-    """Return names in the form of the dataset file: bytes that are not valid UTF-8 are percent-encoded."""
     if isinstance(content, list):
         return [quote_name(name.strip("\r").encode()) if isinstance(name, str) else name for name in content]
     return {name: _parse_classes(names) for name, names in content.items()} if isinstance(content, dict) else content

@@ -42,7 +42,6 @@ class Content(NamedTuple):
 
     Attributes:
         rows: The rows of fields with content, ascending.
-        owners: The sample of each of these rows.
         ranks: uint8 [samples]; only samples of equal rank can be duplicates.
     """
 

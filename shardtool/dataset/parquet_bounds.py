@@ -53,7 +53,6 @@ class ParquetLeaf(NamedTuple):
     Attributes:
         path: Names from the top level down, joined by dots.
         width: Bytes per value in memory; for text, bytes per offset.
-        repeated: Whether a row may have several values.
     """
 
     path: str

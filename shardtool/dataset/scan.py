@@ -282,7 +282,6 @@ class _ScanMemory:
         self._has_long_name = False  # then names count once per use, because tables repeat long names
 
     def check(self, end: int) -> int:
-        """Check the scan up to `end`; return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])

@@ -48,7 +48,6 @@ class TransformFacts(NamedTuple):
     Attributes:
         consumed: Number of planned samples that were processed.
         dropped: Number of consumed samples that the user's function dropped.
-        skipped: Number of consumed samples that were skipped.
         left_out: The rows of skipped samples that no other run tries again.
     """
 

@@ -132,7 +132,6 @@ class StoredDataset:
     Attributes:
         shards: The shards, in the order of their names. Some of them may not exist.
         dataset_file: Path of the dataset file, if any, which may list other shards, too.
-        argument: The caller's argument that named the dataset.
         folder: The folder of the dataset file, and of the shards or their subfolders; "" for the current folder.
         has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in the folder of
             this file.

@@ -30,7 +30,6 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        where: Where the names come from, for messages.
         names: Class names by field; the key "" stands for all fields.
         grows: Whether new classes are appended; otherwise they are an error.
     """

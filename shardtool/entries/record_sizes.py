@@ -30,10 +30,7 @@ class RecordColumns(NamedTuple):
 
     Attributes:
         first: int64[samples + 1], first row of each sample.
-        fields: Field names, indexed by `code`.
-        code: uint16[rows].
         stored: int64[rows], size of each payload in the shard in bytes.
-        is_list: See `FieldSpans`.
     """
 
     keys: PackedStrings

@@ -40,7 +40,6 @@ class FieldRows:
     Attributes:
         code: uint16[rows], index in `SampleTable.fields`.
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
-        size: int64[rows], payload bytes.
         mtime_ns: int64[rows], modification time of the listed file; for a remote object, its version as a number.
         changed_ns: int64[rows], latest status-change time (ctime) of the file and the folders on its path.
         paths: Path of each row relative to `SampleTable.root`, or its URL. With None, each path is key + "." + field.
@@ -78,7 +77,6 @@ class FieldSpans:
     Attributes:
         files: The shards, or the spool; empty if the spool has not been written yet.
         file: uint32[samples], index in `files` of each sample's rows.
-        offset: int64[rows], offset of each payload in its file.
         expected: int64[rows], expected CRC-32C; -1: unknown.
         is_list: bool[rows], whether the payload is a TFRecord list with several values or none, stored with tags and
             lengths. None if no payload is a list.
@@ -114,7 +112,6 @@ class FieldValues(NamedTuple):
         inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
             field. types: Original type of values stored as text, except for bytes and unknown types.
         lists: Types of TFRecord list fields, whose rows are all SPAN.
-        classes: Class names of fields with class numbers.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES

@@ -25,12 +25,7 @@ _MAX_CHECKED_PATHS = 6  # if there are more paths, only three are checked
 
 
 class Pool:
-    """Runs one task at a time in the calling process. Use it in a `with` block.
-
-    Attributes:
-        max_tasks: Maximum concurrent tasks.
-        max_per_machine: Maximum concurrent tasks on one machine.
-    """
+    """Runs one task at a time in the calling process. Use it in a `with` block."""
 
     max_tasks = max_per_machine = 1
 

@@ -36,9 +36,7 @@ class TaskEnvironment(NamedTuple):
     """The state of the parent process, which each task restores.
 
     Attributes:
-        folder: Current directory.
         path: `sys.path` of the parent, searched after the node's own.
-        command_line: Whether messages name command-line options.
         variables: Environment variables set by options for remote stores.
         sources: Source code by module name, for the function of `--map`.
     """

@@ -100,8 +100,6 @@ class Download(NamedTuple):
 
 
 class _WaitingDownload(NamedTuple):
-    """A waiting download. When it may continue, `take` is called and `woken` is set."""
-
     queue: deque[int]
     size: int
     take: Callable[[], None]

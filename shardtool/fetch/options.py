@@ -26,16 +26,10 @@ class FetchOptions:
     """Download options of a worker.
 
     Attributes:
-        connections: Maximum concurrent downloads.
         per_host: Maximum concurrent requests per host: for all workers in the options of the run, for one worker in the
             options of its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
-        max_bytes: Maximum bytes of a file, both compressed and decompressed.
-        retries: Retries after a temporary failure.
-        allow_private: Allow addresses of this machine and of local networks.
-        robots: Obey the header X-Robots-Tag.
-        user_agent: Value of the User-Agent header.
         images: Require that a file starts with the signature of an image.
         memory: Maximum bytes downloaded ahead.
         max_failed: Share of a shard's samples that may fail before the run stops.
@@ -65,11 +59,9 @@ class FetchProgress(NamedTuple):
     """Progress of a worker with the files of a shard.
 
     Attributes:
-        worker: Process ID.
         share: Fraction of the files that were taken and packed.
         remaining_s: Estimated seconds until all files are complete.
         host: Slowest host, to which the following values belong; empty if packing takes longer.
-        done: Number of files that are complete or failed.
     """
 
     worker: int
@@ -87,9 +79,7 @@ class FetchFailed(Exception):
     """A failed download.
 
     Attributes:
-        code: Reason code.
         message: Explanation for people, without any part of the URL.
-        is_temporary: Whether a retry may succeed.
         wait_s: Seconds to wait before a retry, as requested by the server.
     """
 

@@ -61,8 +61,6 @@ class TarMember(NamedTuple):
     Attributes:
         name: The stored name, with any leading `./`.
         offset: Offset of the first header, which may be an extended header.
-        data: Offset of the payload.
-        end: Offset of the next header.
     """
 
     name: bytes

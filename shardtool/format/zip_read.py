@@ -44,7 +44,6 @@ class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        offset: Offset of the local header.
         method: `STORED`, `DEFLATED`, or a method that cannot be read.
         mode: Unix mode including the file type; 0 if unknown.
     """

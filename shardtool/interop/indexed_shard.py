@@ -41,13 +41,7 @@ class ShardHashTask(NamedTuple):
 
 
 class ShardHashes(NamedTuple):
-    """The hashes of a shard.
-
-    Attributes:
-        git: git's blob SHA-1 of the file, in hex.
-        sha256: SHA-256 of the file, in hex.
-        payloads: SHA-256 of each payload, 32 bytes each.
-    """
+    """The hashes of a shard."""
 
     crc: int
     git: str

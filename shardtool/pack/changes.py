@@ -217,7 +217,6 @@ def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | No
 def _read_packed_keys(
     run: Run, output: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Return the number of source samples of a shard, and their key hashes unless a function made the keys."""
     sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
         data = output.folder.read(sidecar)

@@ -179,11 +179,7 @@ _RANGE_OR_GLOB = re.compile(r"[{}<>*?\[]|%\d*d")
 def name_shards(
     output: object, source: object, options: CreateOptions | ReshardOptions, notes: Notes
 ) -> tuple[str, ...]:
-    """Return the output's names; a folder becomes a pattern in this folder, and a note shows it.
-
-    Raises:
-        InvalidRequest: No output, or a name without an extension that is not a folder.
-    """
+    """Return the output's names; a folder becomes a pattern in this folder, and a note shows it."""
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     if len(names) != 1 or not _is_folder(names[0]):
         if names and "." not in names[0].rpartition("/")[2] and not _RANGE_OR_GLOB.search(names[0]):

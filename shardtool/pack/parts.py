@@ -171,7 +171,6 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
 
 
 def _find_merge_state(output: Destination) -> bool | None:
-    """Return whether the dataset file exists, or None if all records exist and can be merged."""
     names = output.folder.names()
     finished, _ = parts.find_run_parts(output.pattern, names)
     all_finished = output.part is not None and len(finished) >= output.part.parts

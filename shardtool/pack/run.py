@@ -53,7 +53,6 @@ class Run:
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
         started: Seconds since 1970, before the source was listed.
-        dry: Whether the run ends after planning.
         shuffle: The options of a `reshard`; None for a `create`.
         expected: The dataset that the run must recreate, or None.
     """
@@ -125,7 +124,6 @@ class Output:
     """One dataset that a run writes, or one of its splits.
 
     Attributes:
-        split: The name of the split; empty without splits.
         sample_numbers: The numbers of the samples in this dataset; None for all samples.
     """
 
@@ -172,7 +170,6 @@ class PackedOutput(NamedTuple):
 
     Attributes:
         kept: Number of shards that existed.
-        dropped: Number of samples that the user's function dropped.
     """
 
     planned: PlannedOutput
@@ -211,7 +208,6 @@ class Listed:
 
     Attributes:
         transform: The transform of the run, with the part of `where` that workers evaluate.
-        dots: Which dot ends the key in tar member names.
         plan_file: The content of the plan file, or None.
         identity: Identifies the transform; empty without a transform.
         finished: The datasets of an append to which no samples are added.

@@ -101,7 +101,6 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return each sample's bucket as int32[samples], -1 without a plan, and each bucket's bytes as int64[buckets]."""
     bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
         total = cumulative_sizes(sample_bytes[planned_samples(plan)])
@@ -253,7 +252,6 @@ class _ScatterPass:
 def _make_spooled_spans(
     entries: SampleTable, spool: SpanFile, failed: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> FieldSpans:
-    """Return spans into the spool, which becomes file 0. Samples with failed rows keep their spans."""
     spans, samples = entries.known_spans, np.unique(entries.owners(failed))
     file = np.zeros(len(entries), np.uint32)
     used_files, file_index = np.unique(spans.file[samples], return_inverse=True)

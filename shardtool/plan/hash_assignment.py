@@ -113,11 +113,9 @@ class HashAssignment:
         return bool(counts.min() > 0 and counts.max() <= max_samples and sizes.max() <= max_bytes)
 
     def _first_valid(self, numbers: Iterator[int], share: float) -> int:
-        """Return the first number of shards that can hold the samples; 0 if no number can."""
         return next((count for count in numbers if self._can_hold(count, share)), 0)
 
     def _counts_upward(self, start: int, share: float) -> Iterator[int]:
-        """Yield increasing numbers of shards, until most shards would be empty."""
         samples, multiple = len(self._keys), self._bounds.multiple_of
         needed_by_size = int(self._sizes.sum() / (self._limits.planned * share))
         start = max(start, needed_by_size, int(samples / (self._max_count * share)), 1)

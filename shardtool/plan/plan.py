@@ -61,7 +61,6 @@ class Plan:
         order: int64[samples], the sample at each position; None for the order of `entries`.
         total: int64[samples + 1], record bytes before each position.
         ends: int64[shards], the position after each shard's last sample.
-        skipped: Samples skipped by `oversize`.
         regions: int64[regions, 2], ascending: start and end of each range of the first span file that is read at once.
             With None, spans are read one by one.
     """
@@ -227,7 +226,6 @@ def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, s
 
 
 def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the stored payload bytes, int64[rows] (None if unchanged), and notes."""
     key = to_text(KEY_FEATURE)
     if key in entries.fields and entries.code_counts()[entries.fields.index(key)]:
         raise InvalidRequest(source_label(entries.root), f"a field named {key!r}, which TFRecords reserve for the key")

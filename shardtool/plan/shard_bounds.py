@@ -27,8 +27,6 @@ class ShardBounds(NamedTuple):
         max_count: Maximum number of samples per shard; None for no limit.
         shards: Number of shards; None if the pattern or the limits determine the number.
         equal_count: Whether sample counts of shards differ by at most one.
-        multiple_of: Number of shards must be a multiple of this.
-        oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples by the hash of their keys.
         current_shards: Number of existing shards, which `by_hash` keeps if possible.
     """

@@ -82,7 +82,6 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
 
 
 def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
-    """Return the regions of which the shard needs enough bytes to read them whole."""
     spans = e.known_spans
     spooled = (e.rows.kind == SPAN) & (e.file_numbers(np.arange(len(e.rows.kind))) == 0)
     offset, size = spans.offset[spooled], e.rows.size[spooled]
@@ -108,7 +107,6 @@ def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]
 
 
 def _inline_payloads(e: SampleTable) -> bytes:
-    """Return the payload of each row, followed by a NUL. Only INLINE rows have a payload here."""
     inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
     for name, column in e.values.inline.items():
         rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))

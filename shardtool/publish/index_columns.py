@@ -52,7 +52,6 @@ def add_columns(
         overwrite: Whether to replace existing columns with other values.
 
     Raises:
-        InvalidRequest: A field does not exist, or two fields have a value of the same name.
         SampleFailed: A payload is neither a JSON object, a number nor a short text.
         OutputExists: A sidecar has such a column with other values. Nothing was changed.
     """
@@ -78,7 +77,6 @@ def add_columns(
 
 
 def _read_columns(path: str, fields: Sequence[str], pool: Pool, notes: Notes) -> tuple[pa.Table, np.ndarray]:
-    """Return the columns of all samples, and the number of each sample's shard."""
     listed = list_datasets([path], pool, notes.observer, to_format="tar", only=fields)
     listed, columns = replace(listed, entries=replace(listed.entries, metadata=None), notes=()), None
     for field in dict.fromkeys(fields):
@@ -105,7 +103,6 @@ def _read_sidecars(folder: OutputFolder, file: DatasetFile) -> Iterator[ShardInd
 
 
 def _has_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: bool) -> bool:
-    """Return whether a sidecar has the columns; refuse columns with other values."""
     existing = [name for name in columns.column_names if name in index.metadata.column_names]
     differing = []
     for name in existing:

@@ -57,10 +57,8 @@ class Indexer:
     """Indexes shards, under the lock of `folder`.
 
     Attributes:
-        folder: The folder of the sidecars and the dataset file.
         shards_folder: The path from `folder` to the shards; empty for the same folder.
         old: The existing dataset file; None if there is none or it may be replaced.
-        dots: Which dot ends the key in member names.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:

@@ -55,7 +55,6 @@ class DatasetTotals:
 
     Attributes:
         shards: The entries of the dataset file, sorted at the end.
-        fields: Number of samples with each field.
     """
 
     values: FieldValues

@@ -29,8 +29,6 @@ _MAX_BLOCK_SAMPLES = 256
 
 @dataclass(frozen=True)
 class _SampleRows:
-    """Reads samples as rows of `datasets`; `media` are the fields that `datasets` decodes."""
-
     reader: SampleReader
     numbers: Numbers | None
     fields: tuple[str, ...]

@@ -200,7 +200,6 @@ class IndexStore(LruCache[int, ShardIndex]):
         return np.frombuffer(block, np.uint64, count), np.frombuffer(block, dtype, count, count * _HASH_BYTES)
 
     def _key_index_parts(self, dtype: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
-        """Yield parts of the index and their offsets: hashes, then sample numbers."""
         catalog, count = self.catalog, len(self.catalog)
         hashes = _hash_buffer(count)
         for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):

@@ -46,7 +46,6 @@ class OpenFile:
 
     Attributes:
         fd: File descriptor; -1 for a remote shard.
-        copied: Whether a cached copy is read.
     """
 
     def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:

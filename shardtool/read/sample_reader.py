@@ -227,7 +227,6 @@ class SampleReader:
         return opened
 
     def _read_from_shard(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
-        """Return samples of one shard. Retry once if a cached copy is damaged."""
         error = self._broken.get(shard)
         if error is None:
             try:

@@ -67,10 +67,6 @@ NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _rea
 
 
 def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
-    """Return the features of a TFRecord: values or lists.
-
-    `record`, including its frame, is at offset `start` of the shard `where`. Features in `lists` are always lists.
-    """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
     features: Sample = {}
     for feature in parse_features(data, first, where):

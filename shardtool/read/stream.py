@@ -437,9 +437,6 @@ class EpochPass:
 
     Attributes:
         start: Position that all ranks reached before the current read.
-        positions: int64 [n], positions of the current read.
-        numbers: int64 [n], sample numbers at these positions.
-        taken: Number of these samples that were returned.
     """
 
     order: StreamOrder

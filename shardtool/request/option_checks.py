@@ -30,7 +30,6 @@ VALUE_CHECKS: dict[ValueForm, Callable[[str, Any, OptionSpec], object]] = {
 
 
 def _check_function(name: str, value: object) -> None:
-    """Refuse an empty text, such as an unset shell variable: samples would be packed without the function."""
     if not value:
         raise InvalidRequest(option_text(name), repr(value), expected="package.module:function")
 

@@ -31,10 +31,8 @@ class SplitOptions(NamedTuple):
 
     Attributes:
         shares: Name and share of each split, with a sum of 1; empty if `column` contains the split.
-        column: Column with the split of each sample.
         stratify: Column of labels whose proportions every split keeps.
         group_by: Column of groups that stay in one split.
-        seed: Seed of the split.
         option: The option that set `column`, for messages.
     """
 

@@ -37,7 +37,6 @@ class NewField(NamedTuple):
     """A field with a known value per sample.
 
     Attributes:
-        texts: The values, one per sample.
         has_value: bool[samples], whether a sample gets the field.
         kind: The type of the values; None for bytes.
         labels: The class names if the values are class numbers, else None.

@@ -31,8 +31,6 @@ _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain ta
 
 
 class _KeyGroup(NamedTuple):
-    """The ascending numbers of samples that share a key, and whether the key is among `existing_keys`."""
-
     key: bytes
     samples: list[int]
     exists: bool
@@ -142,7 +140,6 @@ def _derived_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
 def _keep_one_each(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], *, keep: int
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Keep the sample at index `keep` of each group. If the key exists already, keep no sample of the group."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.exists else group.samples[keep]

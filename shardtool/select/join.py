@@ -56,7 +56,6 @@ class JoinedSamples(NamedTuple):
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
         classes: Class names by column of class numbers, or of lists of class numbers.
-        columns: Types of the joined columns.
     """
 
     entries: SampleTable

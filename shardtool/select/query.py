@@ -194,8 +194,6 @@ class _Query(NamedTuple):
 
     Attributes:
         tree: The expression, with stand-ins for names in backticks.
-        names: Column name for each stand-in.
-        where: The name of the query in messages.
     """
 
     tree: ast.expr
@@ -312,7 +310,6 @@ class _Evaluator:
         raise self._unsupported_error(node)
 
     def _value_of_kind(self, node: ast.expr, *kinds: QueryKind) -> _Value:
-        """Return the value of a part. A column of nulls has any kind."""
         value = self._value(node)
         if value.kind == "empty":
             return _Value(kinds[0], null_values(kinds[0], self._table.num_rows), node)
@@ -416,7 +413,6 @@ class _Evaluator:
         return reduce(operator.or_, conditions, np.zeros(self._table.num_rows, np.bool_))
 
     def _comparable(self, left: _Value, right: _Value) -> tuple[Any, Any]:
-        """Return comparable data. Text that is compared with a time becomes a time."""
         first, second = self._text_to_time(left, right), self._text_to_time(right, left)
         kinds = {first.kind, second.kind}
         if kinds not in ({"a number"}, {"text"}, {"a time"}) and not kinds <= {"a number", "true or false"}:

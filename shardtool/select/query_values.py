@@ -71,7 +71,6 @@ class Numbers(NamedTuple):
 
     Attributes:
         values: One value per row; undefined for nulls.
-        valid: Whether each row has a value.
     """
 
     values: NDArray[Any]

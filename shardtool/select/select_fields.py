@@ -109,7 +109,6 @@ def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValues:
-    """Rename value properties. Merged fields keep properties that all parts share."""
     renamed = values.rename(new_names)
     inline, types = {**renamed.inline}, {**renamed.types}
     for new, names in _merged_names(new_names).items():

@@ -40,7 +40,6 @@ class SplitAssignment(NamedTuple):
 
     Attributes:
         names: The splits in the requested order, or in byte order for splits by a column.
-        number: int16[samples], the split of each sample.
     """
 
     names: tuple[str, ...]
@@ -74,7 +73,6 @@ def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.Chunked
 
 
 def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
-    """Convert to a simple type, without time zones. NaN becomes null."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types

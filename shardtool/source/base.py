@@ -47,7 +47,6 @@ class Listing:
         later: The part of `where` that workers evaluate.
         dropped: Fields whose number columns are needed only to choose the splits, and are then removed.
         classes: Class names by label field of the source, including dropped fields.
-        joined: The columns of the `join` table.
     """
 
     entries: SampleTable

@@ -146,8 +146,6 @@ def _read_checksums(
 
 
 class _SpanChecksums:
-    """Receives binary payloads in order, and keeps only checksums."""
-
     def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
         self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
         self._order = offsets.argsort(kind="stable")

@@ -35,7 +35,6 @@ def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | 
 
 
 def _choose_fields(columns: list[pa.Field], taken: Collection[str]) -> dict[str, str]:
-    """Return a field name for each column: `txt`, `cls` or `NAME.json`, depending on the type."""
     kinds = [_usual_ending(column.type) for column in columns]
     names: dict[str, str] = {}
     for column, kind in zip(columns, kinds, strict=True):

@@ -124,7 +124,6 @@ def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) 
 
 
 def _spread(count: int) -> list[int]:
-    """Return the samples to examine: all, or runs across the listing."""
     if count <= SAMPLED_KEYS:
         return [*range(count)]
     runs = SAMPLED_KEYS // _RUN_LENGTH
@@ -227,7 +226,6 @@ class _Folder(NamedTuple):
 
 
 def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
-    """Return the direct subfolders; none if there are many (classes) or many files."""
     folders, sample, stray = list[_Folder](), parent.low, 0
     while sample < parent.high:
         name, slash, _ = tree.keys[sample][len(parent.path) :].partition(b"/")

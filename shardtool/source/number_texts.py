@@ -36,8 +36,6 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        offsets: int64 per value: offset in the shard.
-        lengths: int64 per value, in bytes.
         crcs: int64 per value; -1: unknown.
     """
 
@@ -64,7 +62,6 @@ class NumberTexts:
     Attributes:
         data: The texts in order, each followed by NUL. Not valid if `bad` is not zero.
         bad: Number of texts that a TFRecord number would not reproduce.
-        first_bad: Index of the first bad text.
         damaged: Indices of damaged values, whose texts are empty.
     """
 

@@ -171,7 +171,6 @@ def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray
 
 @contextmanager
 def _open_bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file whose columns take a limited multiple of the file's size."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, whole = len(data), cast("bytes", data)
         footer = parse_footer(whole)

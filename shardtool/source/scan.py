@@ -118,7 +118,6 @@ def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart)
 def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for speed
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
-    """Return files as sorted `stem NUL field`, the links among them, subfolders, and linked subfolders."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []

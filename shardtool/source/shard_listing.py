@@ -186,7 +186,6 @@ def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
 
 
 def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> SampleTable:
-    """Combine the samples of all parts, which are emptied, to save memory."""
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
     code_of = {name: index for index, name in enumerate(fields)}

@@ -70,7 +70,6 @@ class SourceShard:
 
     Attributes:
         kinds: Type of each field that is not bytes; in a tar, the type that its text represents. None: requires a scan.
-        index: Empty before the shard is listed.
         conflicts: By field, the first scanned feature that is not a single value or has another type.
         is_list: bool per row: whether the payload is the whole content of a list. None: no list was scanned.
         regrouped: Number of samples whose fields were not adjacent.

@@ -45,16 +45,12 @@ class StatResult(NamedTuple):
 
 
 class _FolderState(NamedTuple):
-    """A folder in a path: reached through a link, its latest change, and its problem."""
-
     linked: bool
     changed_ns: int
     problem: tuple[SkipCode, str] | None
 
 
 class _FileState(NamedTuple):
-    """A file: its kind, and the numbers in `StatResult.facts`, or why it cannot be packed."""
-
     kind: int = FILE
     size: int = 0
     mtime_ns: int = 0

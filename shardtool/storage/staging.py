@@ -124,7 +124,6 @@ class Folder:
     Attributes:
         path: The user's path; "" is the current folder.
         has_staging: Whether files are invisible until they are published.
-        largest: Maximum size of a file; None means no limit.
     """
 
     path: str

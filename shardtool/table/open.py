@@ -98,7 +98,6 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    """Return the sorted files of a glob. A glob of Parquet files is not expanded, because the files are one table."""
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
     folder = paths.folder_of(path)
@@ -227,7 +226,6 @@ def open_in_memory(source: object) -> MemoryTable:
 
 
 def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
-    """Convert a DataFrame. A named index becomes columns; an unnamed index is dropped."""
     columns = [str(column) for column in frame.columns]
     check_column_names(name, columns)
     keep = all(level is not None for level in frame.index.names)

@@ -44,9 +44,7 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        columns: Columns without bytes.
         numbers: int64, row numbers counted from 0; None for all rows.
-        files: See `Table.row_counts`.
     """
 
     location: str

@@ -136,7 +136,6 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Merge the features of datasets. Samples may lack a feature that is not in all datasets."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

@@ -68,7 +68,6 @@ class _Crop:
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
     def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a part of an image as uint8 [size, size, 3], and its box, or raise ValueError."""
         head = read_jpeg_header(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
@@ -181,7 +180,6 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Decode the rows of a JPEG down to the end of the crop, at 1/scale. Return image and scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)

@@ -312,8 +312,6 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch that is being copied, or the end of the iteration, with the loader's later state, and any error."""
-
     hand_out: TakeBatch = lambda: None
     state: Any = None
     is_end: bool = False

@@ -35,7 +35,6 @@ class WorkerState:
     Attributes:
         start: The stream's state at the start of the pass.
         end: Position of the epoch at which the pass ends.
-        position: Position of the epoch at which this worker continues.
         left_out: Number of samples that were skipped and not replaced.
     """
 

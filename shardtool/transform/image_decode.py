@@ -139,10 +139,8 @@ class OpenedImage:
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
-        upright: Whether the orientation is 1.
         deep: Whether Pillow discards all but the upper eight bits of each value.
         white: The largest possible value, which is white; 0 if there is none.
-        colours: Colour kind of the profile.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:

@@ -52,9 +52,7 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
-        height_offset: Offset of the height, which has two bytes.
         block_rows: Pixel rows per row of blocks.
-        is_sequential: Whether the JPEG is not progressive.
         is_supported: Whether simplejpeg decodes it: eight bits, in one or three colours.
         is_cropped: Whether `height` was reduced, so that more rows follow.
     """

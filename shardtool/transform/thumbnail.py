@@ -158,7 +158,6 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        full: Width and height of the image.
         colours: For a mask, its values and their colours as `#rrggbb`; empty otherwise.
     """
 

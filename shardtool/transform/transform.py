@@ -35,7 +35,6 @@ class ReadCondition(NamedTuple):
     """The part of a query that needs values found while reading samples.
 
     Attributes:
-        query: Query in the language of `select/query.py`.
         classes: Class names of columns that contain class numbers.
     """
 
@@ -49,8 +48,6 @@ class Transform(NamedTuple):
 
     Attributes:
         function: `package.module:function`, called with each sample; empty without a function.
-        fetch: Download options; None without URLs.
-        found: Metadata columns found while reading, with Arrow types.
     """
 
     images: ImageOptions | None = None

@@ -96,11 +96,6 @@ class _StepFailed(Exception):
 
 
 class _Steps:
-    """The steps of a check, and their results.
-
-    `place` is the path or address without secrets. `writes` is whether writing is checked.
-    """
-
     def __init__(self, place: str, names: tuple[str, ...], options: DoctorOptions) -> None:
         self.place, self.writes = display_address(place), not options.read_only
         selected = names if self.writes else takewhile(lambda name: name != "write", names)

@@ -271,7 +271,6 @@ def _write_files(
 
 
 def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, workers: int) -> Iterator[ShardTask]:
-    """Yield tasks of consecutive samples of one shard; a compressed shard is one task."""
     import numpy as np
 
     from shardtool.plan.plan import Plan

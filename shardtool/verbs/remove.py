@@ -198,10 +198,8 @@ class Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        base: The name of the dataset file without the suffix.
         similar_names: Unlisted files that are named like shards except for the number of digits.
         rows: Row indexes of the samples to remove, by shard number.
-        keys: The keys of the samples to remove.
     """
 
     folder: OutputFolder

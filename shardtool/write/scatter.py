@@ -38,9 +38,6 @@ class ScatterTask(NamedTuple):
 
     Attributes:
         packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
-        offsets: int64 per payload, the offset in the file.
-        sizes: int64 per payload, the size in bytes.
-        targets: int64 per payload, the offset in the spool.
         expected: int64 per payload, the CRC-32C; -1 if unknown.
     """
 

@@ -34,7 +34,6 @@ class TransformWork(NamedTuple):
     """A transform of samples. With a transform, planned sizes are estimates.
 
     Attributes:
-        dots: Which dot ends the key in tar member names.
         known: Arrow stream of the plan's columns for the transform's condition.
     """
 
@@ -53,7 +52,6 @@ class TransformedSamples(NamedTuple):
         content: The written samples. `inline` contains only texts of numbers.
         sources: int64 per sample, the index of the source sample in the task.
         consumed: Number of processed samples. The remaining samples need another shard.
-        found: Per sample, a value for each column of `Transform.found`.
     """
 
     content: ShardContent
@@ -69,7 +67,6 @@ class ShardTask(NamedTuple):
     Attributes:
         action: Whether to write the shard or to keep the shard of an earlier run. `compare` keeps a file if packing the
             source again produces the same bytes.
-        work: Transform of the samples; None to pack them unchanged.
     """
 
     shard: int
@@ -91,7 +88,6 @@ class ShardResult(NamedTuple):
     Attributes:
         staged: The file to publish; None to keep the existing file.
         field_crcs: uint32 per written field, the CRC-32C of the bytes in the shard.
-        made: Transformed samples; None if the samples are as planned.
         compared: Whether the existing file was verified by packing the source again.
         wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.
     """

@@ -79,7 +79,6 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        found: A value for each column of `Transform.found`.
         rejection: The reason why the sample is not packed; None if it is packed.
     """
 

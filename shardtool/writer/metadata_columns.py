@@ -150,7 +150,6 @@ class MetadataColumns:
 
 
 def _get_number_form(value: object) -> str:
-    """Return the kind of a number that no column mixes with other kinds; empty if the number fits into any column."""
     if type(value) is float:
         return "floats"
     return "whole numbers over 2^53" if type(value) is int and not -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT else ""

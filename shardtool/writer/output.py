@@ -57,8 +57,6 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        kinds: As in `SampleEncoder`.
-        inline: As in `SampleEncoder`.
         skipped: Key, code and message of samples skipped since the previous shard.
         version: The store's version of the shard, with which a resumed run need not read the shard; empty if there is
             none.
@@ -93,7 +91,6 @@ class WriterOutput:
     """The dataset of a writer, locked until `close`.
 
     Attributes:
-        rounded: Number of rounded floats in each field.
         reader_problems: Samples that other readers would misread.
     """
 

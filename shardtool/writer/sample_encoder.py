@@ -192,7 +192,6 @@ class SampleEncoder:
         return key, has_early_dot
 
     def _check_dots(self, key: str, layout: FieldLayout, *, has_early_dot: bool) -> None:
-        """Refuse tar names that neither the first nor the last dot splits in all samples."""
         fields = layout.dotted_field or self.dotted_field
         if has_early_dot and self._dots == "first":
             found, expected = "a dot in the last part of the key", "no dot, because keys end at the first dot"
@@ -232,7 +231,6 @@ class SampleEncoder:
         return fields, tuple(found_kinds), any_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
-        """Convert a value to the type of its field, if the conversion is exact."""
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
         if number == known:
             return data, number or ""

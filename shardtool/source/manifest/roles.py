@@ -189,7 +189,6 @@ def _find_usual_column(
 def _find_bytes_column(
     name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str], *, needed: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the only column of bytes and its field. If the choice is unclear, return nothing, or fail if `needed`."""
     if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:

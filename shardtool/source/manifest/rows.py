@@ -47,7 +47,6 @@ class FieldLayout(NamedTuple):
     """The order of each sample's fields.
 
     Attributes:
-        fields: All names, sorted.
         code: uint16[endings, parts], the field at each position.
         part: int64[endings, parts], the part at each position.
     """

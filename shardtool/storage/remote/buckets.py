@@ -31,7 +31,6 @@ class BucketEntry(NamedTuple):
     """An object, or a prefix as a folder.
 
     Attributes:
-        key: Without a trailing slash.
         size: Bytes; -1 for a folder.
         version: ETag as a number; 0 if there is none.
         changed_ns: Last change, by the store's clock.

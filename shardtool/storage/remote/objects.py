@@ -53,11 +53,6 @@ class RemoteObject:
     """One version of an object in a store or on a web server.
 
     If the expected `size` is given, no request is sent before the first read.
-
-    Attributes:
-        version: ETag, or empty.
-        ranges: Whether the server supports range requests.
-        md5: MD5 of the whole object, or None.
     """
 
     md5: str | None = None

@@ -66,10 +66,7 @@ class TransientError(Exception):
     """A failure after which a retry may succeed, such as a lost connection.
 
     Attributes:
-        found: What happened, without secrets.
         wait_s: Seconds that the server requests, or None.
-        answered: Whether the server responded.
-        stalled_s: Seconds without progress.
     """
 
     def __init__(

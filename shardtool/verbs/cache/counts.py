@@ -32,7 +32,6 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        hits: Number of opened shards that had a copy.
         passed: Number of shards read from their original location: they did not fit, or the cache failed.
     """
 

@@ -29,11 +29,7 @@ _LOCK_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read: its copy, leased until `close`, or the original.
-
-    Attributes:
-        lock: The lease; None for the original.
-    """
+    """A shard to read: its copy, leased until `close`, or the original."""
 
     path: str
     lock: FileLock | None = None

@@ -37,7 +37,6 @@ class ShardStatus:
     Attributes:
         size: Bytes, including the sidecar.
         came_ns: When the shard was added, in nanoseconds since 1970.
-        pids: Known processes that have the shard open.
     """
 
     path: str
@@ -160,7 +159,6 @@ def _remove_shards(
 
 
 def _find_damage(path: str, shard: CachedFile) -> str:
-    """Return the damage of a leased shard; empty if there is no damage or the checksum is unknown."""
     try:
         if (expected := shard.facts) is None:
             facts = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)

@@ -157,7 +157,6 @@ class CopyTarget(NamedTuple):
     """The destination of a copy, and its existing files.
 
     Attributes:
-        folder: The folder of the dataset file and the sidecars.
         below: The folder of the shards: the same folder, or one below it.
         facts: Existing files with names of the dataset, in `folder` and in `below`.
         data: The bytes of the existing dataset file, or of the one that an interrupted copy has withdrawn, if any.
@@ -294,7 +293,6 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
 def _is_right(
     folder: folders.OutputFolder, facts: Mapping[str, EntryInfo], original: OriginalFile, meter: ByteMeter
 ) -> bool | None:
-    """Return whether a file has the right bytes; None: it does not exist."""
     fact = facts.get(original.name)
     if fact is None:
         return None

@@ -70,9 +70,6 @@ class ThreadCount:
 
     Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
     throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
-
-    Attributes:
-        limit: Number of tasks that may run now.
     """
 
     def __init__(self, requested: int | None) -> None:

@@ -55,7 +55,6 @@ class ComparedSide(NamedTuple):
 
     Attributes:
         split: The split name of each sample; empty if unknown.
-        source: The source, if the samples are not in shards.
     """
 
     entries: SampleTable
@@ -272,7 +271,6 @@ class SideComparison:
             self._notes.add(f"payloads were read, because no index has their checksums: {unread}")
 
     def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ColumnDifference]]:
-        """Return the ids of samples whose columns differ, and these columns; for a source, only common columns."""
         if self._excluded.metadata:
             self._notes.add("not compared: metadata")
             return np.zeros(0, np.int64), {}
@@ -321,7 +319,6 @@ def _column_values(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedA
 
 
 def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return which values of two columns differ; nulls equal nulls, and NaNs equal NaNs."""
     try:
         equal = pc.fill_null(pc.equal(first, second), False)  # noqa: FBT003 - the value
         equal = pc.or_(equal, pc.and_(pc.is_null(first, nan_is_null=True), pc.is_null(second, nan_is_null=True)))

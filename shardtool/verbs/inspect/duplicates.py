@@ -37,7 +37,6 @@ class DuplicateGroups(NamedTuple):
     Attributes:
         groups: Groups of two or more samples, in order of their keys.
         surplus: Number of samples that repeat the first of their group.
-        size: Payload bytes of these samples.
         leaks: Number of groups in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """

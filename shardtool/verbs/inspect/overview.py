@@ -54,7 +54,6 @@ class FieldPayloads(NamedTuple):
 
     Attributes:
         rows: Row of each payload's sample in the shard.
-        crcs: CRC-32C of each payload; None if unknown.
     """
 
     rows: NDArray[np.int64]
@@ -74,7 +73,6 @@ class StoredSample:
 
     Attributes:
         number: Number of the sample in the dataset, or in the shard, counted from 0.
-        offset: Offset of the first record in the shard.
         kinds: Maps fields to `int64` or `float`, if known.
     """
 

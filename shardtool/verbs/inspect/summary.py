@@ -270,7 +270,6 @@ class ColumnTally:
 
 
 def _join_types(types: str, kind: str) -> str:
-    """Return `A or B` for a column of several types; `null` only if no other type is known."""
     names = [name for name in types.split(" or ") if name != "null"]
     return types if kind == "null" or kind in names else " or ".join([*names, kind])
 

@@ -150,7 +150,6 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
 
 
 def _missing_numbers(names: list[str]) -> Iterator[Finding]:
-    """Find missing numbers between shard names, or of all numbers if names contain the total (`-00000-of-01024`)."""
     series: dict[tuple[str, str, int, int], set[int]] = {}
     for name in names:
         stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)

@@ -119,7 +119,6 @@ class _PayloadCheck(NamedTuple):
     """How to check the payloads of a field by decoding them.
 
     Attributes:
-        code: The code of findings about invalid payloads.
         decode: Returns the problem of a payload; empty: valid; None: too large to decode.
         limit: Size of the largest payload to decode, in bytes.
         skip_large: Whether larger payloads are skipped. If not, they are invalid.

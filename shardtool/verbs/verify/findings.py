@@ -119,7 +119,6 @@ class Finding:
     """One problem.
 
     Attributes:
-        code: A key of `FINDING_KINDS`.
         file: The name of the shard, sidecar or dataset file.
         expected: The expected state; may be empty.
         offset: The offset in the file, in bytes; None: the whole file.
@@ -180,7 +179,6 @@ class Findings:
     Attributes:
         listed: Pairs of a shard number (-1: the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
             code and file.
-        unchecked: Omitted checks, with reasons.
         uncompared: Fields that were not compared with the source.
     """
 
@@ -229,12 +227,7 @@ class Report(Displayed):
     """The result of `verify`.
 
     Attributes:
-        dataset: The dataset file or, without one, the folder.
         findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
-        counts: Number of findings by code.
-        checked: The checks done.
-        unchecked: Omitted checks, with reasons.
-        samples: Number of samples read.
         readable: False if nothing could be read.
         repaired: The repairs done.
         read: With `sample`, the number of shards read and their bytes; None: all.

@@ -229,7 +229,6 @@ class SourceComparison:
         return Finding(code, name, found, expected, scan.offsets[row], key, field)
 
     def _locate(self, scans: Scans, column: str, index: int) -> tuple[str, ShardScan, int]:
-        """Return the shard's name and scan for an index across all shards, and the index within the shard."""
         for number, scan in scans.items():
             if index < (count := len(getattr(scan, column))):
                 return self.subject.cases[number].name, scan, index
@@ -242,5 +241,4 @@ def _concat_column(scans: Scans, name: str) -> NDArray[Any]:
 
 
 def _shard_keys(scans: Scans) -> PackedStrings:
-    """Return the keys of shards; a key with a NUL, which no source has, becomes empty."""
     return PackedStrings.of(b"" if b"\0" in key else key for scan in scans.values() for key in scan.keys)

@@ -45,11 +45,7 @@ _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon to draw: a path in the coordinates of `drawing_size`, its upper left corner, and its label.
-
-    Attributes:
-        is_light: Whether dark text is legible on the colour.
-    """
+    """A box or polygon to draw: a path in the coordinates of `drawing_size`, its upper left corner, and its label."""
 
     path: str
     x: int

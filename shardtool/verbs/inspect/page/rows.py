@@ -36,11 +36,6 @@ _OWN_COLUMNS = 2  # key and size
 
 
 class _Values(NamedTuple):
-    """Values of a column in some rows: `kind` is `number`, `text`, `list`, `label`, or empty if all are null.
-
-    A list is JSON text. A label is a group of `FieldPayloads.groups`.
-    """
-
     kind: str
     values: pa.Array
     lengths: pa.Array | None = None
@@ -59,7 +54,6 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        rows: Number of rows.
         first: Number of rows within the limits, which are the first samples of the dataset.
     """
 

@@ -55,11 +55,7 @@ MAX_KEY_CHARS = 200  # shown of a key or a metadata value
 
 
 class TextExcerpt(NamedTuple):
-    """The start of a field; `kind` is `json`, `text`, `numbers`, `bytes`, or `chat` for a conversation.
-
-    Attributes:
-        turns: Roles and texts of a conversation.
-    """
+    """The start of a field; `kind` is `json`, `text`, `numbers`, `bytes`, or `chat` for a conversation."""
 
     field: str
     kind: str
@@ -75,7 +71,6 @@ class ShownSample:
     Attributes:
         labels: Label texts by field or column, the likeliest first.
         label: The class, or the value of a field or column named like a label; empty if there is none.
-        outlines: Boxes and polygons in the first image.
         reason: Why the sample is unusual; empty: it is not.
         row: The sample's row in the table of the page.
     """
@@ -139,7 +134,6 @@ class SampleBudget(NamedTuple):
         edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails; None: no limit.
         text: Bytes of all texts.
-        outlines: Number of boxes and polygons.
         media: Budget for audio and video, shared by all samples; None: no clips.
     """
 
