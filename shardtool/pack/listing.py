@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardtool.dataset.expand import expand_if_pattern
-from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputExists, format_list, reporting_memory_errors
 from shardtool.messages import option_text
 from shardtool.pack import outputs
@@ -47,7 +45,7 @@ def list_source(run: Run, source: object) -> Listed:
     listed, refusal = _list_samples(run, opened_source, found, plan_request)
     if refusal is not None:
         if run.verb == "reshard":
-            _check_other_location(run, source)
+            _check_other_location(run, listed.listing)
         from shardtool.pack.checks import check_listed
 
         check_listed(listed)
@@ -65,15 +63,15 @@ def list_source(run: Run, source: object) -> Listed:
     return listed
 
 
-def _check_other_location(run: Run, datasets: Any) -> None:
+def _check_other_location(run: Run, listing: Listing) -> None:
     pattern = parse_output_pattern(run.names)
-    for dataset_like in datasets if isinstance(datasets, list | tuple) else [datasets]:
-        for path in (path for dataset in expand_if_pattern(dataset_like) for path in find_dataset(dataset).paths):
-            is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
-            if not is_url(path) and is_same_folder and pattern.owns(os.path.basename(path)):
-                raise OutputExists(
-                    path, outputs.OUTPUT_IS_SOURCE, expected=outputs.OTHER_OUTPUT, remedy=outputs.NOTHING_CHANGED
-                )
+    for _, shard in listing.stored:
+        path = shard.path
+        is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
+        if not is_url(path) and is_same_folder and pattern.owns(os.path.basename(path)):
+            raise OutputExists(
+                path, outputs.OUTPUT_IS_SOURCE, expected=outputs.OTHER_OUTPUT, remedy=outputs.NOTHING_CHANGED
+            )
 
 
 @reporting_memory_errors("listing the source")
