@@ -172,6 +172,7 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label
+      shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --collect all
       shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256"
       shardtool create ./imgs 'out-{000000..}.tar' --fields jpg,meta.json=json
       shardtool create urls.csv 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
@@ -206,6 +207,8 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
       shardtool reshard out.json 'even-{000000..}.tar' --per-class 100 --of label
       shardtool reshard out.json 'small-{000000..}.tar' --resize 128 --encode webp
       shardtool reshard out.json 'both-{000000..}.tar' --add embeddings.json
+      shardtool reshard out.json 'renamed-{000000..}.tar' --rename-keys 's/^/2024-/'
+      shardtool reshard out.json 'chosen-{000000..}.tar' --keys-from keys.txt
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard 'out/{split}.json' 'all-{000000..}.tar'
       shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16

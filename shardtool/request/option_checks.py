@@ -25,6 +25,7 @@ VALUE_CHECKS: dict[ValueForm, Callable[[str, Any, OptionSpec], object]] = {
     ),
     "shares": lambda _name, value, _spec: value == {} or split_options.parse_shares(split_options.format_shares(value)),
     "part": lambda _name, value, _spec: value in (run_part.SLURM, run_part.KUBERNETES) or run_part.parse_part(value),
+    "rename": lambda name, value, _spec: option_values.parse_substitution(name, value),
     "function": lambda name, value, _spec: _check_function(name, value),
 }
 

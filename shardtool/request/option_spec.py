@@ -52,7 +52,19 @@ Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val"
 Function = str | Callable[..., object]  # package.module:function, or the function
 PathLike = str | os.PathLike[str]
 ValueForm = Literal[
-    "", "size", "rate", "share", "sample", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"
+    "",
+    "size",
+    "rate",
+    "share",
+    "sample",
+    "pairs",
+    "shares",
+    "part",
+    "pixels",
+    "function",
+    "path",
+    "delimiter",
+    "rename",
 ]
 
 _MAX_INTEGER = 2**63 - 1  # maximum integer in recorded options

@@ -17,6 +17,10 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 _MAX_SIDE_PIXELS = 65_535  # maximum per side, as for JPEG
 _PIXELS = re.compile(r"[0-9]{1,5}")
+_SUBSTITUTION_START = re.compile(r"s[/|,#:@!;%]")
+_SUBSTITUTION = re.compile(r"s(.)((?:\\.|(?!\1)[^\\])*)\1((?:\\.|(?!\1)[^\\])*)\1([gi]*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\.|&", re.DOTALL)
+_MAX_SUBSTITUTION_LETTERS = 256  # limits the memory for new keys
 
 
 def parse_whole_number(text: str) -> int | str:
@@ -72,6 +76,32 @@ class DelimitedFormat(NamedTuple):
 
 
 DEFAULT_FORMAT = DelimitedFormat()
+
+
+class Substitution(NamedTuple):
+    """A substitution as in sed: an RE2 pattern, an RE2 replacement, and how often to replace (None: always)."""
+
+    pattern: str
+    replacement: str
+    limit: int | None
+
+
+def parse_substitution(name: str, text: str) -> Substitution | None:
+    """Return the parts of `s/PATTERN/REPLACEMENT/FLAGS`; None for other texts.
+
+    Any of `/|,#:@!;%` can separate the parts. In the replacement, `&` is the match, and `\\1` a group. Flags: `g`
+    replaces all matches, `i` ignores case.
+    """
+    if not _SUBSTITUTION_START.match(text):
+        return None
+    match = _SUBSTITUTION.fullmatch(text)
+    if match is None or not match[2] or max(map(len, match.groups())) > _MAX_SUBSTITUTION_LETTERS:
+        expected = "s/PATTERN/REPLACEMENT/, with the flags g and i, such as s/^/2024-/"
+        raise InvalidRequest(option_text(name), repr(text[:100]), expected=expected)
+    mark, pattern, replacement, flags = match.groups()
+    literal = {"&": "&", mark: mark, "\\": "\\\\"}
+    replacement = _ESCAPE.sub(lambda part: "\\0" if part[0] == "&" else literal.get(part[0][1:], part[0]), replacement)
+    return Substitution(f"(?i){pattern}" if "i" in flags else pattern, replacement, None if "g" in flags else 1)
 
 
 def parse_size_option(name: str, text: str | int) -> int:

@@ -44,8 +44,9 @@ class SelectingOptions(OutputOptions):
     """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
     For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by` and `head`. For a manifest, only
-    `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head` and, last, `drop_duplicates` apply.
+    `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by`, `head` and `rename_keys`. For a
+    manifest, only `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head`, `rename_keys` and, last,
+    `drop_duplicates` apply.
 
     Attributes:
         keys_from: Use only samples whose keys are in this file (- for stdin). The file has one key per line, or is a
@@ -56,8 +57,12 @@ class SelectingOptions(OutputOptions):
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
         rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
+        rename_keys: Rename keys with a pattern as in sed, 's/^/2024-/', or to the values of a column. The sidecar
+            column old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column of the `join` table with keys or file paths.
+        collect: Collect the rows of each key into lists: all columns, or some (a,b). The other columns need one value
+            per key. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Treat the first row of a text table as values; name its columns 1, 2, ...
         field: Create a field from a metadata column.
@@ -106,6 +111,7 @@ class SelectingOptions(OutputOptions):
         only_for="folder",
         family="fields {}",
     )
+    rename_keys: str | None = option(None, form="rename", metavar="PATTERN")
     join: object = option(None, form="path", metavar="TABLE", only_for="folder", recorded=False)
     on: str | None = option(
         None,
@@ -115,8 +121,9 @@ class SelectingOptions(OutputOptions):
         only_for="folder",
         requires=(Needs("no table", Given(join)),),
     )
+    collect: Texts = option((), metavar="COLUMNS", comma_separated=True)
     delimiter: str | None = option(None, form="delimiter", metavar="CHAR", example="|", shown="comma; tab for .tsv")
-    no_header: bool = option(False)
+    no_header: bool = option(False, rare=True)
     field: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", common=True)
     classes: Texts = option((), metavar="FIELD")
     classes_from: object = option(
@@ -178,8 +185,8 @@ class SelectingOptions(OutputOptions):
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Refuse `delimiter` and `no_header` without a table."""
-        if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header"))):
+        """Refuse options for a table without a table."""
+        if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header", "collect"))):
             raise InvalidRequest(
                 option_text(given), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"
             )

@@ -17,6 +17,7 @@ from shardtool.messages import option_text
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
 from shardtool.select.field_rows import list_source_paths
 from shardtool.shard_samples import INLINE
+from shardtool.table.collect import ALL_COLUMNS, collect_rows, collected_note, group_rows
 from shardtool.table.columns import (
     check_column_names,
     check_sidecar_names,
@@ -34,7 +35,7 @@ from shardtool.units import pluralize
 from shardtool.values import chunk_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,7 +68,9 @@ class JoinedSamples(NamedTuple):
     columns: Mapping[str, pa.DataType]
 
 
-def join_table(entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT) -> JoinedSamples:
+def join_table(
+    entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT, collect: Sequence[str] = ()
+) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
     Rows match samples by key or, if the samples have a metadata column `on`, by this column. If no key matches, rows
@@ -75,6 +78,7 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
 
     Args:
         on: The key column; empty for the column that the table's format defines, or `key`.
+        collect: The columns to collect into lists, or `all`; empty if keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -89,9 +93,8 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
             problem, expected = f"column {name!r}: {columns[name].type}", "text, numbers, times, or lists of these"
             remedy = f"Remove the column, for example with df.drop(columns=[{name!r}])."
             raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
-    rows, keys = _row_keys(TableRows(source.location, columns, None), on), _sample_keys(entries, on)
-    del columns[on]
-    matched_rows, table_notes = find_positions(keys, rows), [*source.notes, *default_key]
+    keys, (rows, columns, unique_notes) = _sample_keys(entries, on), _unique_rows(source, columns, on, collect)
+    matched_rows, table_notes = find_positions(keys, rows), [*source.notes, *default_key, *unique_notes]
     if on not in sample_types and not np.any(matched_rows >= 0):
         matched_part = "file's path"
         if _has_paths(entries):
@@ -114,8 +117,25 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
     entries, replaced = add_table_columns(entries, source, columns, matched_rows)
     if heavy := find_byte_columns(source.schema):
         table_notes.append(f"columns of bytes in {source.name} excluded: {format_list(heavy)}")
-    notes = (*table_notes, *_match_notes(source.name, entries.keys, unmatched, rows, unused), *replaced)
+    thing = f"{'key' if collect else 'row'} of {source.name}"
+    notes = (*table_notes, *_match_notes(source.name, thing, entries.keys, unmatched, rows, unused), *replaced)
     return JoinedSamples(entries, source.name, len(unmatched), len(unused), notes, source.classes, kinds)
+
+
+def _unique_rows(
+    source: Table, columns: dict[str, pa.Array], on: str, collect: Sequence[str]
+) -> tuple[PackedStrings, dict[str, pa.Array], list[str]]:
+    """Return one row for each key: its key and values, and a note about collected rows."""
+    table = TableRows(source.location, columns, None)
+    keys, names = _row_keys(table, on), [name for name in columns if name != on]
+    if not collect:
+        expected = f"one row for each value of column {on!r}"
+        remedy = f"Collect the rows of each key into lists with {option_text('collect', ALL_COLUMNS)}."
+        table.refuse_repeated_keys(keys, expected=expected, remedy=remedy)
+        return keys, {name: columns[name] for name in names}, []
+    groups = group_rows(keys.array())
+    unique, collected = keys.take(groups.first), collect_rows(table, names, collect, groups)
+    return unique, collected, [collected_note(len(keys), len(unique), source.name)]
 
 
 def _has_paths(entries: SampleTable) -> bool:
@@ -212,8 +232,6 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
     rows.refuse(nul_positions(column), f"column {on!r}: a NUL in the text", expected="text without NUL")
     keys = _key_names(column)
     rows.refuse(np.flatnonzero(keys.lengths() == 0), no_key, expected="a key in each row", remedy=remedy)
-    expected = f"one row for each value of column {on!r}"
-    rows.refuse_repeated_keys(keys, expected=expected, remedy="Keep one of each, for example with df.drop_duplicates.")
     return keys
 
 
@@ -254,7 +272,12 @@ def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
 
 
 def _match_notes(
-    name: str, samples: PackedStrings, unmatched: NDArray[np.int64], rows: PackedStrings, unused: NDArray[np.int64]
+    name: str,
+    thing: str,
+    samples: PackedStrings,
+    unmatched: NDArray[np.int64],
+    rows: PackedStrings,
+    unused: NDArray[np.int64],
 ) -> list[str]:
     notes = []
     if len(unmatched):
@@ -263,7 +286,7 @@ def _match_notes(
         notes.append(f"{count} {have} no row in {name}, such as {show_keys(samples, unmatched)}")
     if len(unused):
         match = "matches" if len(unused) == 1 else "match"
-        notes.append(f"{pluralize(len(unused), f'row of {name}')} {match} no sample, such as {show_keys(rows, unused)}")
+        notes.append(f"{pluralize(len(unused), thing)} {match} no sample, such as {show_keys(rows, unused)}")
     return notes
 
 

@@ -71,9 +71,10 @@ class FolderSource(Source):
             check_dots(entries)
         if not note_on_shards:
             notes += self._layout_notes(entries)
-        from shardtool.source.selection import apply_field_options, join_and_filter, sort_and_limit, take_sample
+        from shardtool.source import selection
 
-        listed = apply_field_options(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
+        listed = Listing(entries, skipped, self._name, tuple(notes))
+        listed = selection.apply_field_options(listed, options, pool)
         if options.label_from_folder:  # before samples are chosen: class numbers must not depend on the choice
             from shardtool.dataset.class_names import read_classes
 
@@ -81,13 +82,15 @@ class FolderSource(Source):
             below = self._strip_folder(listed.skipped)
             entries = add_folder_labels(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *split_folder_notes(entries)))
-        listed = take_sample(join_and_filter(listed, options, may_lack_values=self.may_lack_values), options)
+        listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
+        listed = selection.take_sample(listed, options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.storable_names import skip_unsafe_names
 
             entries, unsafe = skip_unsafe_names(listed.entries)
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
-        return sort_and_limit(listed, options)
+        listed = selection.sort_and_limit(listed, options)
+        return selection.rename_listed_keys(listed, options, by_key=self.by_key)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         parts = self._tree.scan(pool, observer)
@@ -128,7 +131,11 @@ class FolderSource(Source):
         table = make_sample_table(listed.entries, listed.shards)
         is_label = name == "cls" and self._options.label_from_folder and name not in table.column_names
         if name == TOP_FOLDER or is_label:
-            return top_folders(listed.entries.keys, in_order=self.by_key)
+            from shardtool.select.rename_keys import old_keys
+
+            is_renamed = self._options.rename_keys is not None
+            keys = old_keys(listed.entries) if is_renamed else listed.entries.keys
+            return top_folders(keys, in_order=self.by_key and not is_renamed)
         if name not in table.column_names:
             join, columns_from = option_text("join"), option_text("columns_from")
             remedy = f"Add columns from a table with {join}, or from fields with {columns_from}."

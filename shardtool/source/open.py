@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
     """Open a folder, several folders, an archive, a manifest, a plan file or datasets."""
+    if options.rename_keys is not None:
+        from shardtool.select.rename_keys import check_key_rename
+
+        check_key_rename(options.rename_keys)
     if isinstance(options, ReshardOptions):
         from shardtool.source.shards import DatasetSource
 

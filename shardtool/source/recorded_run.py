@@ -74,7 +74,8 @@ REPEATABLE_OPTIONS = frozenset({
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "image", "mask", "probe",
     "exif", "hash",
-    "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
+    "columns_from", "select_fields", "drop_fields", "rename_fields", "rename_keys", "on", "delimiter",
+    "no_header", "collect",
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
 
@@ -87,6 +88,7 @@ _SELECTING_OPTIONS = (
     "group_by",
 )  # with these, a table of `--join` may decide which samples are selected
 
+_TABLE_OPTIONS = ("on", "delimiter", "no_header", "collect", "classes")
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
 
@@ -239,7 +241,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     if table == "":
         return valid, {}
     values = valid.pop("field", ())
-    for name in ("on", "delimiter", "no_header", "classes", *(() if "head" in valid else ("sort_by", "descending"))):
+    for name in (*_TABLE_OPTIONS, *(() if "head" in valid else ("sort_by", "descending"))):
         valid.pop(name, None)
     selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
     if selecting:

@@ -13,10 +13,12 @@ import numpy as np
 from shardtool.dataset.expand import expand_if_pattern, sibling_splits
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.skipped_list import read_skipped_rows
+from shardtool.entries.arrow import append_nuls, to_one_chunk
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.messages import option_text
 from shardtool.request.create_options import ReshardOptions
+from shardtool.select.rename_keys import OLD_KEY_COLUMN
 from shardtool.source.duplicates import drop_duplicate_samples
 from shardtool.source.open import open_source
 from shardtool.table.keys import find_positions
@@ -64,7 +66,7 @@ class RecordedSource:
     def _open(self, run: RecordedRun) -> Source:
         options = replace(run.options, on_error="skip")
         if run.key_list:
-            options = replace(options, keys_from=_stored_keys(self._datasets))
+            options = replace(options, keys_from=_stored_keys(self._datasets, old=options.rename_keys is not None))
         source = open_source(self._given, options, self._outputs)
         source.may_lack_values = True
         return source
@@ -155,9 +157,14 @@ class RecordedSource:
         return keys, unread
 
 
-def _stored_keys(datasets: Sequence[StoredDataset]) -> PackedStrings:
+def _stored_keys(datasets: Sequence[StoredDataset], *, old: bool = False) -> PackedStrings:
+    """Return the keys of all shards; `old`: the keys before `rename_keys`."""
     encoded = []
     for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):
-            encoded.append(shard.index().keys_with_nul())
+            metadata = shard.index(metadata=True).table if old else None
+            if metadata is not None and OLD_KEY_COLUMN in metadata.column_names:
+                encoded.append(append_nuls(to_one_chunk(metadata.column(OLD_KEY_COLUMN))))
+            else:
+                encoded.append(shard.index().keys_with_nul())
     return PackedStrings.parse(b"".join(encoded))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardtool.entries import metadata_columns
-from shardtool.errors import printable
+from shardtool.errors import InvalidRequest, printable
 from shardtool.messages import option_text
 from shardtool.request.option_values import parse_pairs
 from shardtool.select.sample_table import make_sample_table, sort_order, table_column
 from shardtool.select.splits import sample_with_notes
+from shardtool.select.storable_names import has_dotted_keys
 from shardtool.source.base import Listing, check_skipped, no_match_error
 from shardtool.source.json_columns import add_json_columns
 from shardtool.source.keys_from import find_samples_by_key, key_list_name, match_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -86,7 +88,8 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
     if options.join is not None:
         from shardtool.select.join import join_table
 
-        joined = join_table(listed.entries, options.join, options.on or "", options.text_form)
+        on, form, collect = options.on or "", options.text_form, options.collect
+        joined = join_table(listed.entries, options.join, on, form, collect)
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
         notes, columns = (*listed.notes, *joined.notes), (*joined.columns,)
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
@@ -137,6 +140,43 @@ def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
     elif options.head is not None and options.head < len(entries):
         entries = entries.take(np.arange(options.head))
     return listed if entries is listed.entries else replace(listed, entries=entries)
+
+
+def rename_listed_keys(
+    listed: Listing,
+    options: SelectingOptions,
+    column_of: Callable[[str], pa.ChunkedArray] | None = None,
+    *,
+    by_key: bool = False,
+) -> Listing:
+    """Return the samples under the keys of `rename_keys`; `by_key`: in their order.
+
+    `column_of` returns a column of new keys; by default, it is a column of the samples.
+    """
+    if (rename := options.rename_keys) is None or not len(listed.entries):
+        return listed
+    from shardtool.request.option_values import parse_substitution
+    from shardtool.select.rename_keys import rename_keys, rename_skipped
+
+    is_pattern = parse_substitution("rename_keys", rename) is not None
+    column = None if is_pattern else (column_of or partial(_key_column, listed))(rename)
+    entries, notes = rename_keys(listed.entries, rename, column, has_paths=not listed.shards)
+    if by_key:
+        entries = entries.take(entries.keys.sorted_order())
+    recorded = dict(listed.recorded)
+    if listed.shards and recorded.pop("dots", None) and has_dotted_keys(entries.keys):
+        recorded["dots"] = "last"
+    skipped, notes = rename_skipped(listed.skipped, rename), [*listed.notes, *notes]
+    return replace(listed, entries=entries, skipped=skipped, notes=tuple(notes), recorded=recorded, digest=None)
+
+
+def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
+    try:
+        return table_column(make_sample_table(listed.entries, listed.shards), name, option_text("rename_keys"))
+    except InvalidRequest as error:
+        error.expected = f"s/PATTERN/REPLACEMENT/, or {error.expected}"
+        error.remedy = error.remedy or f"Add columns from a table with {option_text('join')}."
+        raise
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:

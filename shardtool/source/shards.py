@@ -19,7 +19,13 @@ from shardtool.select.field_rows import drop_empty_samples
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selection import apply_field_options, join_and_filter, sort_and_limit, take_sample
+from shardtool.source.selection import (
+    apply_field_options,
+    join_and_filter,
+    rename_listed_keys,
+    sort_and_limit,
+    take_sample,
+)
 from shardtool.source.shard_listing import list_datasets
 from shardtool.units import pluralize
 
@@ -42,7 +48,8 @@ _TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 class DatasetSource(Source):
     """The samples of datasets.
 
-    The order of steps: fields, `join`, `keys_from`, `where`, `sample`, duplicates, `sort_by`, `head`.
+    The order of steps: fields, `join`, `keys_from`, `where`, `sample`, `rename_keys`, duplicates, `sort_by`,
+    `head`.
     """
 
     by_key = False
@@ -85,7 +92,8 @@ class DatasetSource(Source):
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:
         """Return the requested samples in the requested order."""
         options = self._options
-        listed = self._without_duplicates(take_sample(listed, options), taken())
+        listed = rename_listed_keys(take_sample(listed, options), options)
+        listed = self._without_duplicates(listed, taken())
         listed = sort_and_limit(self._sample_per_class(listed), options)
         if self._format == "tar":
             _check_tar_fields(listed)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.classes import are_class_names, is_unicode_text, recorded_names
 from shardtool.errors import InvalidRequest, format_list, printable
+from shardtool.table.collect import collect_lists
 from shardtool.table.json_stream import ROWS_OR_COCO, JsonStream
 from shardtool.units import pluralize
 
@@ -74,20 +75,18 @@ def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, 
     names, annotations["category_id"] = _number_labels(location, categories, annotations["category_id"])
     id_values = arrow.text_array(ids).cast(pa.string())
     image_index = arrow.number_values(pc.fill_null(pc.index_in(annotations["image_id"], value_set=id_values), -1))
-    order = np.argsort(image_index, kind="stable")[int(np.count_nonzero(image_index < 0)) :]
-    ends = np.cumsum(np.bincount(image_index[order], minlength=len(ids)))
     are_texts = any(isinstance(item, str) for item in images["id"])
     table = {
         IMAGE_COLUMN: arrow.text_array([*map(str, images[IMAGE_COLUMN])]),
         "coco_id": pa.array(ids if are_texts else images["id"]),
     }
     table |= {side: pa.array(images[side]) for side in _SIDE_NAMES if any(images[side])}
-    offsets, annotation_order = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
-    for name, column in _COLUMN_NAMES.items():
-        if annotations[name].null_count < len(annotations[name]):
-            table[column] = pa.ListArray.from_arrays(offsets, annotations[name].take(annotation_order))
-    orphans = pluralize(len(image_index) - len(order), "annotation")
-    notes = (f"{orphans} skipped: {location} does not list the image",) if len(order) < len(image_index) else ()
+    columns = {column: annotations[name] for name, column in _COLUMN_NAMES.items()}
+    columns = {column: values for column, values in columns.items() if values.null_count < len(values)}
+    table |= collect_lists(columns, image_index, len(ids))
+    orphans = int(np.count_nonzero(image_index < 0))
+    skipped = f"{pluralize(orphans, 'annotation')} skipped: {location} does not list the image"
+    notes = (skipped,) if orphans else ()
     return pa.table(table), {"labels": names} if "labels" in table else {}, notes
 
 

@@ -13,7 +13,7 @@ from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -73,6 +73,24 @@ class TableRows(NamedTuple):
         if len(positions):
             found = f"{found} in {self.format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
+
+    def refuse_differing(self, names: Iterable[str], first: NDArray[np.int64], *, expected: str, remedy: str) -> None:
+        """Raise `InvalidRequest` if a column has another value than in the first row of the same key.
+
+        `first` is the number of that row for each row.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for name in names:
+            column = self.columns[name]
+            if pa.types.is_floating(column.type):
+                column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+            first_values = column.take(arrow.number_array(first))
+            if not column.equals(first_values):
+                bad = [row for row in range(len(column)) if not column[row].equals(first_values[row])]
+                found = f"column {name!r}: another value than in the first row of the same key"
+                self.refuse(np.array(bad, np.int64), found, expected=expected, remedy=remedy)
 
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str

@@ -362,7 +362,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
                 "Table: 2 keys more than once: 'a' (rows 1, 3, 4, 6), 'b' (rows 2, 7); ",
                 (
                     "expected one row for each value of column 'key'. "
-                    "Keep one of each, for example with df.drop_duplicates."
+                    "Collect the rows of each key into lists with collect='all'."
                 ),
             ),
         ),

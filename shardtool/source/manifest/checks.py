@@ -19,16 +19,16 @@ from shardtool.source.manifest.paths import PathEndings, find_absolute, find_upw
 from shardtool.source.manifest.roles import META_FIELD, ColumnRoles, meta_field_advice
 from shardtool.table import columns as tables
 from shardtool.table import keys, payloads, render, rows
+from shardtool.table.collect import ALL_COLUMNS
 from shardtool.table.payloads import check_field_values
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from numpy.typing import NDArray
 
     from shardtool.entries.strings import PackedStrings
-    from shardtool.select.field_rows import SampleGroups
 
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
@@ -158,24 +158,14 @@ def check_endings_differ(
         check_unique(rows, column, row_keys, np.union1d(order[repeated], order[repeated + 1]))
 
 
-def check_agreement(rows: rows.TableRows, columns: Iterable[str], groups: SampleGroups) -> None:
-    """Refuse values that differ between the rows of a sample."""
-    first = arrow.number_array(groups.first[groups.of_part])
-    for name in columns:
-        column = rows.columns[name]
-        if pa.types.is_floating(column.type):
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        first_values = column.take(first)
-        if not column.equals(first_values):
-            bad = [row for row in range(len(column)) if not column[row].equals(first_values[row])]
-            problem = f"column {name!r}: another value than in the first row of the same key"
-            remedy = f"Exclude it from {option_text('meta')}, or from {option_text('field')}."
-            rows.refuse(np.array(bad, np.int64), problem, expected="one value for all files of a sample", remedy=remedy)
-
-
 def _key_advice() -> str:
     key = option_text("key", "COLUMN")
     return f"Choose another column with {key}; the path column means the paths without their extensions."
+
+
+def _repeated_key_advice() -> str:
+    collect = option_text("collect", ALL_COLUMNS)
+    return f"Choose another column with {option_text('key', 'COLUMN')}, or collect the rows of each key with {collect}."
 
 
 def check_unique(
@@ -183,4 +173,5 @@ def check_unique(
 ) -> None:
     """Refuse repeated keys."""
     expected = "a unique key for each row" + (f", from column {column!r}" if column else "")
-    rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=_key_advice())
+    remedy = _repeated_key_advice() if column else _key_advice()
+    rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=remedy)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +54,7 @@ from shardtool.source.manifest.rows import (
     write_binary_rows,
 )
 from shardtool.source.scan_part import ALWAYS_CHANGED
-from shardtool.source.selection import add_field_columns, find_listed_samples
+from shardtool.source.selection import add_field_columns, find_listed_samples, rename_listed_keys
 from shardtool.source.stat_files import StatResult, StatTask, stat_files
 from shardtool.storage.paths import is_address, source_root
 from shardtool.storage.remote.address import is_url, parse_address
@@ -62,6 +62,7 @@ from shardtool.table import columns as tables
 from shardtool.table import keys, payloads, render, rows
 from shardtool.table import rows as table_rows
 from shardtool.table.base import reading_table
+from shardtool.table.collect import collect_rows, collected_note, group_rows
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
@@ -107,12 +108,15 @@ class ManifestSource(Source):
             raise InvalidRequest(option_text("stat"), found, expected=expected)
         self._columns: dict[str, pa.Array] = {}  # columns with the remaining rows
         self._labels: dict[str, pa.Array] = {}
+        self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None: all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
         self._lengths: list[NDArray[np.int64]] = []  # lengths of the payloads in the table, one array per column
+        if options.collect:
+            self._collect_rows(options.collect)
 
     @property
     def table(self) -> pa.Table:
@@ -143,6 +147,29 @@ class ManifestSource(Source):
             return None
         values = self._labels.get(field, self._columns[column])
         return None if render.number_type(values.type) is None else values
+
+    def _collect_rows(self, requested: Sequence[str]) -> None:
+        """Make one row of the rows that share a key."""
+        roles = self._roles
+        key = roles.key or next(iter(roles.paths()), None)
+        if key is None:
+            remedy = f"Name the column of keys with {option_text('key', 'COLUMN')}."
+            raise InvalidRequest(option_text("collect"), "no column of keys or paths", expected="one", remedy=remedy)
+        self._read_columns(*self._non_binary)
+        rows, count = self._rows(), self._count
+        rows.refuse(payloads.missing_positions(self._columns[key]), f"column {key!r}: no key", expected="a key")
+        groups = group_rows(self._columns[key])
+        single = {key, *roles.paths(), *roles.columns_of("urls")}
+        if roles.binary and len(groups.first) < count:
+            found = f"used with a column of bytes, {roles.binary[0][1]!r}"
+            raise InvalidRequest(option_text("collect"), found, expected="paths of files")
+        collected = collect_rows(rows, [name for name in self._columns if name not in single], requested, groups)
+        first = groups.first[groups.of_row]
+        expected, remedy = "one file for each key", f"Choose other keys with {option_text('key', 'COLUMN')}."
+        rows.refuse_differing(single - {key}, first, expected=expected, remedy=remedy)
+        self.keep_rows(groups.first)
+        self._columns |= collected
+        self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
         """Keep only some of the remaining rows."""
@@ -220,8 +247,8 @@ class ManifestSource(Source):
             entries = replace(entries, spans=binary_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()  # free the memory of texts that were only measured
-        recorded = {} if options.keys_from is None else {"keys_from": key_list_name(options.keys_from)}
-        return Listing(entries, skipped, self.name, tuple(self.notes), recorded, later=later)
+        listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
+        return rename_listed_keys(listing, options, partial(self.column, None))
 
     def write_binary(self, file: Writable) -> None:
         """Write all payloads of the table, consecutively."""
@@ -357,7 +384,10 @@ class ManifestSource(Source):
         elif keys.may_repeat(names):
             groups = group_by_key(names, by_key=False)
             checks.check_endings_differ(rows, source, names, groups.of_part * MAX_FIELDS + endings.codes)
-            checks.check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
+            columns = [*roles.meta, *roles.columns_of("values")]
+            expected = "one value for all files of a sample"
+            remedy = f"Exclude it from {option_text('meta')}, or from {option_text('field')}."
+            rows.refuse_differing(columns, groups.first[groups.of_part], expected=expected, remedy=remedy)
             return names, groups if len(groups.first) < len(names) else None
         return names, None
 
@@ -367,6 +397,7 @@ class ManifestSource(Source):
         samples = np.arange(len(keys))
         if options.keys_from is not None:
             samples, notes = find_listed_samples(keys, options)
+            self._recorded["keys_from"] = key_list_name(options.keys_from)
             keys, self.notes = keys.take(samples), [*self.notes, *notes]
         if options.sample is not None:
             sampled, notes = sample_with_notes(keys, options.sample)
