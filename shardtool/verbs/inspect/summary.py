@@ -248,7 +248,7 @@ class ColumnTally:
             self.counts.values = None
         if len(values):
             self._add_ends(values)
-            self._total += float(values.cast(pa.float64()).sum().as_py())
+            self._total += float(values.cast(pa.float64(), safe=False).sum().as_py())
             self._numbers += len(values)
 
     def _add_ends(self, values: pa.Array) -> None:

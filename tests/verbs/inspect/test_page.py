@@ -130,10 +130,11 @@ def _read(path: Path) -> _Page:
     return _Page(html, reader, shown, unusual, table)
 
 
-def _page(given: Path, samples: int | None = None, **options: Any) -> _Page:
-    out = given.parent / "page.html" if given.is_file() else given.with_name("page.html")
+def read_page(*given: Path, samples: int | None = None, **options: Any) -> _Page:
+    """Write the page of datasets next to the first one, and parse it."""
+    out = given[0].parent / "page.html" if given[0].is_file() else given[0].with_name("page.html")
     with showing(samples):
-        write_page(open_dataset(given), str(out), overwrite=True, **options)
+        write_page([*map(open_dataset, given)], str(out), overwrite=True, **options)
     return _read(out)
 
 
@@ -149,7 +150,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
 @pytest.fixture(scope="module")
 def photo_page(photos: Path) -> _Page:
     """Return the page of the sample photographs."""
-    return _page(photos, samples=40)
+    return read_page(photos, samples=40)
 
 
 @pytest.mark.slow
@@ -227,7 +228,7 @@ def test_a_rare_label_is_shown(tmp_path: Path) -> None:
     """One sample in a thousand is shown if it is the only one with its label."""
     samples = {f"{at:04}": {"txt": b"text", "cls": b"7" if at == 613 else b"1"} for at in range(1000)}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
-    assert "0613" in {one["key"] for one in _page(tmp_path / "d", samples=4).samples}
+    assert "0613" in {one["key"] for one in read_page(tmp_path / "d", samples=4).samples}
 
 
 def test_samples_are_spread_over_shards(tmp_path: Path) -> None:
@@ -235,7 +236,9 @@ def test_samples_are_spread_over_shards(tmp_path: Path) -> None:
     for number in range(6):
         keys = range(1 + 40 * (number % 2))
         write_shard(tmp_path / "d" / f"s-{number:06}.tar", {f"{number}-{at:03}": {"txt": b"some text"} for at in keys})
-    assert {one["shard"] for one in _page(tmp_path / "d", samples=6).samples} == {f"s-{at:06}.tar" for at in range(6)}
+    assert {one["shard"] for one in read_page(tmp_path / "d", samples=6).samples} == {
+        f"s-{at:06}.tar" for at in range(6)
+    }
 
 
 def test_a_label_column_may_change_its_type(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_a_label_column_may_change_its_type(tmp_path: Path) -> None:
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
         create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(field=("txt=txt",), workers=0))
         (tmp_path / "d" / f"s-{number}.json").unlink()
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
     assert len(page.samples) == 8
 
@@ -254,7 +257,7 @@ def test_the_page_reports_how_many_samples_it_shows(tmp_path: Path, samples: int
     """The page shows the requested number of samples, or all, and reports both numbers."""
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(20), 3))
     write_shard(tmp_path / "d" / "s-000001.tar", labelled(range(20, 36), 3))
-    page = _page(tmp_path / "d", samples=samples)
+    page = read_page(tmp_path / "d", samples=samples)
     assert len(page.samples) == min(samples, 36)
     said = f"{samples} of 36" if samples < 36 else "All 36"
     assert said in page.text
@@ -262,7 +265,7 @@ def test_the_page_reports_how_many_samples_it_shows(tmp_path: Path, samples: int
 
 def test_hostile_content_is_text(tmp_path: Path) -> None:
     """Keys, labels, texts and field names add no element, attribute or script."""
-    page = _page(hostile(tmp_path / "d"))
+    page = read_page(hostile(tmp_path / "d"))
     assert len(page.samples) == len(HOSTILE_KEYS) + 1
     names = {name for _, attributes in page.reader.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
@@ -293,7 +296,7 @@ def test_damaged_samples_are_marked(tmp_path: Path) -> None:
         "sound": {"jpg": sound},
     }
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     wrong = {one["key"]: one["problems"] for one in page.samples}
     assert {key for key, problems in wrong.items() if problems} == {"cut", "empty", "none", "json"}
     assert "4 problems" in page.text
@@ -307,7 +310,7 @@ def test_missing_files_are_named(photos: Path, tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "p-000001.tar").unlink()
     (tmp_path / "p-000002.index").unlink()
-    page = _page(tmp_path / "p.json", samples=8)
+    page = read_page(tmp_path / "p.json", samples=8)
     assert "1 shard missing" in page.text
     assert "no such file or directory" in page.text
     assert "p-000002.index" in page.text
@@ -333,7 +336,7 @@ def test_the_page_reports_which_shards_were_read(tmp_path: Path, monkeypatch: py
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
     ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran
-    page = _page(tmp_path / "s.json", samples=4)
+    page = read_page(tmp_path / "s.json", samples=4)
     assert "From 3 of 10 shards (15 samples)" in page.text
     assert "4 of 50" in page.text
     assert "from 3 of 10 shards" in page.text
@@ -343,7 +346,7 @@ def test_class_numbers_in_tfrecords_have_names(sample_data: Path, tmp_path: Path
     """The class numbers of a TFRecord dataset are shown with class names, and counted."""
     ran = typed("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
     assert ran.code == 0, ran
-    page = _page(tmp_path / "r.json", samples=8)
+    page = read_page(tmp_path / "r.json", samples=8)
     assert {one["labels"]["cls"] for one in page.samples} == {path.name for path in sample_data.iterdir()}
     assert all(one["images"] for one in page.samples)
     assert "astronaut 16 16.3%" in page.text
@@ -394,7 +397,7 @@ def _dataset(kind: str, folder: Path) -> Path:
 def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has the same totals, fields, labels, splits and columns as the text and JSON of `inspect`."""
     folder = _dataset(kind, tmp_path / "d")
-    summary, page = inspect(folder), _page(folder, samples=20)
+    summary, page = inspect(folder), read_page(folder, samples=20)
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
     noun = "shards" if shards > 1 else "shard"
@@ -445,7 +448,7 @@ def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
     for number in range(3):
         part = dict([*samples.items()][number::3])
         write_shard(tmp_path / "d" / f"s-{number:06}.tar", part)
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     assert len(page.samples) == max(labels, min(200, len(samples)))
     assert {one["labels"]["cls"] for one in page.samples} == {str(at) for at in range(labels)}
     named = {one["id"]: one["labels"]["cls"] for one in page.samples}
@@ -457,14 +460,14 @@ def test_anchors_follow_from_keys(tmp_path: Path) -> None:
     """A sample's anchor follows from its key alone; repeated keys get a number."""
     write_shard(tmp_path / "d" / "s-000000.tar", {"cat/a b": {"txt": b"1"}, '"><i>': {"txt": b"2"}})
     write_shard(tmp_path / "d" / "s-000001.tar", {"cat/a b": {"txt": b"3"}, "k" * 300: {"txt": b"4"}})
-    names = [one["id"] for one in _page(tmp_path / "d").samples]
+    names = [one["id"] for one in read_page(tmp_path / "d").samples]
     assert names == ["s-cat/a%20b", "s-%22%3E%3Ci%3E", "s-cat/a%20b~2", "s-" + "k" * 120]
 
 
 def test_a_single_value_is_a_sentence(tmp_path: Path) -> None:
     """A single shard, label or size is a sentence instead of a chart."""
     write_shard(tmp_path / "d" / "s-000000.tar", {f"{at}": {"txt": b"text", "cls": b"7"} for at in range(9)})
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     assert "One shard, s-000000.tar: " in page.text
     assert "All 9 samples: 7" in page.text
     assert "Each sample has 5 B of payload." in page.text
@@ -489,7 +492,7 @@ def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
     data = mask(values, mode, (200, 20))
     small = {"both": {name: data, "jpg": image(1, size=(200, 20))}, "one": {name: data}}
     write_shard(tmp_path / "d" / "s-000000.tar", small)
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     for one, is_mask in zip(page.samples, (beside, alone), strict=True):
         shown = one["images"][-1]
         assert bool(shown["colours"]) == is_mask
@@ -512,7 +515,7 @@ def test_a_coloured_palette_is_kept(tmp_path: Path) -> None:
     out = io.BytesIO()
     own.save(out, "PNG")
     write_shard(tmp_path / "d" / "s-000000.tar", {"a": {"jpg": image(2, size=(30, 10)), "seg.png": out.getvalue()}})
-    assert _page(tmp_path / "d").samples[0]["images"][1]["colours"] == [[1, "#c80a1e"], [2, "#0908fa"]]
+    assert read_page(tmp_path / "d").samples[0]["images"][1]["colours"] == [[1, "#c80a1e"], [2, "#0908fa"]]
 
 
 def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +530,7 @@ def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     samples |= {"html": {"wav": b"<script>alert(1)</script>"}, "none": {"mp4": b"ftyp"}}
     samples |= {f"{at:03}": {"wav": sound(10 if at % 2 else 0.5)} for at in range(60)}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
-    page = _page(tmp_path / "d")
+    page = read_page(tmp_path / "d")
     played = [str(one["src"]) for name in ("audio", "video") for one in page.tags(name)]
     assert {one.partition(";")[0] for one in played} == {
         "data:audio/wav",
@@ -554,9 +557,9 @@ def test_deep_json_needs_bounded_memory(tmp_path: Path) -> None:
     """Only the shown part of deeply nested JSON is indented: 100 kB would become 30 MB."""
     deep = b"[" * 300 + b",".join([b"1"] * 50_000) + b"]" * 300
     shard = write_shard(tmp_path / "x-000.tar", {"deep": {"json": deep}, "flat": {"json": b'{"a": [1]}'}})
-    _page(shard)  # and what is imported for it
+    read_page(shard)  # and what is imported for it
     tracemalloc.start()
-    page = _page(shard)
+    page = read_page(shard)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 25_000_000
@@ -582,7 +585,7 @@ def test_truncated_audio_is_a_problem(tmp_path: Path) -> None:
         data = path.read_bytes()
         (tmp_path / f"{size}").mkdir()
         (tmp_path / f"{size}" / "s-000000.tar").write_bytes(data[:size])
-        page = _page(tmp_path / f"{size}")
+        page = read_page(tmp_path / f"{size}")
         assert page.samples[0]["clips"][0]["description"] == "audio, 1.0 s"
         assert "problem" in page.text
 
@@ -598,7 +601,7 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
         "height": [shapes.get(at, (30, 20))[1] for at in rows],
     })  # fmt: skip
     create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(field=("txt=txt",), max_count=60, workers=0))
-    page = _page(tmp_path / "d", samples=5)
+    page = read_page(tmp_path / "d", samples=5)
     found = [(one["key"], one["why"]) for one in page.unusual]
     assert found == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
@@ -613,7 +616,7 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
 def test_uniform_datasets_have_no_unusual_samples(tmp_path: Path) -> None:
     """If all samples have one size, no shape and no duplicates, none is unusual."""
     write_shard(tmp_path / "d" / "s-000000.tar", {f"{at:03}": {"txt": b"%0100d" % at} for at in range(60)})
-    assert _page(tmp_path / "d", samples=5).unusual == []
+    assert read_page(tmp_path / "d", samples=5).unusual == []
 
 
 @pytest.mark.parametrize("name", DEPTHS)

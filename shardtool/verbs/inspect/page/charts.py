@@ -7,8 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.types as pt
 
+from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.rows import class_names_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _MAX_KEPT_VALUES = 2**13  # per column
 _MAX_BARS = 24
 _MAX_CATEGORIES = 10
 _MAX_CHART_NUMBER = 1e150  # so that differences are finite
+_MAX_WHOLE_RANGE = 2**50
+_TIMES = "times"
 _LOG_RATIO = 20  # of the largest value to the median, from which the scale is logarithmic
 
 
@@ -94,6 +98,8 @@ class ColumnCharts:
                 unit, numbers = "characters", pc.utf8_length(values)
             elif pt.is_integer(kind) or pt.is_floating(kind):
                 unit, numbers = "", values
+            elif pt.is_date(kind) or pt.is_timestamp(kind):
+                unit, numbers = _TIMES, values.cast(pa.int32() if pt.is_date32(kind) else pa.int64())
             else:
                 continue
             kept = self._numbers.setdefault((name, unit), _KeptNumbers())
@@ -120,7 +126,7 @@ class ColumnCharts:
         if column.type in ("string", "bool") and column.values and (column.distinct or 0) <= _MAX_CATEGORIES:
             bars = [(value.value, float(value.samples)) for value in column.values]
             ends = bars[0][0], bars[-1][0] if len(bars) > 1 else ""
-            return Chart(name, column.type, _join(f"{column.distinct:,} values", missing), bars, ends)
+            return Chart(name, column.type, _join(pluralize(column.distinct or 0, "value"), missing), bars, ends)
         units = [unit for chart_name, unit in self._numbers if chart_name == name]
         values = self._numbers[name, units[0]].values if len(units) == 1 else np.zeros(0)
         if not len(values):
@@ -129,6 +135,11 @@ class ColumnCharts:
         mean = f"mean {number_text(column.mean)}" if column.mean is not None and not units[0] else ""
         from_some = f"from every {kept.step:,}th value" if kept.step > 1 else ""
         bars, is_log = _histogram(values)
+        if units[0] == _TIMES:
+            bars = [("", count) for _, count in bars]
+            return Chart(
+                name, column.type, _join(from_some, missing), bars, (str(column.smallest), str(column.largest))
+            )
         note = _join(units[0], mean, "log scale" if is_log else "", from_some, missing)
         return Chart(name, column.type, note, bars, (number_text(values.min()), number_text(values.max())))
 
@@ -139,19 +150,23 @@ def _join(*parts: str) -> str:
 
 def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bool]:
     values = np.clip(values, -_MAX_CHART_NUMBER, _MAX_CHART_NUMBER)
-    low, high, are_whole = float(values.min()), float(values.max()), bool((values == np.floor(values)).all())
+    low, high = float(values.min()), float(values.max())
     if low == high:
         return [(number_text(low), float(len(values)))], False
-    if are_whole and high - low < _MAX_BARS:
-        counts = np.bincount((values - low).astype(np.int64))
-        return [(number_text(low + index), float(count)) for index, count in enumerate(counts.tolist())], False
     is_log = low > 0 and high > _LOG_RATIO * float(np.median(values))
-    edges = np.geomspace(low, high, _MAX_BARS + 1) if is_log else np.linspace(low, high, _MAX_BARS + 1)
-    edges[0], edges[-1] = low, high
-    edges = np.maximum.accumulate(np.clip(edges, low, high))
+    width = (high - low) // _MAX_BARS + 1
+    is_whole = not is_log and high - low < _MAX_WHOLE_RANGE and bool((values == np.floor(values)).all())
+    if is_whole:  # each bar covers as many numbers
+        edges = low + width * np.arange((high - low) // width + 2)
+    else:
+        edges = np.geomspace(low, high, _MAX_BARS + 1) if is_log else np.linspace(low, high, _MAX_BARS + 1)
+        edges[0], edges[-1] = low, high
+        edges = np.maximum.accumulate(np.clip(edges, low, high))
     counts, _ = np.histogram(values, edges)
-    names = [f"{number_text(start)} to {number_text(end)}" for start, end in pairwise(edges)]
-    return [*zip(names, map(float, counts), strict=True)], is_log
+    names = [f"{number_text(start)} to {number_text(end - is_whole)}" for start, end in pairwise(edges.tolist())]
+    if is_whole and width == 1:
+        names = [number_text(start) for start in edges[:-1].tolist()]
+    return [*zip(names, counts.astype(float).tolist(), strict=True)], is_log
 
 
 def number_text(value: float) -> str:

@@ -194,6 +194,7 @@ class _SampleRendering:
         self._file, self._budget, self._choice = file, budget, choice
         self._kinds, self._text_budget = choice.overview.kinds, budget.text
         self._values: dict[str, object] = {}
+        self._conversations: list[list[tuple[str, str]]] = []
 
     def show(self, sample: StoredSample) -> ShownSample:
         shown = ShownSample(sample, _column_labels(self._choice, sample))
@@ -206,7 +207,8 @@ class _SampleRendering:
                 shown.problems.append(f"{shorten_text(row['name'], MAX_KEY_CHARS)}: {error.found}")
         shown.images.sort(key=lambda image: bool(image.colours))
         for name, value in sample.metadata.items():
-            if turns := find_turns(value):
+            turns = find_turns(value)
+            if turns and turns not in self._conversations:
                 self._add_text(shown, self._chat_excerpt(shorten_text(name, MAX_KEY_CHARS), turns))
         if shown.images:
             values = {**self._values, **sample.metadata}
@@ -299,6 +301,7 @@ class _SampleRendering:
             try:
                 self._values[name] = document = json.loads(start)
                 if turns := find_turns(document):
+                    self._conversations.append(turns)
                     return self._chat_excerpt(title, turns)
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
                 # Deeply nested JSON is mostly indentation: 1 MB became 1 GB.
@@ -318,15 +321,17 @@ class _SampleRendering:
     def _chat_excerpt(self, title: str, turns: Sequence[tuple[str, str]]) -> TextExcerpt:
         available, kept, is_cut = self._text_budget, [], False
         for role, text in turns:
-            if is_cut := available <= 0:
+            if available <= 0:
+                is_cut = True
                 break
-            name, shown = printable(role[:MAX_KEY_CHARS]), self._cut_excerpt(title, "text", text, is_cut=False)
-            words = shown.text[:available]
-            is_cut = shown.cut or len(words) < len(shown.text)
-            kept.append((name, words + ("…" if is_cut else "")))
+            name, excerpt = printable(role[:MAX_KEY_CHARS]), self._cut_excerpt(title, "text", text, is_cut=False)
+            words = excerpt.text[:available]
+            is_whole = not excerpt.cut and words == excerpt.text
+            kept.append((name, words if is_whole else f"{words}…"))
             available -= len(name) + len(words) + _TURN_BYTES
+            is_cut |= not is_whole
         text = "\n".join(f"{name}: {words}" for name, words in kept)
-        return TextExcerpt(title, "chat", text, is_cut or len(kept) < len(turns), tuple(kept))
+        return TextExcerpt(title, "chat", text, is_cut, tuple(kept))
 
     def _cut_excerpt(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> TextExcerpt:
         max_bytes = min(self._text_budget, self._budget.text * 3 // 4)
