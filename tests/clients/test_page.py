@@ -10,8 +10,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from shardtool import CreateOptions, create
 from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect.page.page import write_page
 from tests.helpers import PHOTOS, tool
@@ -64,6 +66,7 @@ return [...new Set(bad)];
 """
 _FOCUSED = "return document.activeElement.id || document.activeElement.className"
 _HERE = "return [...document.querySelectorAll('.sheet > li:not([hidden]) .tile')].indexOf(document.activeElement)"
+_COUNT = "return document.getElementById('count').textContent"
 _SHOWN = "return [...document.querySelector('.sheet').children].filter((one) => one.offsetParent).length"
 
 
@@ -139,7 +142,8 @@ def test_keys_reach_everything(browser: Any, page: Path) -> None:
     _look(browser, page)
     _press(browser, "/")
     assert browser.execute_script(_FOCUSED) == "search"
-    _press(browser, keys.TAB, keys.TAB)
+    for _ in range(15):
+        _press(browser, *([keys.TAB] if browser.execute_script(_HERE) < 0 else []))
     assert browser.execute_script(_HERE) == 0
     columns = browser.execute_script(
         "return getComputedStyle(document.querySelector('.sheet')).gridTemplateColumns.split(' ').length"
@@ -172,7 +176,7 @@ def test_search_and_filter(browser: Any, page: Path) -> None:
     _look(browser, page)
     _press(browser, "/", *"COFFEE")
     assert browser.execute_script(_SHOWN) == 5
-    assert browser.execute_script("return document.getElementById('count').textContent") == "5 of 40 shown"
+    assert browser.execute_script(_COUNT) == "16 of 98 samples, 5 cards"
     _press(browser, *"nowhere")
     assert browser.execute_script(_SHOWN) == 0
     assert browser.execute_script("return document.getElementById('none').offsetParent !== null")
@@ -181,8 +185,9 @@ def test_search_and_filter(browser: Any, page: Path) -> None:
     browser.find_element("css selector", "#more button").click()
     assert browser.execute_script(_SHOWN) == 40
     assert browser.execute_script(_HERE) == 1  # the first new one
-    select(browser.find_element("id", "label")).select_by_visible_text("cat")
+    select(browser.find_element("id", "label")).select_by_visible_text("cat (14)")
     assert browser.execute_script(_SHOWN) == 5
+    assert browser.execute_script(_COUNT) == "14 of 98 samples, 5 cards"
 
 
 def test_texts_are_searched(browser: Any, tmp_path: Path) -> None:
@@ -243,7 +248,7 @@ def test_audio_plays_and_masks_can_be_hidden(browser: Any, tmp_path: Path) -> No
     _press(browser, keys.ESCAPE)
     drawn = "return document.querySelector('.pic img.mask').getClientRects().length"
     assert browser.execute_script(drawn) == 1
-    browser.find_element("id", "masks").click()
+    browser.find_element("id", "overlays").click()
     assert browser.execute_script(drawn) == 0
     assert browser.get_log("browser") == []
 
@@ -261,7 +266,166 @@ def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:
     assert shown[0] == HOSTILE_KEYS[0]
     assert shown[4] == "turned\\u202egnp"
     assert browser.get_log("browser") == []
-    assert browser.execute_script("return document.scripts.length") == 2
+    assert browser.execute_script("return document.scripts.length") == 3
+
+
+_ROWS = 130
+_WORDS = ("plain", "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "x < y & z", "")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the page of a table with numbers, hostile texts and lists; it has a card for 20 of 130 rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    source = pa.table({
+        "key": [f"k{at:03}" for at in range(_ROWS)],
+        "txt": ["text"] * _ROWS,
+        "score": [None if at == 9 else (at * 37 % 100) / 10 for at in range(_ROWS)],
+        "words": [_WORDS[at % 5] for at in range(_ROWS)],
+        "<b>tags": [["a"] * (at % 4) for at in range(_ROWS)],
+    })  # fmt: skip
+    create(source, f"{folder}/r-{{0..}}.tar", CreateOptions(field=("txt=txt",), max_count=50, workers=0))
+    with showing(20):
+        write_page(open_dataset(folder / "r.json"), str(folder / "page.html"))
+    return folder / "page.html"
+
+
+def _filter(browser: Any, column: str, operator: str, value: str) -> None:
+    browser.find_element("id", "add-filter").click()
+    columns, operators, field = browser.find_elements("css selector", "#filters li:last-child > :not(datalist, button)")
+    select(columns).select_by_visible_text(column)
+    select(operators).select_by_visible_text(operator)
+    if value:
+        field.send_keys(value)
+
+
+_KEYS = "return [...document.querySelectorAll('#rows tbody th')].map((one) => one.textContent)"
+
+
+def test_every_row_is_found(browser: Any, rows: Path) -> None:
+    """Search finds each key, also without a card; a filter of each kind leaves exactly the rows with such a value."""
+    _look(browser, rows)
+    assert browser.execute_script("return !document.getElementById('table').hidden")  # there are no pictures
+    assert browser.execute_script(_COUNT) == "130 samples"
+    found = """
+    const search = document.getElementById("search"), found = [];
+    for (let at = 0; at < 130; at++) {
+      search.value = "k" + String(at).padStart(3, "0");
+      search.dispatchEvent(new Event("input"));
+      found.push([...document.querySelectorAll("#rows tbody th")].map((one) => one.textContent).join());
+    }
+    search.value = "";
+    search.dispatchEvent(new Event("input"));
+    return found;
+    """
+    assert browser.execute_script(found) == [f"k{at:03}" for at in range(_ROWS)]
+    scores = {f"k{at:03}": None if at == 9 else (at * 37 % 100) / 10 for at in range(_ROWS)}
+    cases = (
+        ("score", "at least", "9.5", [key for key, score in scores.items() if score is not None and score >= 9.5]),
+        ("score", "is", "3.7", [key for key, score in scores.items() if score == 3.7]),
+        ("score", "is empty", "", ["k009"]),
+        ("words", "contains", "<IMG", [f"k{at:03}" for at in range(2, _ROWS, 5)]),
+        ("<b>tags", "length at least", "3", [f"k{at:03}" for at in range(3, _ROWS, 4)]),
+        ("<b>tags", "lacks", "a", [f"k{at:03}" for at in range(0, _ROWS, 4)]),
+    )
+    for column, operator, value, expected in cases:
+        _filter(browser, column, operator, value)
+        assert browser.execute_script(_KEYS) == expected
+        assert browser.execute_script(_COUNT) == f"{len(expected)} of 130 samples"
+        browser.find_element("css selector", "#filters button").click()
+    _filter(browser, "score", "at least", "ten")
+    assert browser.execute_script("return document.querySelector('#filters [aria-invalid=true]') !== null")
+    assert browser.execute_script(_COUNT) == "130 samples"
+    assert browser.get_log("browser") == []
+
+
+def test_rows_are_sorted(browser: Any, rows: Path) -> None:
+    """A column's head sorts all rows, up and down; rows without a value are last; cards have the same order."""
+    _look(browser, rows)
+    scores = {f"k{at:03}": (at * 37 % 100) / 10 for at in range(_ROWS) if at != 9}
+    for sign in (1, -1):
+        browser.find_elements("css selector", "#rows thead button")[1].click()
+        ordered = sorted(scores, key=lambda key: (sign * scores[key], key))
+        assert browser.execute_script(_KEYS) == ordered[:50]
+        assert browser.execute_script("return document.activeElement.closest('th').ariaSort") == (
+            "ascending" if sign > 0 else "descending"
+        )
+    for _ in range(2):
+        browser.find_element("id", "rows-next").click()
+    assert browser.execute_script(_KEYS)[-1] == "k009"
+    browser.find_element("id", "as-cards").click()
+    keys_of_cards = "return [...document.querySelectorAll('.sheet:first-of-type > li .key')].map((one) => one.title)"
+    cards = browser.execute_script(keys_of_cards)
+    assert cards[:20] == sorted(cards[:20], key=lambda key: (-scores.get(key, -1), key))
+    select(browser.find_element("id", "order")).select_by_visible_text("dataset order")
+    assert browser.execute_script(keys_of_cards)[:20] == sorted(cards[:20])
+
+
+def test_the_selection_is_saved(browser: Any, rows: Path, tmp_path: Path) -> None:
+    """The saved file has the selected keys, one per line; without a selection, the keys of all matching rows."""
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    _look(browser, rows)
+    chosen = []
+    for number in (7, 3, 20):
+        browser.find_elements("css selector", "#rows tbody .pick")[number].click()
+        chosen.append(f"k{number:03}")
+    _filter(browser, "score", "at least", "9.5")
+    browser.find_element("id", "pick-all").click()
+    matching = browser.execute_script(_KEYS)
+    assert browser.execute_script("return document.querySelectorAll('#rows tbody .pick:checked').length") == len(
+        matching
+    )
+    saved = {"selected": [*sorted({*chosen, *matching})], "matching": matching}
+    for expected in saved.values():
+        browser.find_element("id", "save").click()
+        file = tmp_path / "r.keys"
+        _wait_for(file.exists)
+        assert file.read_text("utf-8") == "".join(f"{key}\n" for key in expected)
+        file.unlink()
+        browser.find_element("id", "pick-none").click()
+    assert browser.get_log("browser") == []
+
+
+def _wait_for(condition: Any) -> None:
+    for _ in range(100):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(condition)
+
+
+def test_keys_reach_the_table(browser: Any, rows: Path) -> None:
+    """A row opens with Enter, arrows turn over, `Select` selects it, Escape leads back; `x` selects a card."""
+    _look(browser, rows)
+    browser.execute_script("document.querySelectorAll('#rows tbody button')[2].focus()")
+    _press(browser, keys.ENTER, keys.ARROW_RIGHT)
+    assert browser.execute_script("return document.getElementById('view-key').textContent") == "k003"
+    assert "x < y & z" in browser.find_element("id", "view-body").text
+    browser.find_element("id", "view-pick").click()
+    _press(browser, keys.ESCAPE)
+    wait.WebDriverWait(browser, 10).until(
+        lambda one: one.execute_script("return document.activeElement.textContent") == "k003"
+    )
+    assert browser.execute_script("return document.querySelector('#rows .pick:checked').dataset.row") == "3"
+    browser.find_element("id", "as-cards").click()
+    browser.execute_script("document.querySelectorAll('.tile')[1].focus()")
+    _press(browser, "x")
+    assert browser.execute_script("return document.getElementById('picked').textContent") in {
+        "2 samples selected", "No sample selected",
+    }  # fmt: skip
+    assert browser.execute_script("return document.scripts.length") == 3
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_table_fits(browser: Any, rows: Path, width: int, scheme: str) -> None:
+    """The page with a table and filters does not exceed the window's width, and texts have AA contrast."""
+    _look(browser, rows, width=width, scheme=scheme)
+    _filter(browser, "score", "at least", "1")
+    browser.find_elements("css selector", "#rows tbody .pick")[1].click()
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(_CONTRAST) == []
 
 
 def test_the_page_works_without_scripts(browser: Any, page: Path) -> None:

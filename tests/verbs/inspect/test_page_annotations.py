@@ -122,8 +122,16 @@ def test_conversations_have_turns() -> None:
     assert find_turns(_LLAVA) == [("human", "<image>\nWhat?"), ("gpt", "A cat.")]
     assert find_turns(_OPENAI) == [("user", "What?\n[image_url]"), ("assistant", "[call look({})]")]
     assert find_turns(_LLAVA["conversations"]) == find_turns(_LLAVA)
-    for other in ({}, [], {"messages": []}, {"messages": ["a"]}, [{"role": 1, "content": ""}], {"from": "a"}, "text"):
-        assert find_turns(other) == []
+    others: tuple[object, ...] = (
+        {},
+        [],
+        {"messages": []},
+        {"messages": ["a"]},
+        [{"role": 1, "content": ""}],
+        {"from": "a"},
+        "text",
+    )
+    assert all(find_turns(other) == [] for other in others)
 
 
 def test_conversations_are_a_chat(tmp_path: Path) -> None:

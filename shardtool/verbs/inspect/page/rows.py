@@ -209,6 +209,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     A column has a name, a kind, and `values`, or `names` and the number of each row's name in `codes` (-1: null). Lists
     also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
     """
+    pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
     shown_keys = [_cut(key) for key in keys]
     hidden_keys = {row: key for row, (key, shown) in enumerate(zip(keys, shown_keys, strict=True)) if key != shown}
@@ -217,12 +218,12 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
         documents.append(_constants_json("dataset", [(table.name, table.rows) for table in tables]))
     ranks = [
         (overview.rank(name), position, name)
-        for overview, table in zip(overviews, tables, strict=True)
+        for table, overview in pairs
         for position, name in enumerate(table.columns)
     ]
     for name in dict.fromkeys(name for _, _, name in sorted(ranks)):
         parts = []
-        for table, overview in zip(tables, overviews, strict=True):
+        for table, overview in pairs:
             if table.rows:
                 values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
                 parts += [_name_groups(part, overview.group_names.get(name, {})) for part in values]
@@ -232,7 +233,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     documents.append(script_json({"name": "size", "kind": "number", "values": sizes}))
     documents.append(_constants_json("shard", [shard for table in tables for shard in table.shards]))
     file = _UNSAFE_IN_FILE_NAMES.sub("_", tables[0].name)[:60] if len(tables) == 1 else "selection"
-    has_metadata = any(table.columns for table in tables)
+    has_metadata = any(overview.rank(name) > 1 for table, overview in pairs for name in table.columns)
     head = {"file": f"{file}.keys", "metadata": has_metadata, "count": len(keys), "keys": hidden_keys}
     return f'{script_json(head, ascii_only=True)[:-1]},"columns":[{",".join(documents)}]}}'
 

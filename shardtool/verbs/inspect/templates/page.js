@@ -458,7 +458,8 @@
   view.addEventListener("close", closed);
   more.querySelector("button").addEventListener("click", () => { const next = cells.findIndex((cell) => cell.hidden); all = true; update(); setCurrent(next, true); });
   window.addEventListener("hashchange", openFromHash);
-  for (const input of [search, label, order, wrong]) if (input) input.addEventListener("input", update);
+  search.addEventListener("input", update);
+  for (const input of [label, order, wrong]) if (input) input.addEventListener("change", update);
   byId("direction").addEventListener("click", () => { isDescending = !isDescending; update(); });
   byId("add-filter").addEventListener("click", addFilter);
   byId("as-cards").addEventListener("click", () => setView(false));
