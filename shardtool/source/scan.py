@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_left
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable
@@ -224,15 +225,11 @@ def _split_item(item: ScanItem) -> list[ScanItem]:
 
 
 def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
-    prefix, names = item.prefix, item.names or []
-    stats = _stat_item(root, item, part.skipped)
-    if None in stats:
-        names = [name for name, file_stat in zip(names, stats, strict=True) if file_stat is not None]
-    existing = [file_stat for file_stat in stats if file_stat is not None]
-    part.sizes.extend([file_stat.st_size for file_stat in existing])
-    part.mtimes.extend([file_stat.st_mtime_ns for file_stat in existing])
+    prefix, names, stats = item.prefix, *_stat_item(root, item, part.skipped)
+    part.sizes.extend([file_stat.st_size for file_stat in stats])
+    part.mtimes.extend([file_stat.st_mtime_ns for file_stat in stats])
     latest = item.changed_ns
-    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in existing])  # fast
+    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in stats])  # fast
     if item.links:
         for index, name in enumerate(names, len(part.changed) - len(names)):
             if name in item.links:
@@ -260,26 +257,36 @@ def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
     part.codes.extend(codes)
 
 
-def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> list[os.stat_result | None]:
-    links = item.links
-    stats: list[os.stat_result | None] = []
+def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> tuple[list[bytes], list[os.stat_result]]:
+    """Return the names of an item that exist, and their stat results."""
+    names = item.names or []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         skipped.append(_failed_row(b"", item.prefix, error))
-        return [None] * len(item.names or ())
+        return [], []
     try:
-        for name in item.names or ():
-            file = name.replace(b"\0", b".", 1)
-            try:
-                stats.append(os.stat(file, dir_fd=folder, follow_symlinks=name in links))
-            except OSError as error:
-                stem = name.partition(b"\0")[0]
-                skipped.append(_failed_row(item.prefix + stem, item.prefix + file, error))
-                stats.append(None)
+        if not item.links:
+            with suppress(OSError):
+                files = b"/".join(names).replace(b"\0", b".").split(b"/")
+                return names, [os.lstat(file, dir_fd=folder) for file in files]
+        return _stat_one_by_one(folder, item, skipped)
     finally:
         os.close(folder)
-    return stats
+
+
+def _stat_one_by_one(folder: int, item: ScanItem, skipped: list[Skipped]) -> tuple[list[bytes], list[os.stat_result]]:
+    names, stats = [], []
+    for name in item.names or ():
+        file = name.replace(b"\0", b".", 1)
+        try:
+            stats.append(os.stat(file, dir_fd=folder, follow_symlinks=name in item.links))
+        except OSError as error:
+            stem = name.partition(b"\0")[0]
+            skipped.append(_failed_row(item.prefix + stem, item.prefix + file, error))
+        else:
+            names.append(name)
+    return names, stats
 
 
 def _key_of_name(rules: ScanRules, prefix: bytes, name: bytes) -> bytes:

@@ -358,16 +358,16 @@ def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
-def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
+def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
     """Fill `into` from the start of a source file; return the bytes read, and the stat result after reading.
 
-    Hot path. The caller detects changes.
+    Hot path. The caller detects changes. A relative `path` starts at the descriptor `folder`.
     """
-    if b"://" in path and is_address(path):
+    if folder is None and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
         into[: len(data)] = data
         return len(data), info
-    fd = _open(path, flags)
+    fd = _open(path, flags, dir_fd=folder)
     try:
         count = _readv(fd, (into,))
         # repeat: network file systems may return fewer bytes
@@ -378,13 +378,13 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
         _close(fd)
 
 
-def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
+def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
     """Repeat `read_file` until the ctime stays equal, or raise OSError."""
-    if is_address(path):
+    if folder is None and is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
-        before = os.stat(path)
-        count, after = read_file(path, into, flags)
+        before = os.stat(path, dir_fd=folder)
+        count, after = read_file(path, into, flags, folder)
         if after.st_ctime_ns == before.st_ctime_ns:
             return count, after
     raise OSError(errno.ESTALE, "changed while it was read", path)

@@ -6,10 +6,12 @@ buffer is streamed; to skip it, the shard is packed again.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from array import array
 from bisect import bisect_right
+from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from shardtool.names import resolve_source_path, to_text
 from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
 from shardtool.skipped import INTENDED_CODES, Skipped
 from shardtool.storage.files import READ_FOLLOWING, READ_PLAIN, open_source_file, read_file, read_unchanged
+from shardtool.storage.paths import is_address
 from shardtool.write.buffers import get_buffer
 from shardtool.write.read_ahead import PlannedFile, ReadAhead
 from shardtool.write.source_errors import RestartShard, SourceFailed, SourceTouched, change_error, read_error
@@ -42,6 +45,15 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
         block = data[done : done + len(view)]
         view[: len(block)] = block
         yield view[: len(block)]
+
+
+def _open_root(root: bytes) -> int | None:
+    """Return a descriptor of a local folder, from which paths are shorter; None if there is none."""
+    if not root or is_address(root):
+        return None
+    with suppress(OSError):
+        return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
+    return None
 
 
 _REPORT_INTERVAL_S = 0.1
@@ -92,6 +104,8 @@ class Packer:
         is_ahead = task.reads > 1
         self.ahead = ReadAhead(self._planned_files(), task.reads, read, self.max_ctime_ns) if is_ahead else None
         self.read_file = self.ahead.read if self.ahead else read
+        self.folder = None if self.ahead else _open_root(self.root)
+        self.read_base = self.root if self.folder is None else b""
         self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
 
     def run(self) -> None:
@@ -103,6 +117,8 @@ class Packer:
         self.spans.close()
         if self.ahead:
             self.ahead.close()
+        if self.folder is not None:
+            os.close(self.folder)
 
     def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""
@@ -110,15 +126,6 @@ class Packer:
         skipped = tuple(sorted(self.skipped.items()))
         content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
-
-    def read_span(self, row: int, payload: memoryview) -> None:
-        """Fill `payload` from its span.
-
-        Raises:
-            OSError: The file cannot be read, or is too short.
-            SourceFailed: The file differs from the plan.
-        """
-        self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
         """Raise `SourceFailed` if the CRC-32C of a payload differs from its index."""
@@ -189,18 +196,24 @@ class Packer:
             raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
-        """Fill `payload` from the source of a row; raises like `read_span`."""
-        kind = self.kinds[row]
-        if kind == INLINE:
-            payload[:] = self.inline[row]
-        elif kind == SPAN:
-            self.read_span(row, payload)
-        else:
-            path = name if self.paths is None else self.paths[row]
-            read = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
-            self.check_read(path, row, payload, read)
+        """Fill `payload` from the source of a row.
 
-    def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
+        Raises:
+            SourceFailed: The payload cannot be read, or differs from the plan.
+        """
+        kind = self.kinds[row]
+        try:
+            if kind == INLINE:
+                payload[:] = self.inline[row]
+            elif kind == SPAN:
+                self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
+            else:
+                path, flags = self.path_of(row, name), READ_PLAIN if kind == FILE else READ_FOLLOWING
+                self._check_read(path, row, payload, self.read_file(self.read_base + path, payload, flags, self.folder))
+        except OSError as error:
+            raise read_error(self.path_of(row, name), error) from None
+
+    def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
         """Check that a file matches the plan. If only its ctime is later, read the file again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):

@@ -71,11 +71,7 @@ class TFRecordPacker(packer.Packer):
             if value is not None:
                 payload[:] = value
             else:
-                name = key + endings[code]
-                try:
-                    self.read_payload(name, field, payload)
-                except OSError as error:
-                    raise source_errors.read_error(self.path_of(field, name), error) from None
+                self.read_payload(key + endings[code], field, payload)
             crcs.append(crc32c(payload))
             if self.expected:
                 self.check_crc(field, crcs[-1])

@@ -256,10 +256,7 @@ class TransformPacker(packer.Packer):
             except FetchFailed as failed:
                 raise source_errors.SourceFailed(self._printable_path(key, row), failed.code, failed.message) from None
         payload = memoryview(bytearray(self.sizes[row]))
-        try:
-            self.read_payload(key + self.endings[self.codes[row]], row, payload)
-        except OSError as error:
-            raise source_errors.read_error(self._path(key, row), error) from None
+        self.read_payload(key + self.endings[self.codes[row]], row, payload)
         if self.expected and self.kinds[row] == SPAN:
             self.check_crc(row, crc32c(payload))
         return payload
