@@ -38,7 +38,7 @@ class TarPacker(packer.Packer):
 
     def _fills_buffers(self) -> bool:
         """Return whether `_fill` can pack the samples."""
-        return SPAN not in self.kinds
+        return self.ahead is None and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
         """Fill the buffer with the records of samples, and return whether all files match the plan.
