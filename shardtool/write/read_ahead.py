@@ -65,7 +65,7 @@ class ReadAhead:
         self._next = next(self._files, None)
         self._pending: deque[_FileRead] = deque()
 
-    def read(self, path: bytes, into: memoryview, flags: int, _folder: None = None) -> Read:
+    def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
         """Read a file like `read_file`, from memory if it was read ahead."""
         data = self.take(path, len(into), flags)
         if data is None:
