@@ -15,11 +15,9 @@ import errno
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import ClassVar
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, which means that the file was replaced while it was read

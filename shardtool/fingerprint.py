@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
 
 _MODULUS = 2**256
 _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")

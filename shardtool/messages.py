@@ -5,13 +5,9 @@ The choice applies to the whole process: do not create messages at import.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 # Filled by `options_class`: command-line names that differ from the field, options whose list is one word, and options
 # that are a key of another option, such as `fetch timeout={}`.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from shardtool.errors import printable, redact_secrets
 from shardtool.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ValueT = TypeVar("ValueT")
 MAX_ROWS = 20  # of a table, and items of a list

@@ -9,17 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.names import is_utf8, list_names, to_bytes, to_text
 from shardtool.shard_names import count_suffix, file_ending, is_shard_name, parse_format, parse_shard_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
 from shardtool.errors import format_list, printable
 from shardtool.names import to_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 _MAX_ROWS_BYTES = 2**26
 _DIFFERS_TEXT = ", which has another "

@@ -10,9 +10,10 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 import click
 
@@ -21,10 +22,6 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.shard_names import is_shard_name
 from shardtool.storage.lookup import list_folder_names
 from shardtool.storage.remote.address import is_url
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
 _PATTERN = re.compile(r"[{<%]")

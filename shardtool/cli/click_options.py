@@ -12,6 +12,7 @@ from shardtool.cli.help import VerbOption
 from shardtool.errors import InvalidRequest
 from shardtool.messages import cli_words
 from shardtool.request.option_spec import (
+    OptionSpec,
     cli_spellings,
     is_list_option,
     option_choices,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
-
-    from shardtool.request.option_spec import OptionSpec
 
 
 PATH_TYPE = click.Path(readable=False)  # the verbs check whether files exist

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import resources
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -24,9 +25,6 @@ from shardtool.storage import files, lookup
 from shardtool.storage.lookup import is_file, is_folder
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _MAX_NAMES = 10_000  # entries read from a folder
 _MAX_DOCUMENT_BYTES = 2**24  # size of files that are read whole

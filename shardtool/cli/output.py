@@ -10,16 +10,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 _PartT = TypeVar("_PartT")
 

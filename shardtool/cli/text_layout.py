@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from shardtool.errors import printable
 from shardtool.units import format_size, pluralize
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool import pattern as patterns
-from shardtool.dataset.dataset_file import read_valid_dataset
+from shardtool.dataset.dataset_file import DatasetFile, read_valid_dataset
 from shardtool.dataset.find import (
     EXPECTED_DATASET,
     expand_glob,
@@ -34,7 +34,6 @@ from shardtool.storage.remote.address import is_url, is_web
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.stored import StoredDataset
     from shardtool.request.run_record import RunRecord
     from shardtool.values import DatasetLike

@@ -12,12 +12,10 @@ Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from shardtool.format.varint import read_varint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12

@@ -10,9 +10,10 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.salvage import FIELDS_MAY_BE_LOST, LostRange, error_text, salvage_members, salvage_records
@@ -22,9 +23,6 @@ from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar_read, tfrecord_read
 from shardtool.names import MAX_FIELDS, is_utf8, quote_name
 from shardtool.values import BLOCK_BYTES, Dots, FeatureType
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:

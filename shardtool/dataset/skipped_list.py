@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from shardtool.dataset.dataset_file import RUN_VERIFY
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile
 from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import to_bytes
@@ -15,12 +15,6 @@ from shardtool.skipped import Skipped, read_row
 from shardtool.storage.files import read_small
 from shardtool.storage.paths import join
 from shardtool.units import pluralize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from shardtool.dataset.dataset_file import DatasetFile
-
 
 _ROW_KEYS = ("key", "path", "code", "message")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
 from shardtool.dataclass import dataclass
-from shardtool.dataset.dataset_file import parse_dataset
-from shardtool.dataset.scan import ShardScanTask, scan_shard
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
+from shardtool.dataset.scan import ShardScan, ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind
 from shardtool.errors import AccessRefused, CorruptShard, os_error_text
 from shardtool.names import SPLIT_NAMES, to_output_name
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.scan import ShardScan
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar_schema import ShardFacts
     from shardtool.values import DatasetLike, Dots

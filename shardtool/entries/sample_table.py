@@ -15,9 +15,9 @@ from shardtool.dataclass import dataclass
 from shardtool.errors import Bug
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import resolve_source_path, to_bytes, to_text
-from shardtool.shard_samples import LINK, URL
+from shardtool.shard_samples import LINK, URL, SpanFile
 from shardtool.storage.paths import is_address
-from shardtool.values import number_fields
+from shardtool.values import FeatureType, NumberType, ValueType, number_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.strings import PackedStrings, StringColumn
-    from shardtool.shard_samples import SpanFile
-    from shardtool.values import FeatureType, NumberType, ValueType
 
 
 _Number = TypeVar("_Number", bound=np.generic)

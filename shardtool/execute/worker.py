@@ -14,16 +14,13 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardtool.execute.pool import as_reportable, describe_task, make_reporter
 from shardtool.storage.descriptors import write_all
 from shardtool.storage.remote.notices import set_listener
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 DONE, FAILED, PROGRESS, EVENT = 0, 1, 2, 3
 _PROGRESS_INTERVAL_S = 0.1

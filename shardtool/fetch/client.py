@@ -20,11 +20,12 @@ import re
 import resource
 import socket
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import responses
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -37,10 +38,6 @@ from shardtool.skipped import SkipCode, http_skip_code
 from shardtool.storage.remote.failures import BUSY_STATUSES, retry_after
 from shardtool.storage.remote.notices import RequestRetry
 from shardtool.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 _REFUSED_NETWORKS = [
     IPv4Network(network)

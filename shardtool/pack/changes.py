@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset import sidecar_read, sidecar_schema
-from shardtool.dataset.dataset_file import read_valid_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
 from shardtool.dataset.expand import splits_in
 from shardtool.dataset.unfinished import read_shard_facts
 from shardtool.entries.strings import PackedStrings
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.pack.run import Listed, Output, Planned, PlannedOutput, Run
     from shardtool.publish.destination import Destination
 

@@ -19,7 +19,7 @@ from shardtool.pack.outputs import check_source_kept
 from shardtool.pack.run import FinishedOutput, Listed, Output
 from shardtool.plan.random_order import random_at
 from shardtool.publish.listed_files import read_listed_sidecar
-from shardtool.skipped import drop_keys, failed_rows, hash_key
+from shardtool.skipped import Skipped, drop_keys, failed_rows, hash_key
 from shardtool.table.keys import find_positions
 from shardtool.units import pluralize
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.sample_table import SampleTable
-    from shardtool.skipped import Skipped
 
 
 _MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run starts; clocks may differ by another minute

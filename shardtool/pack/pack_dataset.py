@@ -23,9 +23,9 @@ from shardtool.execute import start_pool
 from shardtool.messages import flag_text, option_text
 from shardtool.names import list_names
 from shardtool.pack.listing import list_source
-from shardtool.pack.run import FinishedOutput, Planned, make_run
+from shardtool.pack.run import FinishedOutput, Listed, Packed, PlanFile, Planned, Run, make_run
 from shardtool.pattern import DATASET_SUFFIX, OUTPUT_EXAMPLE, parse_pattern
-from shardtool.request.create_options import ReshardOptions
+from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.storage.remote.address import is_url
@@ -34,9 +34,7 @@ from shardtool.units import format_size
 if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
-    from shardtool.pack.run import Listed, Packed, PlanFile, Run
     from shardtool.publish.destination import Destination
-    from shardtool.request.create_options import CreateOptions
     from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult
     from shardtool.values import OutputNames

@@ -24,7 +24,7 @@ from shardtool.messages import flag_text, option_text
 from shardtool.names import source_label, to_output_name, to_text
 from shardtool.pack import resume
 from shardtool.pack.checks import check_content_fingerprint
-from shardtool.pack.run import Packed, PackedOutput
+from shardtool.pack.run import Packed, PackedOutput, Planned, PlannedOutput
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish import dataset_keys
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.pack.run import Planned, PlannedOutput
     from shardtool.plan.plan import Plan
     from shardtool.transform.transform import Transform
 

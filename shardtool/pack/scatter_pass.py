@@ -20,7 +20,7 @@ from shardtool.messages import flag_text, option_text
 from shardtool.names import to_text
 from shardtool.plan.shard_bounds import ShardCapacity, ShardRuns, cumulative_sizes
 from shardtool.shard_samples import SPAN, SpanFile
-from shardtool.storage.staging import spool_advice
+from shardtool.storage.staging import Folder, spool_advice
 from shardtool.units import format_size, pluralize
 from shardtool.write.buffers import BUFFER_SIZE, MAX_GAP_BYTES
 from shardtool.write.scatter import MIN_ROW_BYTES, ROW_OVERHEAD_SHARE, ScatterResult, ScatterTask, scatter_rows
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.request.observer import Observer
-    from shardtool.storage.staging import Folder
     from shardtool.values import OnError
 
 

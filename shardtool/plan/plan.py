@@ -35,7 +35,7 @@ from shardtool.plan.shard_bounds import (
 from shardtool.shard_samples import INLINE
 from shardtool.skipped import Skipped
 from shardtool.units import format_size, pluralize
-from shardtool.values import chunk_slices
+from shardtool.values import NumberType, Oversize, chunk_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
     from shardtool.pattern import ShardPattern
-    from shardtool.values import NumberType, Oversize
 
 
 DEFAULT_MAX_SIZE = 10**9

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.dataset.sidecar_read import parse_sidecar
 from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 from shardtool.dataset.sidecar_write import encode_sidecar
@@ -31,7 +31,6 @@ from shardtool.units import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Notes

@@ -11,7 +11,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardtool.dataset.dataset_file import parse_dataset, read_valid_dataset
+from shardtool.dataset.dataset_file import DatasetFile, parse_dataset, read_valid_dataset
 from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.errors import CorruptShard, os_error_text
 from shardtool.names import list_names, to_local_name
@@ -27,7 +27,6 @@ from shardtool.storage.remote.address import STORES, is_url, parse_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.observer import Notes
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder

@@ -8,8 +8,9 @@ Only this package and `execute/`, which runs tasks on a cluster, import Ray.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,7 @@ from shardtool.errors import InvalidRequest, format_list
 from shardtool.read.dataset import Dataset
 from shardtool.read.index_store import LruCache
 from shardtool.read.metadata import metadata_schema
-from shardtool.read.sample_reader import read_valid
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from shardtool.read.sample_reader import SampleReader
+from shardtool.read.sample_reader import SampleReader, read_valid
 
 try:
     import ray

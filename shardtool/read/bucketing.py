@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
-from shardtool.read.bundles import metadata_sizes
+from shardtool.read.bundles import Bundle, metadata_sizes
 from shardtool.read.collate import ListFields, collate
 from shardtool.read.pipeline import Map, Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.read.bundles import Bundle
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.options import Sample

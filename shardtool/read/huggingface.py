@@ -14,13 +14,12 @@ from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.read.catalog import hash_texts
 from shardtool.read.decode import Decode
 from shardtool.read.metadata import metadata_schema
-from shardtool.read.sample_reader import read_valid
+from shardtool.read.sample_reader import SampleReader, read_valid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardtool.read.catalog import Catalog, Numbers
-    from shardtool.read.sample_reader import SampleReader
 
 _MEDIA_FEATURES = {"image": "Image", "audio": "Audio", "video": "Video"}
 _BLOCK_BYTES = 2**24

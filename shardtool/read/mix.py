@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -10,27 +10,21 @@ import numpy as np
 from shardtool.errors import InvalidRequest, ShardError, format_list
 from shardtool.read.collate import Batch
 from shardtool.read.dataset import check_in_range
-from shardtool.read.epoch_samples import MixedSamples
+from shardtool.read.epoch_samples import EpochSamples, MixedSamples, Stop
 from shardtool.read.order import OrderOptions
-from shardtool.read.pipeline import DatasetPipelines, Pipeline, Stage
+from shardtool.read.pipeline import DatasetPipelines, OnMissing, Pipeline, Stage
 from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
-from shardtool.read.sample_reader import MixedReader, read_valid
+from shardtool.read.sample_reader import AnySampleReader, MixedReader, read_valid
 from shardtool.read.streamable import BundledDataset, Streamable
 from shardtool.units import pluralize
-from shardtool.values import common_type
+from shardtool.values import OnError, common_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from typing_extensions import Unpack
 
     from shardtool.read.catalog import Numbers
     from shardtool.read.decode import Decoder
-    from shardtool.read.epoch_samples import EpochSamples, Stop
-    from shardtool.read.pipeline import OnMissing
     from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
-    from shardtool.read.sample_reader import AnySampleReader
-    from shardtool.values import OnError
 
 
 class MixedDataset(Streamable[SampleT]):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, format_list
-from shardtool.read.bundles import each_dataset, metadata_sizes, sample_sizes
+from shardtool.read.bundles import Bundle, each_dataset, metadata_sizes, sample_sizes
 from shardtool.read.decode import read_npy
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from shardtool.read.bundles import Bundle
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples
     from shardtool.read.options import Sample

@@ -16,7 +16,7 @@ from shardtool.dataset.payload import feature_numbers
 from shardtool.dataset.scan import index_text
 from shardtool.dataset.shard_file import is_compressed
 from shardtool.entries.arrow import to_python_values
-from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_read import decode_bytes_list, decode_numbers, parse_features
 from shardtool.format.tfrecord_write import FRAME_HEAD_BYTES, FRAME_TAIL_BYTES
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.errors import ShardError
     from shardtool.read.catalog import Numbers
     from shardtool.read.options import ReadOptions, Sample, Samples
     from shardtool.values import FeatureType

@@ -11,10 +11,10 @@ from shardtool.errors import InvalidRequest, ShardError
 from shardtool.read import bucketing, bundles, epoch_samples, packing
 from shardtool.read import share as read_share
 from shardtool.read.collate import Batch, ListFields
-from shardtool.read.order import OrderOptions
-from shardtool.read.pipeline import Pipeline
+from shardtool.read.order import OrderOptions, Shuffle
+from shardtool.read.pipeline import OnMissing, Pipeline
 from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
-from shardtool.read.share import Share
+from shardtool.read.share import Ends, Share
 from shardtool.read.stream import SampleSource, Stream
 from shardtool.request.option_checks import check_choice, check_minimum
 from shardtool.units import pluralize
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from shardtool.read.bundles import StreamReader, StreamSamples
     from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples
-    from shardtool.read.order import Shuffle
-    from shardtool.read.pipeline import OnMissing
     from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
     from shardtool.read.sample_reader import AnySampleReader
-    from shardtool.read.share import Ends
     from shardtool.values import OnError
 
     _ReaderAndSamples = tuple[AnySampleReader, EpochSamples]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 MAX_PARTS = 10**6

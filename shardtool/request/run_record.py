@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from shardtool.dataclass import dataclass
 from shardtool.messages import FAMILY_KEYS, cli_words, option_text, uses_cli_names
-from shardtool.values import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from shardtool.values import Dots
-
+from shardtool.values import Dots, __version__
 
 _RECORDED_NAMES = {  # names of options in dataset files and plan files that differ from the options
     "field": "values",

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.entries.strings import PackedStrings
-
 
 _MAX_SPLITS = 1000
 _MAX_LABELS = 2**20  # limits memory: each label is a Python object of about 100 bytes

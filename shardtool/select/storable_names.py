@@ -27,13 +27,12 @@ from shardtool.select.field_rows import list_source_paths
 from shardtool.skipped import Skipped
 from shardtool.table.rows import shorten
 from shardtool.units import pluralize
-from shardtool.values import chunk_slices
+from shardtool.values import Dots, chunk_slices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.sample_table import SampleTable
-    from shardtool.values import Dots
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])

@@ -21,7 +21,7 @@ from shardtool.shard_names import is_compressed_name
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.folder import FolderSource, collect_samples, drop_failed_samples, system_file_notes
-from shardtool.source.scan_part import FileCollector, ScanRules
+from shardtool.source.scan_part import FileCollector, ScanPart, ScanRules
 from shardtool.storage import lookup, paths
 from shardtool.values import BLOCK_BYTES
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.select.key_pattern import KeyPattern
     from shardtool.source.base import Listing, Writable
-    from shardtool.source.scan_part import ScanPart
 
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 

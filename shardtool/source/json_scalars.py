@@ -10,7 +10,8 @@ import math
 import re
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard, StoreFailed, os_error_text
@@ -19,10 +20,6 @@ from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.source.read_tasks import FileReads, SpanReads
 from shardtool.storage import files, lookup, paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]

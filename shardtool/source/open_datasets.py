@@ -19,7 +19,7 @@ from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.shard_samples import SpanFile
 from shardtool.source import source_shard
-from shardtool.source.source_shard import SourceShard
+from shardtool.source.source_shard import FilesSeen, SourceShard
 from shardtool.storage.lookup import file_info, list_folder_names, map_paths
 from shardtool.storage.paths import base_name, join
 from shardtool.storage.remote.address import is_url
@@ -28,7 +28,6 @@ from shardtool.units import pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from shardtool.source.source_shard import FilesSeen
     from shardtool.values import DatasetLike, NumberType
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.parquet_bounds import PARQUET_MAGIC, leaf_memory, parse_footer
-from shardtool.entries.sample_table import FieldValues
+from shardtool.entries.sample_table import FieldValues, SampleTable
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import (
     CorruptShard,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.source.plan_request import PlanRequest

@@ -42,6 +42,7 @@ from shardtool.source.source_shard import FilesSeen, SourceShard
 from shardtool.storage.lookup import map_paths
 from shardtool.table.keys import gather_keys
 from shardtool.units import pluralize
+from shardtool.values import DatasetLike, ValueType
 from shardtool.values import number_fields as typed_number_fields
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.source.number_fields import NumberFields
     from shardtool.source.number_texts import NumberTexts
-    from shardtool.values import DatasetLike, ValueType
 
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")

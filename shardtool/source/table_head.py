@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.names import to_bytes
 from shardtool.storage import files
@@ -22,9 +23,6 @@ from shardtool.table.detect import (
     PARQUET_ENDING,
     table_ending,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 8

@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.storage.files import read_head, read_tail
 from shardtool.storage.lookup import is_file
 from shardtool.storage.remote.address import is_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 _FOLDER_KIND = "a folder"
 _SPECIAL_KINDS = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import OutputFailed, os_error_text
@@ -26,10 +27,6 @@ from shardtool.storage.remote.objects import RemoteObject, read_object
 from shardtool.storage.remote.upload import MAX_PUT_BYTES, Result, TruncatedUpload, upload
 from shardtool.storage.staging import DurableFile, Folder, Sink, StagedFile, find_staged, staged_path, unfinished_error
 from shardtool.values import BLOCK_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 _NS_PER_SECOND = 10**9
 

@@ -15,15 +15,12 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakSet
 
 from shardtool.storage.descriptors import write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 _fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()  # objects whose `after_fork` runs in a forked child
 

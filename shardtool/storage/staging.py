@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
@@ -33,10 +34,6 @@ from shardtool.storage.files import READ_PLAIN, read_small
 from shardtool.storage.locks import take_lock
 from shardtool.storage.lookup import list_folder
 from shardtool.storage.remote.address import is_url, refuse_near_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 Result = TypeVar("Result")
 

@@ -9,8 +9,9 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import choose_text
@@ -25,10 +26,6 @@ from shardtool.storage.file_system import (
     write_errors,
 )
 from shardtool.storage.files import READ_PLAIN, LocalFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 _CONFLICT_ERRNOS = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
 _MAX_NAME_BYTES = 255

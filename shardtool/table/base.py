@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,10 +14,6 @@ from shardtool.entries.classes import are_class_names, recorded_names
 from shardtool.errors import InvalidRequest, is_out_of_memory
 from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
 
 HEADER_BYTES = 2**20
 READ_BLOCK_BYTES = 2**20  # size of a block, one per thread; a row must fit into a block

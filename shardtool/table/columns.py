@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import flag_text, option_text
 from shardtool.names import is_utf8, to_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
 
 MEDIA_NAMES = (
     "video_path", "video_file", "video", "clip_path", "clip_file", "clip", "audio_path", "audio_file", "audio_filepath",

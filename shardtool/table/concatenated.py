@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,6 @@ from shardtool.storage import paths
 from shardtool.table.base import Table
 from shardtool.table.delimited import DelimitedTable
 from shardtool.table.detect import COMPRESSIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
 
 FILE_COLUMN = "file"  # column with the name of each row's table, without extensions, for `--split-by file`
 _MAX_NAMED_FILES = 3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.table.columns import MAX_ROW_BYTES, nesting_error, row_size_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")

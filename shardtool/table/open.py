@@ -6,7 +6,7 @@ import fnmatch
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -30,8 +30,6 @@ from shardtool.table.rows import TableRows, format_rows, mixed_types_error
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     import pandas as pd
     from numpy.typing import NDArray
 

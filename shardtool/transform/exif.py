@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from io import BytesIO
 from math import isfinite
 from numbers import Rational
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import ExifTags, Image
 
 from shardtool.transform.image_decode import IMAGE_FORMATS, may_have_exif
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # For each value: tags of hemisphere and degrees, the negative hemisphere, and the maximum degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}

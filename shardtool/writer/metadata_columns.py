@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
@@ -18,8 +18,6 @@ from shardtool.format.tfrecord_write import INT64_LIMIT
 from shardtool.writer.sample_encoder import make_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     Row = Mapping[str, object]
 
 

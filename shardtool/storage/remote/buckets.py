@@ -7,10 +7,11 @@ threads do not survive a fork (docs/decisions/017-remote-stores.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import display_address, is_web, parse_address
@@ -18,10 +19,6 @@ from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.retry import RetryState, TransientError, in_thread, with_retries
 from shardtool.storage.remote.store_access import store_for
 from shardtool.storage.remote.store_options import put_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 _PAGE_KEYS = 1000
 _requesting_process: dict[str, int] = {}  # `pid` is the process that made the first request

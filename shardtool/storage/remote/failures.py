@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed, printable
@@ -24,10 +24,6 @@ from shardtool.storage.remote.address import (
 )
 from shardtool.storage.remote.network import proxy_for
 from shardtool.storage.remote.retry import TransientError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if the client sends nothing

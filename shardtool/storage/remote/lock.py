@@ -16,10 +16,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, os_error_text, printable
 from shardtool.storage.remote.address import display_address, join_address, parse_address
@@ -28,10 +29,6 @@ from shardtool.storage.remote.failures import urllib3_errors, write_conflicts
 from shardtool.storage.remote.http import content_length, request_object
 from shardtool.storage.remote.notices import warn
 from shardtool.storage.remote.retry import RequestCancelled, TransientError, with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 LEASE_S = 300  # lifetime of a lock without renewal
 _RENEW_INTERVAL_S = 45

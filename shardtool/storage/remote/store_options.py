@@ -8,15 +8,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"
 STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; workers inherit the environment

@@ -23,7 +23,7 @@ from shardtool.request.option_checks import check_choice
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.units import format_size, parse_size
 from shardtool.verbs.cache.cache_space import CacheSpace, Policy, lock_reservation
-from shardtool.verbs.cache.counts import CountsFile
+from shardtool.verbs.cache.counts import CacheCounts, CountsFile
 from shardtool.verbs.cache.folder import COPIED, WRITTEN, original_file
 from shardtool.verbs.cache.leases import (
     LOCAL_LOCKS_FIX,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.storage.copying import OriginalFile
     from shardtool.storage.locks import FileLock
-    from shardtool.verbs.cache.counts import CacheCounts
 
 
 ShardFormat = Literal["tar", "tfrecord"]

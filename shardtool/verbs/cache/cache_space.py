@@ -6,10 +6,11 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from errno import EBUSY
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
 from shardtool.pattern import sidecar_name
@@ -41,10 +42,6 @@ from shardtool.verbs.cache.folder import (
     scan_folder,
     writer_name,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096

@@ -14,12 +14,10 @@ from shardtool.storage.locks import FileLock, take_lock
 from shardtool.storage.lookup import plain_size
 from shardtool.storage.staging import Folder, staged_path
 from shardtool.verbs.cache.cache_space import Backoff, CacheSpace, lock_reservation
-from shardtool.verbs.cache.folder import COPIED, WRITTEN
+from shardtool.verbs.cache.folder import COPIED, WRITTEN, CacheContents, CachedFile
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard
-    from shardtool.verbs.cache.cache_space import CacheSpace
-    from shardtool.verbs.cache.folder import CacheContents, CachedFile
 
 
 LOCAL_LOCKS_FIX = "A cache needs a local folder, because it uses file locks. To write to a store, use `ShardWriter`."

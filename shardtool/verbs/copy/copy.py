@@ -13,10 +13,10 @@ from shardtool import errors
 from shardtool.dataset.expand import expand_datasets, recorded_range
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern
 from shardtool.publish.foreign_index_files import copy_folder_indexes, copy_indexes
-from shardtool.publish.publication import Publication
+from shardtool.publish.publication import OldDataset, Publication
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.dataset_options import CopyOptions
-from shardtool.request.observer import Notes
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_names import is_shard_name
@@ -38,12 +38,9 @@ from shardtool.verbs.copy.threads import ByteMeter, run_in_threads
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardtool.publish.publication import OldDataset
-    from shardtool.request.observer import Observer
     from shardtool.storage.copying import OriginalFile
     from shardtool.storage.staging import DurableFile
     from shardtool.values import DatasetLike
-    from shardtool.verbs.copy.destination import CopyTarget
 
     StagedPair = tuple[DurableFile | None, DurableFile | None]
 

@@ -9,12 +9,10 @@ import io
 import json
 import struct
 import zipfile
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from shardtool.errors import is_out_of_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MAX_LISTED_ARRAYS = 50
 _MAX_NUMPY_HEADER_BYTES = 2**16

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import FieldRow
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.values import NumberType
-    from shardtool.verbs.inspect.overview import StoredSample
 
 
 _MAX_NUMBER_DIGITS = 18

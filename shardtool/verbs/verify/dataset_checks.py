@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.values import DatasetLike
-    from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
 _MAX_GAPS = 1000

@@ -6,18 +6,15 @@ docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import CorruptShard, ShardError, printable
 from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
 MAX_LISTED_PER_FILE = 100  # findings with one code about one file; the rest are only counted

@@ -6,14 +6,12 @@ Source: https://cocodataset.org/#format-data and https://docs.ultralytics.com/da
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.errors import printable
 from shardtool.transform.thumbnail import value_colour
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _BOX_NAMES = ("boxes", "bboxes", "bbox", "box", "bounding_boxes", "xyxy")
 _LABEL_NAMES = (

@@ -17,7 +17,7 @@ from shardtool.storage.lookup import stat_file
 from shardtool.storage.paths import base_name
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples
-from shardtool.verbs.inspect.page.samples import common_prefix
+from shardtool.verbs.inspect.page.samples import ShownSample, common_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shardtool.transform.thumbnail import Thumbnail
     from shardtool.verbs.inspect.page.charts import Chart
     from shardtool.verbs.inspect.page.rows import RowTable
-    from shardtool.verbs.inspect.page.samples import ShownSample
     from shardtool.verbs.inspect.summary import FieldSummary
 
 MAX_LABEL_SETS = 6

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from shardtool.dataset.stored import StoredDataset
 from shardtool.storage.target_file import write_target
@@ -14,13 +14,8 @@ from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors, 
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rendering import render_page
 from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, RowTable
-from shardtool.verbs.inspect.page.samples import SampleBudget, dataset_title, show_samples
+from shardtool.verbs.inspect.page.samples import SampleBudget, ShownSample, dataset_title, show_samples
 from shardtool.verbs.inspect.samples import check_report_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardtool.verbs.inspect.page.samples import ShownSample
 
 _MAX_SAMPLES = 2000
 _DEFAULT_SAMPLES = 200
