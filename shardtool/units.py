@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 from shardtool.errors import InvalidRequest
 
@@ -19,6 +18,8 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(shown)
     size = 0
     if match:
+        from decimal import Decimal
+
         number, power, binary = match.groups()
         size = int(Decimal(number) * (1024 if binary else 1000) ** _UNIT_POWERS[power.lower()])
     if not 1 <= size <= _MAX_SIZE_BYTES:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from difflib import get_close_matches
 from functools import cache, partial
 from inspect import cleandoc
 from typing import TYPE_CHECKING, NamedTuple
@@ -221,6 +219,8 @@ def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
     for names, meaning in read_meanings("verbs"):
         if typed.lower() in names and (meaning.startswith("-") or meaning.replace(",", "").split()[0] in known_verbs):
             return f"Did you mean `shardtool {meaning}`?"
+    from difflib import get_close_matches
+
     similar = get_close_matches(typed.lower(), known_verbs, 2, _MIN_SIMILARITY)
     return f"Did you mean {' or '.join(f'`shardtool {verb}`' for verb in similar)}?" if similar else ""
 
@@ -239,6 +239,8 @@ def suggest_option(option: str, ctx: click.Context) -> str:
     if verbs := [f"`shardtool {verb}`" for verb, options in others.items() if option in options]:
         return f"It is an option of {' and '.join([', '.join(verbs[:-1]), verbs[-1]] if verbs[1:] else verbs)}."
     long_names = sorted(name[2:] for name in known_names if name.startswith("--"))
+    from difflib import get_close_matches
+
     similar = get_close_matches(word, long_names, 2, _MIN_SIMILARITY)
     return f"Did you mean {' or '.join(f'--{name}' for name in similar)}?" if similar else ""
 
@@ -253,6 +255,8 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 class _HelpPage(click.HelpFormatter):
     def __init__(self) -> None:
+        import shutil  # slow
+
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
 
     def write_text(self, text: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from shardtool.fetch.options import FetchProgress
+    from shardtool.storage.remote.notices import FetchProgress
 
 
 PERIOD_S = 10.0

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shardtool.cli.output import LOG, print_message
 from shardtool.cli.plain_progress import FetchEstimate, PlainProgress
 from shardtool.errors import printable
-from shardtool.fetch.options import FetchProgress
 from shardtool.request.observer import Observer
-from shardtool.storage.remote.notices import Notice, RequestRetry, Stall, set_listener
+from shardtool.storage.remote.notices import FetchProgress, Notice, RequestRetry, Stall, set_listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

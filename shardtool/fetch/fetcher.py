@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.fetch.client import DownloadClient
 from shardtool.fetch.limits import DownloadLimits, HostTimes
-from shardtool.fetch.options import FetchOptions, FetchProgress, url_host
-from shardtool.storage.remote.notices import RequestRetry, emit
+from shardtool.fetch.options import FetchOptions, url_host
+from shardtool.storage.remote.notices import FetchProgress, RequestRetry, emit
 from shardtool.storage.remote.retry import SLICE_S
 
 if TYPE_CHECKING:

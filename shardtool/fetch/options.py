@@ -1,10 +1,10 @@
-"""Options, progress and errors of downloads, which are sent between processes, and URLs without secrets."""
+"""Options and errors of downloads, which are sent between processes, and URLs without secrets."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardtool.dataclass import dataclass
 from shardtool.names import to_bytes, to_text
@@ -53,26 +53,6 @@ class FetchOptions:
     def identity(self) -> str:
         """Return the options that decide which files are accepted, as text."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
-
-
-class FetchProgress(NamedTuple):
-    """Progress of a worker with the files of a shard.
-
-    Attributes:
-        share: Fraction of the files that were taken and packed.
-        remaining_s: Estimated seconds until all files are complete.
-        host: Slowest host, to which the following values belong; empty if packing takes longer.
-    """
-
-    worker: int
-    samples: int
-    share: float
-    elapsed_s: float
-    remaining_s: float
-    host: str
-    done: int
-    files: int
-    seconds_per_file: float
 
 
 class FetchFailed(Exception):

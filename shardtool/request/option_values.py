@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest
@@ -12,6 +11,7 @@ from shardtool.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from fractions import Fraction
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
@@ -124,6 +124,8 @@ def parse_rate(name: str, text: str | int) -> int:
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
     """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them."""
+    from fractions import Fraction
+
     match = _SHARE.fullmatch(str(text))
     share = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
     if not 0 <= share <= 1 or (positive and not share):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 
 def format_shares(shares: str | Mapping[str, float]) -> str:
@@ -52,6 +53,9 @@ class SplitOptions(NamedTuple):
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
     """Parse shares such as `train=0.8,val=0.2`, `train=80%,val=20%` or `train=80,val=20`."""
+    from decimal import Decimal
+    from fractions import Fraction
+
     numbers, marks = [], set()
     for part in text.split(","):
         name, _, number = (side.strip() for side in part.partition("="))

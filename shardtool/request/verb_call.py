@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Signature, cleandoc, signature
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -68,6 +67,8 @@ def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
     known = [option.name for option in fields(kind)]
     for name in names:
         if name not in known:
+            from difflib import get_close_matches
+
             similar = " or ".join(get_close_matches(name, known))
             remedy = f"help(shardtool.{kind.__name__}) lists all options."
             raise InvalidRequest(where, f"no option {name!r}", expected=similar, remedy="" if similar else remedy)

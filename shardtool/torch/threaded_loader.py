@@ -308,10 +308,15 @@ class _FieldRows:
     def _rows_like(self, value: Any) -> torch.Tensor:
         with self._lock:
             if self._rows is None:
-                is_tensor = isinstance(value, torch.Tensor)
-                dtype = value.dtype if is_tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
-                self._rows = torch.empty((len(self._values), *value.shape), dtype=dtype, pin_memory=self._pin)
-                self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
+                shape = (len(self._values), *value.shape)
+                if isinstance(value, torch.Tensor) or self._pin:
+                    is_tensor = isinstance(value, torch.Tensor)
+                    dtype = value.dtype if is_tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
+                    self._rows = torch.empty(shape, dtype=dtype, pin_memory=self._pin)
+                    self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
+                else:  # NumPy requests huge pages for large arrays, which saves most page faults
+                    self._array = np.empty(shape, value.dtype)
+                    self._rows = torch.from_numpy(self._array)
             return self._rows
 
     def batch(self, indexes: list[int]) -> object:

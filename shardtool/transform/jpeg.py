@@ -90,7 +90,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
     """Reduce the height in a sequential JPEG's header to `rows`."""
-    cropped = b"".join((data[: head.height_offset], rows.to_bytes(2, "big"), data[head.height_offset + 2 :]))
+    view = memoryview(data)  # its slices are not copied
+    cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
 
 

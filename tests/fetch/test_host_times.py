@@ -19,8 +19,8 @@ from shardtool.cli import plain_progress
 from shardtool.cli.terminal import Terminal
 from shardtool.fetch import fetcher
 from shardtool.fetch.limits import HostTimes
-from shardtool.fetch.options import FetchOptions, FetchProgress, url_host
-from shardtool.storage.remote.notices import RequestRetry, emit, set_listener
+from shardtool.fetch.options import FetchOptions, url_host
+from shardtool.storage.remote.notices import FetchProgress, RequestRetry, emit, set_listener
 from tests.fetch.conftest import fetching
 
 if TYPE_CHECKING:

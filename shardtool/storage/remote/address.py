@@ -6,7 +6,6 @@ query (`?token`) of a web address also applies to other files in the same folder
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from typing import NamedTuple
@@ -118,9 +117,9 @@ def fsspec_schemes() -> frozenset[str]:
 
 
 def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
-    matches = (
-        [SCHEME_ALIASES[scheme]] if scheme in SCHEME_ALIASES else difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
-    )
+    from difflib import get_close_matches
+
+    matches = [SCHEME_ALIASES[scheme]] if scheme in SCHEME_ALIASES else get_close_matches(scheme, SCHEMES, 1, 0.5)
     fsspec = "fsspec reads more schemes: `pip install fsspec`." if not fsspec_schemes() else ""
     remedy = INSTALL_COMMANDS.get(scheme, fsspec)
     if matches:

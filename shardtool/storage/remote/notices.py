@@ -1,4 +1,4 @@
-"""Events of requests and workers: retries, warnings and stalls."""
+"""Events of requests and workers: retries, warnings, stalls and the progress of downloads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ class Stall(NamedTuple):
     """A message about a lack of progress."""
 
     text: str
+
+
+class FetchProgress(NamedTuple):
+    """Progress of a worker with the files of a shard.
+
+    Attributes:
+        share: Fraction of the files that were taken and packed.
+        remaining_s: Estimated seconds until all files are complete.
+        host: Slowest host, to which the following values belong; empty if packing takes longer.
+    """
+
+    worker: int
+    samples: int
+    share: float
+    elapsed_s: float
+    remaining_s: float
+    host: str
+    done: int
+    files: int
+    seconds_per_file: float
 
 
 def emit(event: object) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
@@ -251,6 +250,8 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
         return existing
+    from fractions import Fraction
+
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
     ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]  # + 1: an empty shard can be chosen
