@@ -21,12 +21,12 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     With `dry_run`, return the plan and write nothing; sizes are exact unless samples are transformed. With `plan_only`,
-    write only the plan, to that file.
+    write only the plan, to the given file.
 
     Args:
-        source: A folder tree in which files that share a key are one sample, a list of folders whose files share keys,
-            or a zip or tar archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a
-            table in memory (pandas, pyarrow, or anything with the Arrow C stream interface).
+        source: A folder in which files that share a key are one sample, a list of such folders, or a zip or tar
+            archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a table in memory
+            (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `CreateOptions`.
         observer: Receives progress and notes.
@@ -34,8 +34,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for
-            `resume=True`.
+        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for `resume=True`.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker process was killed.
 

@@ -1,7 +1,7 @@
 """`doctor`: check, step by step, what a folder, store or server allows, and how to fix what fails.
 
-Each step uses the functions of the other verbs. The write check creates one small file or object under an unused name,
-and always deletes it, or reports its name if it cannot be deleted. Temporary failures are retried only briefly.
+Each step uses the functions of the other verbs. The write check creates one small file or object under an unused name
+and deletes it. If it cannot be deleted, its name is reported. Temporary failures are retried only briefly.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # objects to search for a readable one
+_MAX_LISTED_OBJECTS = 100  # a readable object is searched among this many
 _NOT_CHECKED = Check("", "unknown", "")
-_EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds; stores refuse clocks that are 5 or 15 minutes off
-_SECOND_REMOVAL_S = 0.3  # after a signal, a pending write may complete late
+_EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds, and stores refuse clocks that differ by 5 or 15 minutes
+_SECOND_REMOVAL_S = 0.3  # a write that a signal interrupted may complete before the second removal
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -68,7 +68,7 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
 
     Args:
         place: A folder, a prefix of a store, or a file on the web. For a dataset file or shards that are not on the
-            web, their folder.
+            web, their folder is checked.
         options: See `DoctorOptions`.
         observer: Not used.
 
@@ -104,7 +104,7 @@ class _Steps:
         self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
     def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step that later steps need, and record and return its result.
+        """Run a step that later steps need. Record and return its result.
 
         Raises:
             _StepFailed: The step failed, and the failure is recorded.
@@ -156,7 +156,7 @@ def _check_connection(address: str, steps: _Steps) -> FirstResponse:
 def _check_clock(address: str, headers: Mapping[str, str]) -> str:
     try:
         date = parsedate_to_datetime(headers["Date"]).timestamp()
-        off_s = time.time() - date - float(headers.get("Age", 0))  # `Age`: how long a proxy has cached the response
+        off_s = time.time() - date - float(headers.get("Age", 0))  # `Age` is how long a proxy has cached the response
     except (KeyError, TypeError, ValueError, OverflowError):
         return "the server sends no time"
     difference = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
@@ -166,7 +166,7 @@ def _check_clock(address: str, headers: Mapping[str, str]) -> str:
 
 
 def _check_store(place: str, steps: _Steps) -> None:
-    open_folder(place)  # raises an error unless it is a valid prefix
+    open_folder(place)  # raises an error unless `place` is a valid prefix
     probe = paths.join(place, _probe_name())
     steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
@@ -176,7 +176,8 @@ def _check_store(place: str, steps: _Steps) -> None:
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        steps.require("delete", partial(_run_step, remove))  # before writing an object that cannot be deleted
+        # test deletion first, because an object that cannot be deleted would remain
+        steps.require("delete", partial(_run_step, remove))
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 
 
@@ -230,7 +231,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # as when renewing a lock or replacing a dataset file
+    put_object(probe, b"3", version)  # locks are renewed and dataset files replaced by such a conditional write
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -285,7 +286,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet; {folder.path} does"
-    if existing not in (path, parent):  # a new folder, or a misspelled path
+    if existing not in (path, parent):  # the path is a new folder or misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
@@ -318,7 +319,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # for each location or scheme: the check, and its steps
+_LOCATION_CHECKS = {  # the check and its steps for each location or scheme
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

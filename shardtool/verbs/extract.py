@@ -1,12 +1,12 @@
 """`extract`: write the samples of datasets to files.
 
 A file is named by its sample's key and field, such as `cat/0001.jpg`, or by its original name if `portable` changed the
-key. `create` with the options in the result recreates the same samples from the folder, with the same content
-fingerprint unless a field of a TFRecord contains a list.
+key. From the folder, `create` with the options in the result recreates the same samples. The content fingerprint is
+also the same unless a field of a TFRecord contains a list.
 
-During a run, `.extract.unfinished` in the folder identifies the samples being written. The next run with the same
-request continues: it keeps complete files and rewrites truncated ones. No other existing file is replaced without
-`overwrite`, and nothing is written outside the folder.
+During a run, the file `.extract.unfinished` in the folder identifies the request. The next run with the same request
+keeps complete files and rewrites truncated files. Other existing files are only replaced with `overwrite`. Nothing is
+written outside the folder.
 """
 
 from __future__ import annotations
@@ -56,17 +56,18 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.values import DatasetLike
 
-MANIFEST = ".manifest.parquet"  # a hidden name, so `create` ignores it
+MANIFEST = ".manifest.parquet"  # `create` ignores hidden files
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"
 _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
-_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # limits of a task, with few shards
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with more shards, tasks may be this much larger
+_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task if there are few shards
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with this many shards per worker, tasks may be this many times larger
 
-_NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` about names
+# options of `create` that change names, if recorded
+_NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
 _MAX_LISTED_NAMES = 5
 
@@ -88,7 +89,7 @@ def extract(
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name; nothing was written.
-        CorruptShard: A payload is damaged; its file does not exist.
+        CorruptShard: A payload is damaged. Its file was not written.
         OutputExists: A file exists with other bytes, or another run is writing there or was interrupted.
         OutputFailed: A file cannot be written.
     """
@@ -130,7 +131,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
     from shardtool.source.shards import DatasetSource
 
-    # `create` adds these labels and their column again.
+    # `create` will add these labels and their column again.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.keys_from, fields=fields)
@@ -176,14 +177,14 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # if the numbers differ, some datasets do not record paths
+        if len(recorded_paths) == len(entries.rows.code):  # otherwise some datasets do not record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
     return PackedStrings.parse(list_source_paths(plain).span(0, len(entries.rows.code)))
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Check that paths are safe, distinct, and possible in one folder.
+    """Check that paths are safe and distinct, and that one folder can contain all of them.
 
     Args:
         folded: Whether the file system ignores case.
@@ -243,7 +244,8 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):  # the file system ignores case
+    # the file system has found the lock under a name in capitals, so it ignores case
+    if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
@@ -260,7 +262,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # built while workers write
+            tables = tables or _parquet_tables(entries, names)  # built while the workers write files
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
@@ -365,7 +367,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
 
 @contextmanager
 def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, overwrite: bool) -> Iterator[bool]:
-    """Mark the folder as unfinished during the run; yield whether the same run was interrupted here before."""
+    """Mark the folder as unfinished during the run. Yield whether a run with the same request was interrupted here."""
     digest = blake2b(names.data, digest_size=16)
     for column in (listing.entries.rows.size, listing.entries.known_spans.expected):
         digest.update(column.tobytes())

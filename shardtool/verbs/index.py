@@ -27,7 +27,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
         InvalidRequest: The shards do not exist or are compressed.
         CorruptShard: A shard is damaged.
         OutputExists: Another run is writing here, other shards have the same sidecar names, or an existing sidecar or
-            dataset file is wrong and `overwrite` is not set.
+            dataset file is wrong and `overwrite` is false.
         OutputFailed: The output cannot be written.
     """
     return index_shards(dataset, options, observer)

@@ -1,14 +1,13 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
 Afterwards, no file of the dataset contains a byte of the removed samples. The list of skipped samples gets a row for
-each, with a hash of its key, so `create --resume` and `--append` do not add it again. Shards keep their names and
-numbers, even if they become empty.
+each removed sample, with a hash of its key, so `create --resume` and `--append` do not add the sample again. Shards
+keep their names and numbers, even if they become empty.
 
-Either all files are replaced or none. All new files are staged first. Then a plan, `.out.replacing`, is published: the
-new dataset file under another name. From then on the new dataset counts: the old dataset file is deleted, the staged
-files get their names, the new dataset file is published, and the plan is deleted. If a run is interrupted after the
-plan exists, the next run finishes the work; until then, no other run gets the dataset's lock
-(docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or no file. All new files are staged first. Then a plan is published: the new dataset file
+under the name `.out.replacing`. Now the old dataset file is deleted, the staged files get their names, the new dataset
+file is published, and the plan is deleted. If this is interrupted, the next run finishes it, and until then no other
+run gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from datasets in place: those in `keys` or `keys_from`, or those for which `where` is true.
+    """Remove samples from datasets in place: the samples in `keys` or `keys_from`, or for which `where` is true.
 
     Args:
         dataset: One or several datasets with a dataset file, such as splits; each is processed separately.
@@ -169,7 +168,7 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # the finished removal removed them
+        if finished:  # the interrupted removal, now finished, has removed these samples
             return []
         raise
     if options.keys_from is not None:
@@ -228,7 +227,7 @@ class Removal:
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
-        """Rewrite the shards without the samples, and replace them; `dry`: only return the summary."""
+        """Rewrite the shards without the samples, and replace the dataset. With `dry`, only return the summary."""
         import numpy as np
 
         from shardtool.plan.plan import plan_by_counts
@@ -285,7 +284,7 @@ class Removal:
         return file
 
     def _abandon(self, publication: Publication) -> None:
-        """Delete temporary files, also of interrupted runs of any verb, because they may contain the samples."""
+        """Delete temporary files, also of interrupted runs of any verb, because these files may contain the samples."""
         own_names = filter(self.pattern.owns, self.folder.staged_names())
         publication.abandon([*own_names, self.file.skipped_file, f"{self.pattern.base}.spool"])
 
@@ -354,7 +353,10 @@ class Removal:
         )
 
     def _skipped_list(self) -> bytes:
-        """Return the list of skipped samples, plus the removed samples as hashes, minus rows that name their keys."""
+        """Return the list of skipped samples.
+
+        Removed samples are added as hashes, and rows with their keys are deleted.
+        """
         why = "removed from the dataset; this is a hash of its key"
         new = [Skipped(hash_key(key), "", "removed", why) for key in self.keys]
         old = drop_keys(read_skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
@@ -370,7 +372,7 @@ class Removal:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
-        with suppress(ShardError):  # damage may be the reason to remove them
+        with suppress(ShardError):  # damage may be the reason for the removal
             removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 ShardFormat = Literal["tar", "tfrecord"]
 _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
-_POLL_S = 0.1  # between attempts to reserve space
+_POLL_S = 0.1  # pause between attempts to reserve space
 
-_WAIT_NOTE_S = 10.0  # until a waiting writer reports the wait
+_WAIT_NOTE_S = 10.0  # a writer reports a longer wait for space
 
 
 class CacheWriterOptions(NamedTuple):
@@ -65,7 +65,7 @@ class CacheWriterOptions(NamedTuple):
 
 
 class CacheWriter(SampleWriter):
-    """Writes samples into a cache. Created by `Cache.writer`; use it in a `with` block, in one thread.
+    """Writes samples into a cache. `Cache.writer` creates it. Use it in a `with` block, in one thread.
 
     A shard becomes visible once it is full or the block ends. If there is no space because all other shards are in use,
     the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
@@ -104,7 +104,7 @@ class CacheWriter(SampleWriter):
         self._reservation = reservation
 
     def publish(self) -> None:
-        """Publish the samples so far as a shard, even if it is not full.
+        """Publish the samples written so far as a shard, even if the shard is not full.
 
         Raises:
             InvalidRequest: The metadata of the samples have incompatible types.
@@ -123,7 +123,7 @@ class CacheWriter(SampleWriter):
             shard.abandon()
             raise
         self.shards += 1
-        # An encoder remembers all keys, so each shard gets a new one.
+        # An encoder remembers all keys, so each shard gets a new encoder.
         previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
         self._encoder.restore(previous.kinds, inline=previous.inline)
 
@@ -163,7 +163,7 @@ class CacheWriter(SampleWriter):
         return ShardBuilder(self._folder, name, self._options.format)
 
 
-_RETRY_WRITE_S = 60.0  # after a failure to write to the cache
+_RETRY_WRITE_S = 60.0  # pause after a failed write to the cache
 
 _DEFAULT_SHARD_SIZE = "256MB"
 
@@ -180,10 +180,10 @@ class Cache:
         folder: Folder of the cache, created if missing.
         max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own bound when it
             adds a shard.
-        policy: Which shards to evict first. `least-used`: the least recently used. `oldest`: the first added. `keep`:
-            none; shards that do not fit are read from their original location. Use `keep` if the dataset is larger than
-            the cache and read in whole epochs.
-        observer: Receives notes; without one, notes are warnings.
+        policy: Which shards to evict first: `least-used` evicts the least recently used shard, `oldest` the first
+            added. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
+            dataset is larger than the cache and read in whole epochs.
+        observer: Receives notes; without an observer, notes are warnings.
 
     Raises:
         InvalidRequest: The folder is a URL, has another cache version, contains something else, or does not support
@@ -228,7 +228,7 @@ class Cache:
         self._pid, self._retry_s = os.getpid(), 0.0
         self._originals: dict[str, OriginalFile] = {}
         self._damaged_copies: set[str] = set()
-        self._prefetched: set[str] = set()  # shards copied by `expect`, not opened yet
+        self._prefetched: set[str] = set()  # shards that `expect` copied, not opened yet
         self._counter = CountsFile(self.folder)
 
     @property
@@ -274,7 +274,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard that will be read soon, if it fits without eviction. `open` reports failures."""
+        """Copy a shard that will be read soon, if it fits without eviction. Only `open` reports failures."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:
@@ -314,12 +314,12 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, first release leases inherited from `refresh`, for which the writer would wait forever.
+        In a forked process, first release the leases inherited from `refresh`: the writer would wait for them forever.
 
         Args:
             part: Part of the shard names, which never clash with those of another writer.
             format: `tar` or `tfrecord`.
-            max_size: Maximum bytes per shard; None: a fiftieth of the cache, at most 256 MB.
+            max_size: Maximum bytes per shard; None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
         Raises:
@@ -344,7 +344,7 @@ class Cache:
         evicted for waiting writers.
 
         Args:
-            max_bytes: Keep only the newest shards up to this size, to leave space for writers. None: all.
+            max_bytes: Keep only the newest shards up to this size, to leave space for writers. None keeps all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

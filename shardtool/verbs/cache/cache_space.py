@@ -46,13 +46,13 @@ from shardtool.verbs.cache.folder import (
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096
 
-MAX_WAIT_S = 30.0  # for a process that holds a lock but makes no progress, for example because it was stopped
+MAX_WAIT_S = 30.0  # wait for a process that holds a lock but makes no progress, for example because it was stopped
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Lock the reservation of a copy or writer; None if another process holds it."""
+    """Lock the reservation of a copy or writer. Return None if another process holds the lock."""
     return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
@@ -230,14 +230,14 @@ class CacheSpace(NamedTuple):
                 lock.close()
 
     def eviction_order(self, shards: list[CachedFile]) -> list[CachedFile]:
-        """Return shards in the order of eviction."""
+        """Return the shards in the order of eviction."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.came_ns, shard.name))
         # Shards that no process has read yet are evicted last.
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.came_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
-        """Lock a shard by its path in the cache; None if a process reads it or it cannot be locked."""
+        """Lock a shard by its path in the cache. Return None if a process reads the shard or it cannot be locked."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None

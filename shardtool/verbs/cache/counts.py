@@ -32,7 +32,7 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        passed: Number of shards read from their original location: they did not fit, or the cache failed.
+        passed: Number of shards read from their original location, because they did not fit or the cache failed.
     """
 
     hits: int = 0
@@ -42,7 +42,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of openings that found a copy; None if there were none."""
+        """The fraction of openings that found a copy; None without openings."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
@@ -66,7 +66,7 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Add the given numbers to the statistics. Thread-safe."""
+        """Add the given numbers to the statistics. Threads may call this."""
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:

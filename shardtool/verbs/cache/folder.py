@@ -37,7 +37,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # of the original name, which ends a copy's name and shows the format
+_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with this part of the original name, which shows the format
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -53,8 +53,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The file name contains a hash of the shard's name, size and checksum.
-    Without a sidecar, the hash is over the path, size and modification time or object version.
+    The file name contains a hash of the shard's name, size and checksum. Without a sidecar, the path, size and
+    modification time or object version are hashed.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -71,7 +71,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of a file's writer in `written/`; None if foreign."""
+    """Return the name of the writer of a file in `written/`; None if the file is foreign."""
     match = WRITER_FILE_NAME.fullmatch(
         name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
@@ -79,7 +79,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy that a file in `copied/` belongs to; None if foreign."""
+    """Return the name of the copy that a file in `copied/` belongs to; None if the file is foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -90,7 +90,7 @@ class CachedFile(NamedTuple):
     """A finished shard in a cache.
 
     Attributes:
-        sidecar: Name of the sidecar; empty for a copy.
+        sidecar: Name of the sidecar; empty for a copy, which has no sidecar.
     """
 
     folder: str
@@ -107,7 +107,7 @@ class CachedFile(NamedTuple):
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C from the name of a copy; None for a written shard."""
+        """Size and CRC-32C, which are in the name of a copy; None for a written shard."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
@@ -122,7 +122,7 @@ class CacheContents:
     """The result of a scan.
 
     Attributes:
-        reserved: Bytes reserved by live processes.
+        reserved: Bytes that live processes have reserved.
         requested: Bytes that live processes wait for.
     """
 
@@ -144,12 +144,12 @@ def encode_reservation(reserved: int, requested: int) -> bytes:
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the file names in a folder; empty if it does not exist."""
+    """Return the file names in a folder; empty if the folder does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 
 def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a folder; none if it does not exist."""
+    """Yield the entries of a folder; nothing if the folder does not exist."""
     with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
         yield from iter_entries(folder)
 
@@ -165,7 +165,10 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add a live reservation; delete that of a dead process, with its unfinished files."""
+    """Add the reservation of a live process to `contents`.
+
+    Delete the reservation and unfinished files of a dead process.
+    """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
         return
@@ -186,5 +189,8 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of a dead process, its reservation last, so that an interrupted deletion continues."""
+    """Delete the files of a dead process.
+
+    Its reservation is deleted last, so that an interrupted deletion continues.
+    """
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -36,13 +36,13 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease. May be called more than once."""
+        """Release the lease. It is safe to call this twice."""
         if self.lock is not None:
             self.lock.close()
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy and cannot be copied now. Arguments: the kind of note, and its text."""
+    """A shard has no copy and cannot be copied now. The arguments are the kind of note and its text."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -51,7 +51,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard and mark it as used. None if there is no copy, or it has another size."""
+    """Lease the copy of a shard and mark it as used. Return None if there is no copy of the right size."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -124,7 +124,7 @@ def _copy_shard(
     return lock, evicted
 
 
-_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for waiting writers at once
+_MAX_RECLAIMED_DIVISOR = 2  # waiting writers free at most half of the cached bytes at a time
 
 
 class CacheShards(Sequence[str]):

@@ -80,8 +80,8 @@ class CacheChange(Result):
     """The shards deleted from a cache, and those still in use.
 
     Attributes:
-        removed: Maps paths of deleted shards to the damage found, or an empty string.
-        held: The same for shards that were not deleted because they are in use.
+        removed: Maps the path of each deleted shard to its damage, or to an empty string.
+        held: Maps the paths of shards that are in use, and therefore remain, in the same way.
         foreign: Paths of files that do not belong to the cache; they remain.
     """
 
@@ -131,7 +131,7 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
     damaged = {}
     for shard in contents.shards:
         path = os.path.join(space.folder, shard.path)
-        with suppress(FileNotFoundError):  # evicted meanwhile
+        with suppress(FileNotFoundError):  # another process has evicted the shard
             if lock := take_lock(path, shared=True):
                 with lock:
                     if damage := _find_damage(path, shard):
@@ -143,7 +143,10 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete unused shards, each with a reason, if their inodes are as given (None: any). The lock must be held."""
+    """Delete unused shards, and map their paths to the given reasons.
+
+    A shard whose inode differs from the given one (None: any) remains. The folder's lock must be held.
+    """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
         lock = space.lock_exclusively(shard.path)

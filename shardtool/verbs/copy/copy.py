@@ -60,7 +60,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing or differs from the dataset file; the copy of this file is not visible.
+        CorruptShard: A file is missing or differs from the dataset file; this file was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: The copy cannot be written.
         StoreFailed: A store or server keeps failing.
@@ -101,7 +101,7 @@ def _target_folder(given: object) -> str:
 
 
 def _target_folders(sources: Sequence[CopySource], where: str) -> list[str]:
-    """Return the destination folder for each dataset: a subfolder each if the datasets are in several folders."""
+    """Return the destination folder of each dataset: a subfolder if the datasets are in several folders."""
     is_one_folder = len({source.folder for source in sources}) == 1
     folders = [where if is_one_folder else paths.join(where, paths.base_name(source.folder)) for source in sources]
     names = Counter(
@@ -171,7 +171,7 @@ class Transfer:
 
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
-        self._options, self._refusal = options, ""  # why the store refuses server-side copies
+        self._options, self._refusal = options, ""  # the reason why the store refuses server-side copies
         self._grows, pattern = target.has_grown, _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._grows)

@@ -1,4 +1,4 @@
-"""Open the source of a copy, and inspect its destination: which files exist, are right, and may be replaced.
+"""Open the source of a copy. Find which files of the destination exist, which are right, and which may be replaced.
 
 In a folder, existing files are read completely. In a store, a shard is right if its size, its sidecar's bytes and the
 MD5 reported by the store are right; the object is not read.
@@ -41,8 +41,8 @@ class ShardCopy(NamedTuple):
     """A shard and its sidecar, and whether the destination already has them.
 
     Attributes:
-        shard_right: Whether the existing shard at the destination is right; None: it does not exist.
-        sidecar_right: The same for the existing sidecar.
+        shard_right: Whether the shard at the destination is right; None if it does not exist.
+        sidecar_right: Whether the sidecar at the destination is right; None if it does not exist.
     """
 
     shard: OriginalFile
@@ -63,7 +63,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard and the sidecar, each with whether it is right."""
+        """The shard and the sidecar, each with whether the destination has the right file."""
         return (self.shard, self.shard_right), (self.sidecar, self.sidecar_right)
 
 
@@ -72,8 +72,8 @@ class CopySource(NamedTuple):
 
     Attributes:
         data: The bytes of the dataset file, copied even if the file changes meanwhile.
-        pairs: The shards and sidecars, in order, not yet compared with the destination.
-        skipped: The list of skipped samples; empty: none.
+        pairs: The shards and sidecars in order, before they are compared with the destination.
+        skipped: The list of skipped samples; empty without a list.
     """
 
     path: str
@@ -99,7 +99,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The file names in `folder`, the names of the new and old dataset files, and of the shards."""
+        """The names of the files in `folder`, of the new and old dataset files, and of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
@@ -158,9 +158,9 @@ class CopyTarget(NamedTuple):
 
     Attributes:
         below: The folder of the shards: the same folder, or one below it.
-        facts: Existing files with names of the dataset, in `folder` and in `below`.
-        data: The bytes of the existing dataset file, or of the one that an interrupted copy has withdrawn, if any.
-        old: That dataset file; None: there is none, or it is damaged.
+        facts: Existing files in `folder` and in `below` that have names of the dataset.
+        data: The bytes of the existing dataset file, or of the dataset file that an interrupted copy has renamed.
+        old: The parsed `data`; None if it is missing or damaged.
         old_below: The folder of the shards that `old` lists.
     """
 
@@ -179,7 +179,7 @@ class CopyTarget(NamedTuple):
 
     @property
     def has_grown(self) -> bool:
-        """Whether the existing dataset is this one, or an earlier version before shards were appended."""
+        """Whether the existing dataset is the source, or the source before shards were appended."""
         if self.data is None:
             return True
         if self.old is None or self.old.shards_folder != self.source.file.shards_folder:
@@ -187,7 +187,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the file names that only the old dataset file lists: in `folder`, and shards in `old_below`."""
+        """Return the names that only the old dataset file lists: files in `folder`, and shards in `old_below`."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -204,7 +204,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """Inspect the destination.
 
     Raises:
-        OutputExists: Something other than a regular file of a dataset has one of the dataset's file names.
+        OutputExists: An entry that is not a file of a dataset has one of the dataset's file names.
     """
     folder = open_folder(where)
     below = open_subfolder(folder, to_local_name(source.file.shards_folder))
@@ -285,7 +285,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         right: bool | None = True
     elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
-    else:  # in a store, a run may have been interrupted before copying the sidecar
+    else:  # a run into a store may have been interrupted before it copied the sidecar
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 
@@ -299,7 +299,7 @@ def _is_right(
     if fact.size != original.size:
         return False
     path = folder.full_path(original.name)
-    with suppress(OSError):  # a link, or an unreadable file
+    with suppress(OSError):  # the file is a link or unreadable
         stored_crc = lookup.recorded_crc(path)
         return (read_crc(path, meter.add)[1] if stored_crc is None else stored_crc) == original.crc
     return False

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 _INITIAL_THREADS, _MAX_THREADS = 4, 16
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_POLL_S = 0.2  # between two updates of the progress
+_POLL_S = 0.2  # time between two updates of the progress
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-_MAX_SILENT_S = 10  # between two blocks of a thread: S3 closes a connection that is silent for 20 s
+_MAX_SILENT_S = 10  # time between two blocks of a thread; S3 closes a connection that is silent for 20 s
 
 
 class ByteMeter:
     """Count the bytes of all threads, limit their rate, and stop them.
 
     Args:
-        limit: Maximum bytes per second of all threads together; None: no limit.
-        report: Called with each number of bytes, in the thread that copies them.
+        limit: Maximum bytes per second of all threads together; None for no limit.
+        report: Function that the copying thread calls with the number of bytes of each block.
 
     Attributes:
-        stopped: Set when the run is over: threads stop at their next block, requests immediately.
+        stopped: Set when the run is over. Threads stop at their next block, and requests stop immediately.
     """
 
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        self._limit, self._free_at = limit, 0.0  # time from which the bytes are within the limit
+        self._limit, self._free_at = limit, 0.0  # time at which the bytes so far are within the limit
 
     def add(self, size: int) -> None:
         """Count bytes, and wait until the rate is within the limit.
@@ -68,8 +68,9 @@ class ByteMeter:
 class ThreadCount:
     """Number of concurrent tasks: fixed, or adapted to the measured throughput.
 
-    Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
-    throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
+    The number starts at four. A measurement lasts at least a second, and until as many tasks have finished as run
+    concurrently. If throughput grew by a fifth since the previous measurement, the number is doubled. Otherwise it is
+    halved, and then stays.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -79,7 +80,7 @@ class ThreadCount:
 
     def note(self, size: int, finished: int, now: float) -> None:
         """Record transferred bytes and finished tasks; `now` is a time of `time.monotonic`."""
-        self._progress += size + finished  # `finished` is added so that tasks without bytes count, too
+        self._progress += size + finished  # `finished` is added because tasks without bytes count, too
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
@@ -91,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    """Return the number of threads that each get a block in time under a rate limit; None: adapt."""
+    """Return how many threads each get a block in time under a rate limit; None without a limit."""
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 
@@ -99,12 +100,12 @@ def _threads_for_limit(limit: int | None) -> int | None:
 def run_in_threads(
     work: Callable[[Task, ByteMeter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield each task with its result as it finishes; with `workers=0`, run the tasks one by one in this thread.
+    """Yield each task and its result when the task finishes. With `workers=0`, run the tasks one by one in this thread.
 
-    No other thread is running once the iteration ends, for any reason.
+    However the iteration ends, no other thread is still running.
 
     Args:
-        work: The function to run; it calls `ByteMeter.add` for each block.
+        work: The function that runs a task; it calls `ByteMeter.add` for each block.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

@@ -71,7 +71,7 @@ class Uncompared(NamedTuple):
     """What is not compared between a dataset and its source.
 
     Attributes:
-        fields: Fields that were joined from a table that is not available.
+        fields: Fields that a table added which is no longer available.
         payloads: Whether fields are ignored because the run changed payloads.
         added: Whether samples that only the source has are ignored.
         as_numbers: Whether the dataset stores numbers as TFRecord does.
@@ -148,7 +148,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # otherwise, the source may contain the appended samples now
+    if kept is not stored:  # exclude appended samples that the source contains now
         in_stored, in_kept = (
             find_positions(theirs.entries.keys, dataset.entries.keys) >= 0 for dataset in (stored, kept)
         )
@@ -173,7 +173,7 @@ _SPLIT_COLUMN = "split"  # the metadata column with the recorded split
 
 
 class SideComparison:
-    """A comparison of two sides. Samples are paired by key; samples with the same key in their order."""
+    """A comparison of two sides. Samples are paired by key. Samples with the same key are paired in their order."""
 
     def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
@@ -181,7 +181,7 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        self._width = len(self._names) + 1  # the last id stands for all metadata columns
+        self._width = len(self._names) + 1  # the last id of a sample stands for all its metadata columns
 
     def result(self) -> DiffResult:
         """Return the differences, without the names of the sides."""
@@ -224,12 +224,12 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # Names after the last common one are ignored.
+        # `zip` ignores names that only one side has.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
     def _changed_fields(self) -> Rows:
-        """Return the ids of fields that differ: sample of side A times `_width`, plus the name's index."""
+        """Return an id for each field that differs: the sample of side A times `_width`, plus the name's index."""
         excluded = self._excluded
         if excluded.payloads:
             return np.zeros(0, np.int64)
@@ -249,7 +249,7 @@ class SideComparison:
             *(inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in ((a, rows_a), (b, rows_b))),
             strict=True,
         )
-        fetched = b.entries.rows.kind[rows_b] == URL  # the URL's content may have changed since
+        fetched = b.entries.rows.kind[rows_b] == URL  # the content of the URL may have changed since packing
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")
@@ -296,7 +296,10 @@ def _key_text(side: ComparedSide, sample: int) -> str:
 
 
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
-    """Return an id for each key, equal for equal keys on both sides; repeated keys on one side get different ids."""
+    """Return an id for each key.
+
+    Equal keys of the two sides get equal ids; repeated keys of one side get different ids.
+    """
     codes = pa.chunked_array([first.array(), second.array()]).combine_chunks().dictionary_encode().indices.to_numpy()
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
     counts = [_occurrences(side_codes) for side_codes in (ours, theirs)]
@@ -324,6 +327,6 @@ def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[n
         equal = pc.or_(equal, pc.and_(pc.is_null(first, nan_is_null=True), pc.is_null(second, nan_is_null=True)))
     except MemoryError:
         raise
-    except pa.ArrowException:  # lists, or incompatible types
+    except pa.ArrowException:  # Arrow cannot compare lists and incompatible types
         return np.array([x != y for x, y in zip(first.to_pylist(), second.to_pylist(), strict=True)], np.bool_)
     return np.array(~equal.to_numpy().astype(np.bool_))

@@ -32,10 +32,10 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     """Return the samples that only one of two datasets has, that differ, or that are in another split.
 
     Args:
-        a: A dataset file, a shard pattern, a glob, a folder, or shards; or several, such as all splits, as a list or
-            by `{split}` in a name.
-        b: The same; or the source of `a` in its current state, a folder or a manifest. The differences are then what
-            `create` would change.
+        a: A dataset file, a shard pattern, a glob, a folder, or shards. Several datasets, such as all splits, are given
+            as a list or by `{split}` in a name.
+        b: Other datasets, given like `a`; or the source of `a`, a folder or a manifest. The differences from the source
+            are the changes that `create` would make.
         options: See `DiffOptions`.
         observer: Receives progress and notes.
 
@@ -44,7 +44,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
     started, notes = time.time(), Notes(observer)
-    with start_pool(options) as pool:  # forked before anything heavy is imported
+    with start_pool(options) as pool:  # workers are forked before large imports
         from shardtool.verbs.diff.compare import SideComparison, Uncompared, dataset_and_source, dataset_sides
 
         datasets = [open_dataset(given) for given in expand_datasets(a)]
@@ -64,7 +64,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    # None for a folder of samples, a manifest or an archive.
+    # The result is None for a folder of samples, a manifest or an archive.
     several = isinstance(given, list | tuple)
     if not several and is_table(given):
         return None

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample with the same content as another one. `differs`: fields that differ from the first of the group."""
+    """A sample with the same content as another sample.
+
+    `differs` are its fields that differ from the group's first sample.
+    """
 
     key: str
     dataset: str
@@ -36,7 +39,7 @@ class DuplicateGroups(NamedTuple):
 
     Attributes:
         groups: Groups of two or more samples, in order of their keys.
-        surplus: Number of samples that repeat the first of their group.
+        surplus: Number of samples that repeat the first sample of their group.
         leaks: Number of groups in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """

@@ -77,9 +77,9 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
 _MAX_COLUMN_VALUES = 10
 _SCOPE_FIELDS = ("samples", "shards", "walked")
 _MAX_CLASSES = 1000
-_MAX_MEAN_NAME_CHARS = 32  # longer class names are text
+_MAX_MEAN_NAME_CHARS = 32  # columns with a larger mean length contain text, not class names
 _MAX_LISTED_IMAGES = 10
-_MAX_RECORDED_SIZE = 2**62  # caps sizes in dataset files of other tools, so that sums stay in range
+_MAX_RECORDED_SIZE = 2**62  # limits the sizes in damaged dataset files, so that sums stay in range
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:
@@ -122,7 +122,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
         if (damaged := damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
-    for path in stored.unlisted:  # matched by the range, but not part of the dataset
+    for path in stored.unlisted:  # the range matches these files, but they are not part of the dataset
         yield Problem("extra-shard", printable_path(path), "not in the dataset file")
     sizes = map_paths(_file_size, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(stored.shards, stored.file.shards, strict=True):
@@ -170,7 +170,7 @@ def _spread_of(values: Iterable[int]) -> Spread:
 
 
 def combine_summaries(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
-    """Combine the summaries of several datasets; return a single one unchanged."""
+    """Combine the summaries of several datasets. A single summary is returned unchanged."""
     summaries = [summary for _, summary in datasets]
     if len(summaries) == 1:
         return summaries[0]

@@ -1,6 +1,6 @@
-"""Collect statistics of a dataset in one pass over its indexes, and inspect a random few images and labels.
+"""Collect statistics of a dataset in one pass over its indexes, and inspect some random images and labels.
 
-Memory does not grow with the number of samples. The seed alone decides which samples are inspected.
+Memory does not grow with the number of samples. Only the seed determines which samples are inspected.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # with more samples, only `full` reads all sidecars
-_MAX_FIELDS = 1000  # ignore further fields
+MAX_READ_SAMPLES = 4_000_000  # if there are more samples, only `full` reads all sidecars
+_MAX_FIELDS = 1000  # further fields are ignored
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
-_MAX_UNPACKED_BYTES = 2**26  # decompressed from one shard to inspect samples
-_MAX_LABEL_READS = 20_000  # label payloads read because no index has their checksums
+_MAX_UNPACKED_BYTES = 2**26  # maximum bytes to decompress from one shard when inspecting samples
+_MAX_LABEL_READS = 20_000  # maximum number of label payloads to read because no index has their checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -53,7 +53,7 @@ class FieldPayloads(NamedTuple):
     """The payloads of a field in one shard.
 
     Attributes:
-        rows: Row of each payload's sample in the shard.
+        rows: The row of the sample of each payload.
     """
 
     rows: NDArray[np.int64]
@@ -72,7 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample in the dataset, or in the shard, counted from 0.
+        number: Number of the sample in the dataset or shard, counted from 0.
         kinds: Maps fields to `int64` or `float`, if known.
     """
 
@@ -90,7 +90,10 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return samples of a shard, with all metadata columns or only `names`; `first` is its first sample's number."""
+    """Return samples of a shard, with all metadata columns or only `names`.
+
+    `first` is the number of the shard's first sample.
+    """
     table = index.table if names is None else index.table.select([*_INDEX_COLUMNS, *names])
     samples = []
     selected = table.slice(int(rows[0]), 1) if len(rows) == 1 else table.take(pa.array(rows))
@@ -104,7 +107,7 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        groups: Counts by `FieldPayloads.groups`. Not usable if `unknown` is true.
+        groups: Counts by `FieldPayloads.groups`; invalid if `unknown` is true.
         places: Shard number and offset of one payload, by group.
         unknown: Whether some payloads have no checksum in the index.
         labels: Counts of the (name, number) pairs of inspected payloads.
@@ -145,11 +148,11 @@ class DatasetOverview:
     """The statistics of a dataset's indexes.
 
     Attributes:
-        counts: Number of samples by number of the shards that were read.
+        counts: Number of samples of each shard that was read, by shard number.
         scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
-        images: Inspected images by field: the key, and (width, height, mode) or an error message.
-        group_names: Label texts by field and `FieldPayloads.groups`, once `labels` has read them.
+        images: Inspected images by field: the sample's key, and (width, height, mode) or an error message.
+        group_names: Label texts by field and `FieldPayloads.groups`, as far as `labels` has read them.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -182,7 +185,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Yield the indexes of all shards, or of every n-th if there are too many samples."""
+        """Yield the indexes of all shards, or of every n-th shard if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None and not self.options.full:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
@@ -246,7 +249,7 @@ class DatasetOverview:
     def _checksums(
         self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
-        # None if there are too many payloads, or long ones.
+        # The result is None if there are too many payloads, or long payloads.
         is_cheap = len(lengths) <= self._reads_left and lengths.max() <= MAX_LABEL_BYTES
         if not is_cheap or self.rank(name) > 1 or is_compressed(shard.path):
             return None
@@ -309,7 +312,10 @@ class DatasetOverview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
-        """Return a field's most frequent values; read one payload of each for its name, or use `?` if that fails."""
+        """Return a field's most frequent values.
+
+        One payload of each value is read for its name, which is `?` if reading fails.
+        """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         counts = (tally.groups.values or {}).items()
@@ -325,7 +331,9 @@ class DatasetOverview:
         return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
 
     def rank(self, name: str) -> int:
-        """Return a label's rank: 0 has class names, 1 is named like a label, 2 is another column, 3 another field."""
+        """Return a label's rank: 0 if it has class names, 1 if named like a label, 2 for other columns, 3 for other
+        fields.
+        """
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:

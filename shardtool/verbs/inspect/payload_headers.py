@@ -1,4 +1,4 @@
-"""Describe arrays and videos by their headers: shapes, types, sizes and durations. Nothing is decoded or unpickled.
+"""Describe arrays and videos by their headers: shapes, types, sizes and durations. No payload is decoded or unpickled.
 
 Formats: NumPy (NEP 1), safetensors, MP4 and QuickTime (ISO/IEC 14496-12), Matroska and WebM (RFC 9559), AVI (RIFF).
 """
@@ -98,7 +98,7 @@ def _read_mp4(data: memoryview) -> _Video | None:
         media = dict(_iter_boxes(boxes[b"mdia"]))
         if bytes(media[b"hdlr"][8:12]) != b"vide":
             continue
-        width, height = struct.unpack(">II", boxes[b"tkhd"][-8:])  # 16.16 fixed point
+        width, height = struct.unpack(">II", boxes[b"tkhd"][-8:])  # fixed-point numbers of 16 and 16 bits
         layout, start = (">IQ", 20) if media[b"mdhd"][0] else (">II", 12)
         time_units, duration = struct.unpack_from(layout, media[b"mdhd"], start)
         table = dict(_iter_boxes(dict(_iter_boxes(media[b"minf"]))[b"stbl"]))

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _MEASURE_S = 2.0
 _SAMPLES_PER_READ = 64
 _MAX_OPENED_SHARDS = 16
-_MAX_OPENING_SHARE = 0.1  # shards are large enough if opening them takes less of the time than this
+_MAX_OPENING_SHARE = 0.1  # shards are large enough if opening them takes at most this share of the time
 
 
 class Speed(NamedTuple):
-    """The amount read (bytes before decoding), and the time it took."""
+    """The samples and bytes that were read (before decoding), and the time that reading took."""
 
     samples: int
     bytes: int
@@ -102,7 +102,7 @@ class ReadSpeed(NamedTuple):
 
 
 def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
-    """Read a dataset for two seconds per measurement; `decode` also measures decoding."""
+    """Measure the read speed of a dataset, for two seconds per measurement. `decode` also measures decoding."""
     catalog = open_catalog(dataset)
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
@@ -122,8 +122,8 @@ def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> 
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    """Return how much longer the first read of a shard takes than the second, in seconds (median of some shards)."""
-    dataset[numbers[0]]  # includes late imports
+    """Return how many seconds longer the first read of a shard takes than the second (median of some shards)."""
+    dataset[numbers[0]]  # the first read includes late imports, so it is not measured
     differences = [_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers]
     return max(0.0, median(differences))
 

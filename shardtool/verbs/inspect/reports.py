@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def inspect_html(
     dataset: DatasetLike, output: str | os.PathLike[str], *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page for browsers about one or several datasets; it works offline.
+    """Write a web page about one or several datasets. The page works offline.
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The page, a file name that ends in `.html`.
+        output: The file name of the page, which ends in `.html`.
         seed: Seed for choosing the samples to show.
         overwrite: Whether to replace an existing file.
 
@@ -59,7 +59,8 @@ def inspect_table(
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The table, a file name that ends in `.parquet` or `.csv`. In CSV, nested values are written as JSON.
+        output: The file name of the table, which ends in `.parquet` or `.csv`. In CSV, nested values are written as
+            JSON.
         where: Query that selects samples.
         overwrite: Whether to replace an existing file.
 

@@ -1,6 +1,6 @@
 """Find samples of datasets, decode their fields for display, and write them to files.
 
-No key can cause a write outside the folder.
+Files are never written outside the folder, whatever the keys are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX_NUMBER_DIGITS = 18
 
 
 def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
-    """Yield the keys of all samples, or of the matching ones."""
+    """Yield the keys of all samples, or of the samples that match a query."""
     for selected in selected_shards(datasets, where):
         column = selected.shard_index.table.column("__key__")
         yield from (column if where is None else column.take(selected.rows)).to_pylist()
@@ -68,7 +68,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield the first samples, or all; with a query, only matching ones."""
+    """Yield the first samples, or all samples; with a query, only samples that match."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
@@ -80,7 +80,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else with this number, counted from 0 over all datasets."""
+    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -113,7 +113,10 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
 
 
 def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSample | None:
-    """Find a key by the key ranges in the dataset file, so that only one index is read; None if that fails."""
+    """Find a key by the key ranges in the dataset file, and read only one index.
+
+    Return None if the key is not found.
+    """
     dataset = datasets[0]
     entries = dataset.file.shards if dataset.file is not None else ()
     if len(datasets) > 1 or len(entries) != len(dataset.shards):
@@ -214,7 +217,7 @@ class SampleView(NamedTuple):
 
 
 def view_sample(sample: StoredSample, *, text_limit: int = MAX_TEXT_BYTES) -> SampleView:
-    """Decode a sample for display; texts are cut after `text_limit` bytes."""
+    """Decode a sample for display. Texts are cut after `text_limit` bytes."""
     with open_shard(sample.shard.path) as file:
         rows = sorted(range(len(sample.fields)), key=lambda row: sample.fields[row]["offset"])
         views = {row: _view_field(sample, sample.fields[row], file, text_limit) for row in rows}
@@ -271,7 +274,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8; None if the bytes are not text. If they are not complete, drop a cut character at the end."""
+    """Decode UTF-8; return None if the bytes are not text. If they are incomplete, drop a cut character at the end."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
@@ -298,8 +301,12 @@ _MAX_PATH_CHARS = 255
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
-    """Write each field of a sample to `KEY.FIELD`, TFRecord numbers as text or JSON; return the paths."""
-    paths = [_field_path(sample, field["name"]) for field in sample.fields]  # check all before writing any
+    """Write each field of a sample to `KEY.FIELD`, and return the paths.
+
+    TFRecord numbers are written as text or JSON.
+    """
+    # check all names before writing the first file
+    paths = [_field_path(sample, field["name"]) for field in sample.fields]
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):
             blocks = partial(_field_blocks, sample, sample.fields[row], file)
@@ -308,7 +315,7 @@ def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) 
 
 
 def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
-    """Yield the bytes of a field in blocks; a number of a TFRecord as text."""
+    """Yield the bytes of a field in blocks. A number of a TFRecord is converted to text."""
     names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
@@ -354,7 +361,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Check that a report may be written to a path; overwrite only a report of the same kind."""
+    """Check that a report may be written to a path. Only a report of the same kind may be overwritten."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

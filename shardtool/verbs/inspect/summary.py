@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # leading bits kept of more values: the median is within 0.2 %
+_BUCKET_BITS = 10  # of more values, this many leading bits are kept, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -49,7 +49,7 @@ class Spread:
 
 
 class SizeTally:
-    """Collects non-negative numbers and returns their `Spread`."""
+    """Collects non-negative numbers, and computes their `Spread`."""
 
     def __init__(self) -> None:
         self._count = self._total = self._largest = 0
@@ -98,7 +98,7 @@ class SizeTally:
         return max(self._smallest, min(self._largest, _bucket_middle(bucket)))
 
     def columns(self, max_columns: int) -> list[tuple[float, float, int]]:
-        """Return at most `max_columns` (from, to, count), equally wide on a log scale, of the positive numbers."""
+        """Return at most `max_columns` bars (from, to, count) of the positive numbers, equally wide on a log scale."""
         middles = np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)
         values = np.concatenate([*self._kept, middles])
         counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
@@ -154,7 +154,7 @@ class ValueCounts(Generic[Value]):
         self.add(zip(names.to_pylist(), counts.field("counts").to_pylist(), strict=True))
 
     def most_frequent(self) -> list[tuple[Value, int]]:
-        """Return (value, count) pairs, most frequent first."""
+        """Return (value, count) pairs, in descending order of count."""
         return sorted((self.values or {}).items(), key=lambda item: (-item[1], natural_key(str(item[0]))))
 
 
@@ -195,7 +195,7 @@ def is_scalar_type(kind: pa.DataType) -> bool:
 
 
 class ColumnTally:
-    """Collects the values of a metadata column and returns a `ColumnSummary`."""
+    """Collects the values of a metadata column, and computes a `ColumnSummary`."""
 
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
@@ -205,7 +205,7 @@ class ColumnTally:
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Add the column's type in another shard: `null` if all values there are null."""
+        """Add the column's type in another shard; `null` if all values in that shard are null."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
@@ -274,14 +274,14 @@ def _join_types(types: str, kind: str) -> str:
     return types if kind == "null" or kind in names else " or ".join([*names, kind])
 
 
-MAX_LABEL_VALUES = 100  # listed per label
+MAX_LABEL_VALUES = 100  # maximum number of values that are listed per label
 _SUMMARY_VERSION = 1
 COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A missing or damaged file (`where`), with a `code` for programs."""
+    """A missing or damaged file, `where`. Programs can rely on `code`."""
 
     code: str
     where: str
@@ -303,7 +303,8 @@ class ImageSummary:
     """The sizes and modes of images, after applying the EXIF orientation.
 
     Attributes:
-        source: `columns` if from the columns width and height, `sampled` if from the headers of some images.
+        source: `columns` if the sizes are from the columns width and height, `sampled` if they are from the headers of
+            some images.
         unreadable: (key, error message) of images that cannot be read.
     """
 
@@ -317,7 +318,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A value of a label: its name, its class number if any, and the number of samples with it."""
+    """A value of a label: its name, its class number if any, and the number of samples with the value."""
 
     name: str
     number: int | float | None
@@ -338,7 +339,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """What the statistics cover: samples, shards, and shards without a sidecar (`walked`)."""
+    """The numbers of samples, shards, and shards without a sidecar (`walked`) that the statistics cover."""
 
     samples: int
     shards: int
@@ -350,19 +351,19 @@ class Summary(Displayed):
     """The content of a dataset. The names are those of `--json` (docs/json.md).
 
     Attributes:
-        dataset: The dataset file, or the path given.
+        dataset: The dataset file, or else the given path.
         size: Bytes of all shards, as listed or found.
-        field_bytes: Bytes of all payloads; None if only some sidecars were read and there is no dataset file.
+        field_bytes: Bytes of all payloads; None if there is no dataset file and some sidecars were not read.
         skipped: Number of samples skipped when the dataset was created.
-        complete: Whether all files in the dataset file exist; None without one.
+        complete: Whether all files in the dataset file exist; None without a dataset file.
         made: How the dataset was created, from its dataset file.
         looked: The samples and shards that the following statistics cover.
-        images: Image sizes by field, or by the columns they come from.
+        images: Image sizes by field, or by the columns that contain the sizes.
         labels: Labels by field or column, the likeliest first.
         splits: Number of samples by split.
         siblings: Dataset files of the other splits.
-        part_of: Number of shards in the whole dataset, if only some were named.
-        datasets: For several datasets, the summary of each; the combined one has only sizes, counts, `complete` and
+        part_of: Number of shards in the whole dataset, if the user named only some shards.
+        datasets: For several datasets, the summary of each. The combined summary has only sizes, counts, `complete` and
             `problems`.
     """
 

@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 SHARD_COLUMN = "__shard__"
 TABLE_ENDINGS = (".parquet", ".csv")
-_ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not create many small row groups
+# rows are collected before writing, because many small shards would create many small row groups
+_ROW_GROUP_ROWS = 2**16
 
 
 def write_table(
     datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
-    """Write one row per sample, and return their number: `__key__`, `__shard__` (a path), ..., metadata.
+    """Write one row per sample, with the columns `__key__`, `__shard__` (a path), ..., and metadata.
 
-    In CSV, nested values are written as JSON.
+    Return the number of rows. In CSV, nested values are written as JSON.
     """
     if not path.endswith(TABLE_ENDINGS):
         raise InvalidRequest(cli_name("table"), path, expected=f"a file name ending in {' or '.join(TABLE_ENDINGS)}")

@@ -71,7 +71,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If there is no valid dataset file, check that all shards exist that were planned according to the sidecars."""
+    """If there is no valid dataset file, check that all shards exist that the sidecars' plan contains."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
@@ -94,7 +94,7 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
     """Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
 
-    Return nothing if no shard has a sidecar: the dataset files then belong to other shards with the same names.
+    Return nothing if no shard has a sidecar, because the dataset files then belong to other shards with the same names.
     """
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
@@ -185,7 +185,7 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
-    """Check duplicate keys, totals and the fingerprint; `scans` are by shard number."""
+    """Check duplicate keys, totals and the fingerprint. `scans` maps shard numbers to contents."""
     findings = _find_duplicate_keys(subject, scans)
     file, unchecked = subject.file, findings.unchecked
     if file is None:
@@ -233,7 +233,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of the sample at an index; scan shards missing in `read`."""
+    """Return the shard number and key of the sample at an index. Scan shards that `read` lacks."""
     ends = subject.ends()
     position = bisect_right(ends, index)
     number, _ = subject.read[position]

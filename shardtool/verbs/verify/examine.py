@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 KEY_HASH_BYTES = 16
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
-# A payload is decoded from memory, and a compressed shard can expand it a thousandfold.
+# A payload is decoded in memory, and decompression can expand it a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
-MAX_JSON_BYTES = 8_000_000  # objects take up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
+MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
 _MAX_NUMBER_DIGITS = 100
-_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text: 3.5 and 1e3 fail
-_MAX_NUMBER_BYTES = 2**12  # including surrounding whitespace
+_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text, which fails for 3.5 and 1e3
+_MAX_NUMBER_BYTES = 2**12  # limit of a number's text, including surrounding whitespace
 
 
 class ExamineTask(NamedTuple):
-    """A shard to examine; `classes` is the number of classes by field."""
+    """A shard to examine. `classes` is the number of classes by field."""
 
     shard: StoredShard
     decode: bool = False
@@ -45,10 +45,10 @@ class ShardExamination:
 
     Attributes:
         scan: The content of the shard; None if it cannot be opened. Its columns are dropped after the checks.
-        fields: Number of samples with each field; emptied once added to the totals, to save memory.
+        fields: Number of samples with each field; emptied after it was added to the totals, to save memory.
         unrecognised: Number of members that do not belong to a sample.
         hashes: The hash of each key, 16 bytes each.
-        content_ids: The id of each sample's content, 8 bytes each; may be empty.
+        content_ids: The id of each sample's content, 8 bytes each; may be empty, if no id is needed.
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
         more: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
@@ -66,11 +66,11 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Examine a shard; a damaged one up to the damage."""
+    """Examine a shard, or a damaged shard up to the damage."""
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
-        if not failed.of_file:  # a failure of the machine or network, not of the shard
+        if not failed.of_file:  # the machine or network has failed, not the shard
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
@@ -85,7 +85,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return the id of each sample's content. The parent calls this: a worker would have to import NumPy."""
+    """Return the id of each sample's content. The parent calls this, because a worker would have to import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content
@@ -94,12 +94,12 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
     index = scanned_index(scan)
     content = index_content(index, labels)
     crcs = np.zeros(len(index.codes), np.uint32)
-    crcs[: len(scan.crcs)] = scan.crcs  # the last payload of a damaged shard may lack one
+    crcs[: len(scan.crcs)] = scan.crcs  # the last payload of a damaged shard may lack a checksum
     return content.ids(index.lengths[content.rows], crcs[content.rows]).tobytes()
 
 
 class DigestTask(NamedTuple):
-    """Samples of a shard, by their row numbers, and its fields that are not content."""
+    """Samples of a shard, by their row numbers, and the fields that are not content."""
 
     shard: StoredShard
     labels: frozenset[str]
@@ -107,7 +107,7 @@ class DigestTask(NamedTuple):
 
 
 def digest_samples(task: DigestTask) -> list[bytes]:
-    """Return the digest of the content of each sample; empty if it cannot be read completely."""
+    """Return the digest of the content of each sample; empty if the sample cannot be read completely."""
     from shardtool.dataset.duplicates import index_content, sample_digests
     from shardtool.dataset.shard_index import scanned_index
 
@@ -119,9 +119,9 @@ class _PayloadCheck(NamedTuple):
     """How to check the payloads of a field by decoding them.
 
     Attributes:
-        decode: Returns the problem of a payload; empty: valid; None: too large to decode.
+        decode: Function that returns the problem of a payload; empty if it is valid, None if it is too large to decode.
         limit: Size of the largest payload to decode, in bytes.
-        skip_large: Whether larger payloads are skipped. If not, they are invalid.
+        skip_large: Whether larger payloads are skipped. Otherwise they are invalid.
     """
 
     code: str
@@ -180,9 +180,10 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        if error.code == "image-too-large" and error.__cause__ is None:  # our memory limit, not an error of Pillow
+        # the image exceeds the memory limit, but may be valid
+        if error.code == "image-too-large" and error.__cause__ is None:
             return None
-        return "" if error.code == "image-depth" else error.message  # the image is valid; only its values are unusual
+        return "" if error.code == "image-depth" else error.message  # the image is valid, but its values are unusual
     return ""
 
 

@@ -32,7 +32,7 @@ EXPORT_STALE = "export-stale"
 
 
 def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
-    """Find index files that do not match their shards, for the shards that were read."""
+    """Find index files that do not match the shards that were read."""
     findings, names = Findings(), set(list_folder_names(subject.folder))
     other_names = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[ShardScanTask, Sequence[str]]] = {}
@@ -45,7 +45,7 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for index, (problems, unknown_names) in pool.map(compare_exports, iter(tasks.values())):
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    if subject.file is not None and subject.is_all:  # indexes of whole folders need all shards
+    if subject.file is not None and subject.is_all:  # an index of a whole folder can only be compared with all shards
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, *_check_readme(subject, subject.file, names))
@@ -57,7 +57,7 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
     (shard_task, files), formats = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), to_output_name(base_name(shard_task.path))
     for name in files:
-        with suppress(OSError, AccessRefused):  # without permission to list, stores refuse access to missing files
+        with suppress(OSError, AccessRefused):  # stores refuse access to missing files if the user may not list objects
             if format_name := exports.detect_export(name, *read_head(join(folder, name), exports.PROBE_BYTES)):
                 formats[name] = format_name
     unknown = [name for name in files if name not in formats and not name.endswith(".json")]
@@ -78,7 +78,7 @@ def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fin
     except StoreFailed:
         raise
     except ShardError:
-        return [], unknown  # a damaged shard: other checks report it
+        return [], unknown  # other checks report the damaged shard
     findings = []
     for name, format_name in formats.items():
         if problem := read_foreign_index(join(folder, name), format_name, shard)[1]:
@@ -91,7 +91,7 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
-        return findings  # do not follow a link to a folder
+        return findings  # a link to a folder is not followed
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():

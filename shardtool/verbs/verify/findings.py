@@ -17,15 +17,16 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # findings with one code about one file; the rest are only counted
-_MAX_TEXT_CHARS = 1000  # a name in a tar can have a million characters and occur in thousands of findings
+MAX_LISTED_PER_FILE = 100  # maximum findings with one code about one file; further findings are only counted
+_MAX_TEXT_CHARS = 1000  # names in a tar can have a million characters and occur in thousands of findings
 
 
 class FindingKind(NamedTuple):
     """The meaning of a finding code, and its fix.
 
     Attributes:
-        fix: What to do. Placeholders such as `{resume}` become the option's name on the command line or in the library.
+        fix: What to do. A placeholder such as `{resume}` becomes the option's name on the command line or in the
+            library.
     """
 
     meaning: str
@@ -118,7 +119,7 @@ class Finding:
     Attributes:
         file: The name of the shard, sidecar or dataset file.
         expected: The expected state; may be empty.
-        offset: The offset in the file, in bytes; None: the whole file.
+        offset: The offset in the file, in bytes; None for the whole file.
     """
 
     code: str
@@ -174,7 +175,7 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1: the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
             code and file.
         uncompared: Fields that were not compared with the source.
     """
@@ -192,7 +193,7 @@ class Findings:
         self._list((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Add the first of `total` findings with one code, and count the rest."""
+        """Add the first of `total` findings with one code. Count the other findings."""
         self._list((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
@@ -227,10 +228,10 @@ class Report(Displayed):
         findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
         readable: False if nothing could be read.
         repaired: The repairs done.
-        read: With `sample`, the number of shards read and their bytes; None: all.
+        read: With `sample`, the number and the bytes of the shards that were read; None if all were read.
         datasets: The reports of several datasets; the other attributes then cover all of them.
         quick: Whether no shard was read.
-        uncompared: With `source`, the fields that were not compared with it.
+        uncompared: With `source`, the fields that were not compared with the source.
     """
 
     dataset: str
@@ -255,7 +256,7 @@ class Report(Displayed):
 
     @property
     def sound(self) -> bool:
-        """Whether there are no findings."""
+        """Whether the dataset has no findings."""
         return not self.counts
 
     def to_json(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """`verify --for`: find what another tool's reader would misread.
 
 tests/clients/test_targets.py confirms each result with the reader itself. DALI ignores names if each shard has an
-index; without an index, it finds fields by member names.
+index. Without an index, it finds fields by member names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# Notes only, or reported by `_find_missing_fields`.
+# These rules lead to notes only, or `_find_missing_fields` reports them.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
-_DALI_NAME_RULES = ("dot-in-key", "pax-name")  # what DALI misreads without an index
-_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # cannot read compressed shards
-_INSPECTED_SAMPLES = 5  # samples from which `load_dataset` infers the fields
+_DALI_NAME_RULES = ("dot-in-key", "pax-name")  # names that DALI misreads without an index
+_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # readers that cannot read compressed shards
+_INSPECTED_SAMPLES = 5  # number of samples from which `load_dataset` infers the fields
 
 
 def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Findings:

@@ -1,13 +1,13 @@
-"""`verify --repair`: rebuild what can be rebuilt without guessing.
+"""`verify --repair`: rebuild files whose content can be derived without guessing.
 
 - A missing, damaged or stale sidecar is rebuilt from its shard, if the dataset file verifies the shard.
 - A missing or damaged dataset file is rebuilt, if a valid sidecar verifies every shard.
 - With the source, `create` runs again with the repeatable recorded options and with the user's options (`--map`,
-  `--root`). Nothing changes unless the result is exactly what the dataset file lists. For splits, `reshard`, a `--join`
-  table, and after an append, a message names the command to run.
+  `--root`). Nothing changes unless the result is exactly what the dataset file lists. For splits, `reshard` or a
+  `--join` table, and after an append, a message names the command to run.
 
-Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged: an interrupted run has
-changed nothing, or the next one finishes it. Afterwards the dataset is verified again.
+Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. If a run is interrupted, it
+has changed nothing, or the next run finishes it. Finally the dataset is verified again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra
 
 
 def why_not_repeatable(file: DatasetFile) -> str:
-    """Return why shards cannot be rebuilt from the source, and what to do instead; empty if they can."""
+    """Return why shards cannot be rebuilt from the source, and what to do instead; empty if they can be rebuilt."""
     verb, which = file.made.verb, ""
     if file.appends:
         overwrite, append = flag_text("overwrite"), flag_text("append")
@@ -89,12 +89,15 @@ def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) ->
 
 
 def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
-    """Return the options to rerun `create`. Code comes from the user, never from the dataset file."""
+    """Return the options to rerun `create`.
+
+    Names of functions to run come from the user, never from the dataset file.
+    """
     from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map
     if not isinstance(run.options, CreateOptions):
-        raise TypeError(run.verb)  # other verbs are not rerun
+        raise TypeError(run.verb)  # only `create` is rerun
     if run.map and function is None:
         found = f"samples created by {run.map}; code is never run because a dataset file names it"
         expected = f"{option_text('map')}, if you trust that code"
@@ -125,7 +128,7 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
 
 
 class Repair:
-    """The repair of a dataset. `unresolved` lists failed repairs, with reasons."""
+    """The repair of a dataset. `unresolved` lists failed repairs and their reasons."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions) -> None:
         self.subject, self.options = subject, options
@@ -140,7 +143,7 @@ class Repair:
         self.unresolved: list[str] = []
 
     def run(self) -> None:
-        """Run all repairs that are possible."""
+        """Run all possible repairs."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = why_not_repeatable(file) if file is not None and files else ""
         if self.options.source is not None and files and file is not None:

@@ -1,4 +1,4 @@
-"""Independent checks of one shard and its sidecar, after a worker has examined the shard. Each yields findings."""
+"""Independent checks of a shard and its sidecar, after a worker has examined the shard. Each check yields findings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET_MAGIC = b"PAR1"
-_HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"  # types of members
+_HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"  # types of tar members
 _DEVICE_TYPES = (b"3", b"4", b"6")
 _CONTROL_CHARS = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def check_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Check the shard as a file: existence, readability, size and checksum."""
+    """Check the shard's existence, readability, size and checksum."""
     if case.size is None:
         problem, fetch = describe_missing(case.shard.path)
         code = "shard-unreadable" if problem == "not a regular file" else "shard-missing"
@@ -40,7 +40,8 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:  # a truncated upload
+        # the upload was truncated
+        if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:
             expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
         return
@@ -81,7 +82,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
         if field in RESERVED_NAMES:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
-        # TFRecord features often contain a slash, such as image/encoded; fields of a tar cannot.
+        # TFRecord features such as image/encoded often contain a slash. Fields of a tar cannot.
         if field[:1] == b"/" or _PARENT_PART.search(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
@@ -89,7 +90,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
 
 
 def _unsafe_name_reason(name: bytes) -> str:
-    # The first test of each line is cheap, and most names pass it.
+    # The first test of each line is cheap and sufficient for most names.
     if b".." in name and _PARENT_PART.search(name):
         return "a part `..`"
     if name[:1] == b"/":
@@ -155,7 +156,7 @@ class SidecarFile(NamedTuple):
     """A sidecar as a file.
 
     Attributes:
-        data: Its bytes; empty if it does not exist, cannot be read, or belongs to another tool.
+        data: The bytes of the file; empty if it does not exist, cannot be read, or belongs to another tool.
         fact: The sidecar's description of the shard; None if the sidecar is damaged.
     """
 
@@ -165,7 +166,7 @@ class SidecarFile(NamedTuple):
 
 
 def read_sidecar(case: ShardCheck) -> SidecarFile:
-    """Read the sidecar, and check it as a file: existence, size, checksum and format."""
+    """Read the sidecar. Check its existence, size, checksum and format."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
     entry, name = case.entry, case.sidecar
@@ -177,7 +178,7 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
     except OSError as error:
         return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
-        return SidecarFile()  # a file of another tool with the same name
+        return SidecarFile()  # another tool uses the same file name
     findings, fact = list[Finding](), None
     if entry is not None and len(data) != entry.sidecar_size:
         findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))
@@ -192,7 +193,7 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
 
 
 def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Check that the sidecar describes this shard: same name, size and checksum."""
+    """Check that the sidecar contains this shard's name, size and checksum."""
     fact, entry = case.fact, case.entry
     if fact is None:
         return
@@ -251,7 +252,7 @@ def check_entry(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Run all checks of one shard; `sidecar`: the bytes of its sidecar."""
+    """Run all checks of one shard. `sidecar` contains the bytes of its sidecar."""
     yield from check_shard(case)
     yield from check_sidecar_matches_shard(case)
     yield from check_content(case)

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 
 class SourceComparison:
-    """The comparison of a dataset with its source; after an append of other sources, of the first run's shards only."""
+    """The comparison of a dataset with its source.
+
+    After an append of other sources, only the first run's shards are compared.
+    """
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
@@ -61,7 +64,7 @@ class SourceComparison:
         self.recorded, self._given, self.findings = recorded, options.source, subject.findings
 
     def run(self, all_scans: Scans, pool: Pool) -> None:
-        """Compare; `all_scans` are the readable shards, by shard number."""
+        """Compare the readable shards, `all_scans`, with the source."""
         recorded, unchecked = self.recorded, self.findings.unchecked
         if recorded.map:
             unchecked.append(f"the source: {option_text('map')} created the samples, and is not run again")
@@ -179,7 +182,8 @@ class SourceComparison:
         codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")
         ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
         mine, source, extra, missing = match_ids(ours, theirs)
-        missing = missing[np.isin(entries.owners(missing), positions)]  # only of samples in the dataset
+        # only fields of samples in the dataset are missing
+        missing = missing[np.isin(entries.owners(missing), positions)]
         problem, expected = "the field is missing in the dataset", "the field, as in the source"
         keys = (index_text(entries.keys[int(entries.owners(row))]) for row in missing)
         missing_names = (entries.fields[int(code)] for code in entries.rows.code[missing])
@@ -202,7 +206,7 @@ class SourceComparison:
         lengths, crcs = _concat_column(scans, "lengths"), _concat_column(scans, "crcs")
         as_numbers = any(scan.format == "tfrecord" for scan in scans.values())
         sizes, sums = inline_checksums(entries, source, as_numbers=as_numbers)
-        fetched = entries.rows.kind[source] == URL  # the URL's content may have changed since
+        fetched = entries.rows.kind[source] == URL  # the content of the URL may have changed since packing
         if fetched.any():
             self.findings.unchecked.append(f"{pluralize(int(fetched.sum()), 'file')} of URLs against the web")
             self.findings.uncompared += [entries.fields[code] for code in np.unique(entries.rows.code[source[fetched]])]

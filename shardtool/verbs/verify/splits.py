@@ -1,8 +1,8 @@
-"""Verify several datasets, then look for samples that two splits of one dataset share.
+"""Verify several datasets, then find samples that two splits of one dataset share.
 
 Datasets are splits of one dataset if their dataset files record the same run, or if their names differ only in a word
 such as `train` or `val`. One run writes each key to one split only, so a shared key is a leak. Separate runs may use
-the same keys for different samples, so a shared key is a leak only if the samples are duplicates, too.
+the same keys for different samples, so in these a shared key is a leak only if the samples are duplicates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 def verify_several(
     datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
 ) -> Report:
-    """Verify several datasets; report datasets that cannot be opened, and verify the others."""
+    """Verify several datasets. Report datasets that cannot be opened, and verify the other datasets."""
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}
@@ -49,7 +49,7 @@ def verify_several(
             reports[index] = _unreadable_report(dataset, error)
         elif index in split_indexes:
             verified[index] = verify(dataset, contents=index in content_indexes)
-        else:  # keep only the report: there may be many datasets
+        else:  # keep only the report, because there may be many datasets
             reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
         if first in verified and second in verified:
@@ -89,9 +89,10 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
-    """Add a finding to the second split for each sample in both. Skipped if no shard of one split was read.
+    """For each sample in both splits, add a finding to the second split.
 
-    Workers of `pool` compare the content of samples with the same key; None: the key is enough.
+    If no shard of a split was read, add nothing. Workers of `pool` compare the content of samples with the same key; if
+    it is None, keys are compared only.
     """
     import numpy as np
 

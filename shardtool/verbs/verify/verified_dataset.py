@@ -1,4 +1,4 @@
-"""A dataset under verification: its shards, their state, the findings so far, and the report of them."""
+"""A dataset under verification: its shards, their state, the findings so far, and their report."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ AS_LISTED = ", as in the dataset file"
 
 @dataclass(slots=True)
 class ShardCheck:
-    """One shard and what the checks know about it.
+    """One shard, and the results of its checks so far.
 
     Attributes:
-        size: The shard's bytes; None if the file does not exist.
-        fact: The sidecar's description of its shard; None if it is damaged.
-        examined: The result of a worker; None if the shard was not read.
+        size: The size in bytes; None if the file does not exist.
+        fact: The sidecar's description of the shard; None if the sidecar is damaged.
+        examined: The worker's result; None if the shard was not read.
     """
 
     shard: StoredShard
@@ -56,17 +56,17 @@ class ShardCheck:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the shard."""
         return self.shard.name
 
     @property
     def sidecar(self) -> str:
-        """The name of its sidecar."""
+        """The name of the sidecar."""
         return sidecar_name(self.shard.file_name)
 
     @property
     def entry(self) -> ShardEntry | None:
-        """Its entry in the dataset file."""
+        """The shard's entry in the dataset file."""
         return self.shard.entry
 
     @property

@@ -1,7 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged.
 
-Workers scan each shard and compute its checksums. The parent compares them with the sidecar and the dataset file, and
-checks the shards together: gaps, extra files, and keys in two shards.
+Workers scan each shard and compute its checksums. The parent compares the results with the sidecar and the dataset
+file. It also checks all shards together for gaps, extra files, and duplicate keys.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     """Check one or several datasets, and return a report of what is wrong. Only `repair` writes files.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, in a list or by
-            `{split}` in a name, the report covers all of them, and its `datasets` has one report for each.
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, as a list or by
+            `{split}` in a name, the report covers all of them, and its `datasets` contains one report for each.
         options: See `VerifyOptions`.
         observer: Receives progress.
 
@@ -82,9 +82,9 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
 @accepts_options(VerifyOptions)
 def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Check one or several datasets like `verify`, and repair whatever can be rebuilt from verified data.
+    """Check one or several datasets like `verify`, and rebuild wrong files from verified data.
 
-    Repairing shards requires `source`.
+    Only with `source` can shards be repaired.
     """
     return verify(dataset, replace(options, repair=True), observer=observer)
 
@@ -92,7 +92,8 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    lazy = options.source is None and is_local(dataset)  # otherwise fork before requests start threads
+    # otherwise workers must be forked before requests start threads
+    lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
 
@@ -173,7 +174,7 @@ def _check_with_reading(
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
 
-        # First, so that a missing source is reported before any shard is read.
+        # The source is opened first, so that a missing source is reported before any shard is read.
         comparison = SourceComparison(subject, options, observer)
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
@@ -210,7 +211,7 @@ def _examine_shards(
     contents: bool,
 ) -> dict[int, ShardScan]:
     preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
-    preload.start()  # while workers read the first shards
+    preload.start()  # import modules while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
     tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes) for number in numbers)
     scans = dict[int, ShardScan]()
@@ -254,10 +255,11 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
 
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]  # + 1: an empty shard can be chosen
+    # 1 is added, so that an empty shard can be chosen
+    ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # the share is a part of one large shard
+    if not chosen:  # the sample is a part of one large shard
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)

@@ -30,20 +30,20 @@ _LIST_NAMES = ("annotations", "objects", "instances", "detections", "shapes")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("left", "top", "right", "bottom")
 _SIDES = ("x", "y", "width", "height"), ("x", "y", "w", "h")
 _BOX_NUMBERS = 4
-_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a box may have a confidence
+_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence may follow a box
 _MIN_POLYGON_NUMBERS = 6
-_TOLERANCE = 1.02  # annotations often exceed the image by a pixel or by rounding
+_TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding error
 _MAX_COLOURED_CLASS = 2**20
-_MIN_LIGHT = 1400  # of a weighted sum of red, green and blue, up to 2,550
-_MAX_CHARS = 60  # of a label
-_MAX_POINTS = 100  # of a polygon
-_DRAWN_SIDE = 1000  # the longer side of the image in the coordinates of the drawing
+_MIN_LIGHT = 1400  # minimum of a weighted sum of red, green and blue, which is at most 2,550
+_MAX_CHARS = 60  # maximum length of a label
+_MAX_POINTS = 100  # maximum number of points of a polygon
+_DRAWN_SIDE = 1000  # the longer side of the image, in the drawing's coordinates
 
 _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon to draw: a path in the coordinates of `drawing_size`, its upper left corner, and its label."""
+    """A box or polygon to draw: its path in the coordinates of `drawing_size`, its upper left corner, and its label."""
 
     path: str
     x: int
@@ -62,7 +62,7 @@ def drawing_size(image: tuple[int, int]) -> tuple[int, int]:
 def find_outlines(
     values: Mapping[str, object], image: tuple[int, int], classes: Mapping[str, Sequence[str]], max_outlines: int
 ) -> list[Outline]:
-    """Return the outlines of the first value with boxes.
+    """Return the outlines of the first value that contains boxes.
 
     Args:
         values: Parsed JSON fields, texts and metadata columns by name.
@@ -115,7 +115,8 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
     rectangles = _rectangles([numbers for numbers, _ in pairs], image, is_corners=is_corners)
     return [
         ([(left, top), (right, top), (right, bottom), (left, bottom)], label)
-        for (left, top, right, bottom), (_, label) in zip(rectangles, pairs, strict=False)  # all or none fit
+        # `rectangles` is empty if most boxes do not fit
+        for (left, top, right, bottom), (_, label) in zip(rectangles, pairs, strict=False)
     ]
 
 
@@ -128,10 +129,11 @@ def _box_of(item: Mapping[str, object]) -> object:
 
 
 def _numbers(value: object) -> list[float]:
-    # Four finite numbers, or none.
+    # Return four finite numbers, or an empty tuple.
     if not isinstance(value, list) or len(value) != _BOX_NUMBERS:
         return []
-    if not all(isinstance(number, (int, float)) and abs(number) < 2**40 for number in value):  # excludes NaN
+    # the comparison also excludes NaN
+    if not all(isinstance(number, (int, float)) and abs(number) < 2**40 for number in value):
         return []
     return [float(number) for number in value]
 
@@ -139,10 +141,10 @@ def _numbers(value: object) -> list[float]:
 def _rectangles(
     boxes: Sequence[Sequence[float]], image: tuple[int, int], *, is_corners: bool
 ) -> list[tuple[float, float, float, float]]:
-    """Return (left, top, right, bottom) as shares of the image; empty if most boxes exceed the image.
+    """Return (left, top, right, bottom) of each box as shares of the image; empty if most boxes exceed the image.
 
-    Numbers up to 1 are shares, others are pixels. A box is left, top, width and height as in COCO, unless more boxes
-    are valid as left, top, right and bottom.
+    Numbers up to 1 are shares, and larger numbers are pixels. A box is left, top, width and height as in COCO, unless
+    more boxes are valid as left, top, right and bottom.
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import ColumnSummary
 
 _MAX_COLUMNS = 400
-_MAX_KEPT_VALUES = 2**13  # per column
+_MAX_KEPT_VALUES = 2**13  # maximum number of values kept per column
 _MAX_BARS = 24
 _MAX_CATEGORIES = 10
 _MAX_CHART_NUMBER = 1e150  # so that differences are finite

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import Summary
 
     Collector = Callable[[DatasetOverview, StoredShard, ShardIndex, Mapping[str, FieldPayloads]], None]
-    # Stratum, random number, shard number, row, sample.
+    # A tuple of stratum, random number, shard number, row, and sample.
     _Candidate = tuple[str, float, int, int, StoredSample]
 
 
@@ -46,7 +46,10 @@ _MAX_COMPARED_PAIRS = 10
 
 
 class UnusualSamples:
-    """Unusual samples; `labels` are fields that are not content. `find` sets `repeated`, the number of duplicates."""
+    """Finds unusual samples.
+
+    `labels` are fields that are not content. `find` sets `repeated`, the number of duplicates.
+    """
 
     def __init__(self, labels: frozenset[str]) -> None:
         self.repeated = 0
@@ -82,7 +85,7 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs; extremes only if the samples differ in them."""
+        """Return pairs of a reason and a sample. A property that is equal in all samples makes no sample unusual."""
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]
@@ -103,7 +106,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # The first two samples of the largest groups, as shard number and row.
+        # Return shard number and row of the first two samples of the largest groups.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_ends([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -142,14 +145,14 @@ def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
 
 
 _CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
-_MAX_STRATA = 2000  # maximum number of samples on a page
+_MAX_STRATA = 2000  # maximum number of strata, each with at least one sample on the page
 
 
 @dataclass(frozen=True)
 class ChosenSamples:
     """The samples chosen from a dataset, and its statistics.
 
-    `spread` is the label over which the samples are spread; empty: over shards.
+    `spread` is the label over which the samples are spread; if empty, they are spread over shards.
     """
 
     overview: DatasetOverview
@@ -173,9 +176,9 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose samples of a dataset; `default_count`: their number if there are fewer strata; None: `max_samples`.
+    """Choose one sample per stratum, at least `default_count` (None for `max_samples`) and at most `max_samples`.
 
-    `collectors` are called with each index that is read.
+    Each of `collectors` is called with each index that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -224,14 +227,14 @@ def _candidates(
     strata: list[str],
     drawn: tuple[int, int, list[_Candidate]],
 ) -> list[_Candidate]:
-    # `drawn`: seed, maximum, and the pool so far.
+    # `drawn` contains the seed, the maximum, and the pool so far.
     seed, max_samples, pool = drawn
     priority = shard_random_numbers(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):  # drop candidates that cannot enter the full pool: that is most of them
+    if 0 < max_samples <= len(pool):  # drop the candidates that cannot enter the full pool, which are most candidates
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))
@@ -248,7 +251,8 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. More candidates only increase the rank of dropped ones.
+    # Sort by rank within the stratum, then by random number. Further candidates cannot decrease the rank of a dropped
+    # candidate.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -1,4 +1,4 @@
-"""A dataset as the templates of the page read it."""
+"""A dataset in the form that the templates of the page use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-_MAX_LISTED_SHARDS = 9  # listed in the example without a dataset file; a glob could match other shards
+# without a dataset file, the example lists up to this many shards; a glob could match other shards
+_MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
 _MAX_ANCHOR_CHARS = 120
@@ -39,7 +40,7 @@ DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
-    """Return the samples of a page, the unusual ones last."""
+    """Return the samples of a page; unusual samples are last."""
     shown = [sample for view in views for sample in view.shown]
     return shown + [sample for view in views for sample in view.unusual_shown]
 
@@ -89,7 +90,7 @@ def set_rows(views: Sequence[DatasetView]) -> None:
 
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
-    """A dataset on the page. `number` is 0 if it is the only one, else counts from 1."""
+    """A dataset on the page. `number` counts datasets from 1; it is 0 for a single dataset."""
 
     name: str
     rows: RowTable
@@ -159,7 +160,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """The class lists of annotations, then likely labels, each with its values and their counts."""
+        """The class lists of annotations, then likely labels, with the count of each value."""
         overview, sets = self.overview, []
         for name in overview.classes:
             counts = next((one for column, one in self.class_counts.items() if name.rpartition(".")[0] == column), None)

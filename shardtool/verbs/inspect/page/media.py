@@ -1,4 +1,4 @@
-"""Audio and video on a page. No payload can run code there: its first bytes decide its MIME type."""
+"""Audio and video on a page. Payloads cannot run code there, because their first bytes determine the MIME type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shardtool.dataset.payload import content_type
 
 WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
-_EXTENSIBLE = 0xFFFE  # the coding is in the extension of the header
-_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
+_EXTENSIBLE = 0xFFFE  # the format is in the extension of the header
+_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
 _MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
@@ -21,11 +21,11 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # the first entries, which are recognised whatever the field name
+_MAGIC_AUDIO = 3  # number of first entries, which are recognised under any field name
 
 
 class MediaClip(NamedTuple):
-    """Audio or video of a sample; `data` are the included bytes: all, the start, or none."""
+    """Audio or video of a sample. `data` is the included part of the payload: all bytes, the start, or nothing."""
 
     field: str
     type: str
@@ -35,7 +35,7 @@ class MediaClip(NamedTuple):
 
     @property
     def waveform(self) -> str:
-        """The waveform of the included bytes as an SVG path; empty unless it is PCM in a WAV file."""
+        """The waveform of the included bytes as an SVG path; empty unless they are PCM in a WAV file."""
         peaks = wav_peaks(self.data, WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
@@ -55,7 +55,7 @@ class MediaClip(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Kind, duration, and how much is included, as text."""
+        """Text with the kind, the duration, and how much is included."""
         duration = "" if self.seconds is None else f", {self.seconds:,.1f} s"
         included = (
             f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"
@@ -81,7 +81,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
     if kind is None or size < bits // 8:
         return []
     values = np.frombuffer(data, kind, size // (bits // 8), start)
-    if kind == "V3":  # the two upper bytes are enough
+    if kind == "V3":  # keep the two upper bytes, which are exact enough
         values = np.ascontiguousarray(values.view("u1").reshape(-1, 3)[:, 1:]).view("<i2")[:, 0]
     amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
     amplitudes[~np.isfinite(amplitudes)] = 0
@@ -91,7 +91,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
 
 
 def media_type(name: str, start: bytes) -> str:
-    """Return the MIME type of audio or video by its first bytes; empty if browsers cannot play it."""
+    """Return the MIME type of audio or video, by its first bytes; empty if browsers cannot play it."""
     content = content_type(name)
     if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
         return "audio/wav"
@@ -104,7 +104,7 @@ def media_type(name: str, start: bytes) -> str:
 
 
 class MediaBudget:
-    """Shares out a page's bytes for audio and video over all samples."""
+    """Divides a page's bytes for audio and video among all samples."""
 
     def __init__(self, total: int, samples: int) -> None:
         self._available = float(min(_MIN_CLIP_BYTES, total))
@@ -115,7 +115,7 @@ class MediaBudget:
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, a start long enough to hear, or none."""
+        """Return how many bytes of a field to include: all, a start that is long enough to hear, or 0."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

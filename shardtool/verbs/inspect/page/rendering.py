@@ -1,8 +1,8 @@
 """Render the page from its templates.
 
-All content of the dataset is treated as hostile: the templates escape it and show control characters, and the page's
-content security policy allows only its own script and style sheet, by hash. The page is readable without JavaScript.
-The same files produce the same bytes.
+All content of the dataset is treated as hostile. The templates escape the content and show control characters. The
+page's content security policy allows only the page's own script and style sheet, by hash. The page is readable without
+JavaScript. The same files produce the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from shardtool.transform.thumbnail import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
 
-    # A label, its number of values, and a row per value: the value, (count, share) per dataset, and the largest share.
+    # A label, its number of values, and a row per value: the value, (count, share) for each dataset, and the largest
+    # share.
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
@@ -154,7 +155,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
 
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    # The first image and its overlay are already in the tile.
+    # The sample's tile already contains the first image and its overlay.
     document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
     document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
     return {**document, "src": image.url} if with_data else document
@@ -220,7 +221,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return pixel, centre of the label, and label of each mark; overlapping labels are empty."""
+        """Return pixel, centre of the label, and label of each mark. A label that would overlap is empty."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)

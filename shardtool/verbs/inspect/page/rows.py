@@ -30,9 +30,9 @@ MAX_ROWS = 100_000
 MAX_ROW_BYTES = 10_000_000  # as Arrow columns; JSON needs about as many
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
-_MAX_EXACT_INTEGER = 2**53  # of a number in JavaScript
+_MAX_EXACT_INTEGER = 2**53  # JavaScript represents integers up to this limit exactly
 _UNSAFE_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
-_OWN_COLUMNS = 2  # key and size
+_OWN_COLUMNS = 2  # the columns `key` and `size`
 
 
 class _Values(NamedTuple):
@@ -45,7 +45,7 @@ class _Values(NamedTuple):
 
 
 def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
-    """Return the class names of a column: those of the field with its name, such as `labels.json` for `labels`."""
+    """Return the class names of a column, from the field of the same name, such as `labels.json` for `labels`."""
     matches = (names for name, names in classes.items() if name.rpartition(".")[0] == column)
     return classes.get(column) or next(matches, [])
 
@@ -54,7 +54,7 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        first: Number of rows within the limits, which are the first samples of the dataset.
+        first: Number of rows within the limits; these rows are the first samples of the dataset.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -83,7 +83,8 @@ class RowTable:
         table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
         columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
         for name, payloads in fields.items():
-            is_column = name in columns or name.rpartition(".")[0] in columns  # the latter: lists, as in `labels.json`
+            # a field such as `labels.json` contains lists for the column `labels`
+            is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.rank(name) <= 1:
                 groups, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
                 groups[payloads.rows], is_missing[payloads.rows] = payloads.groups(), False
@@ -133,7 +134,7 @@ def _single_value(sample: StoredSample, name: str) -> pa.ChunkedArray:
     value = sample.metadata.get(name)
     try:
         return pa.chunked_array([pa.array([value])])
-    except pa.ArrowException:  # Arrow has no type for the value, or a list of several types
+    except pa.ArrowException:  # Arrow has no type for the value, or it is a list of several types
         return pa.chunked_array([pa.array([str(value)])])
 
 
@@ -167,7 +168,7 @@ def _are_exact(values: pa.Array) -> bool:
 
 
 def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
-    # Of lists of objects, such as conversations, only the lengths are kept: converting them takes seconds.
+    # Only the lengths of lists of objects, such as conversations, are kept, because conversion takes seconds.
     import pyarrow.compute as pc
 
     if not is_scalar_type(values.type.value_type):
@@ -196,7 +197,7 @@ def _cut(text: str) -> str:
 
 
 def script_json(value: object, *, ascii_only: bool = False) -> str:
-    """Return JSON for a script element, which no value can end."""
+    """Return JSON for a script element. No value can end the element."""
     document = json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
@@ -278,6 +279,7 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # As text, a 32-bit float has no more digits than it needs. JSON has no NaN and no infinity: they are texts.
+    # Text has only the digits that a 32-bit float needs. NaN and infinity are texts, because JSON cannot represent
+    # them.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]

@@ -1,4 +1,4 @@
-"""Read a sample for a page. Only the shown fields are read, and only the start of long ones."""
+"""Read a sample for a page. Only the shown fields are read, and only the start of long fields."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 SPLIT_COLUMN = "split"
 _MAX_TEXT_BYTES = 4096
-_MAX_IMAGES = 3  # per sample
-_MAX_FIELDS = 40  # per sample
-_MAX_CLIPS = 2  # per sample
+_MAX_IMAGES = 3  # per sample, like the following limits
+_MAX_FIELDS = 40
+_MAX_CLIPS = 2
 _MAX_NAME_CHARS = 120
 _NUMBER_LIST = re.compile(r'\[[^\[\]{}"]*\]')
-_TURN_BYTES = 20  # of a turn in addition to its text
+_TURN_BYTES = 20  # bytes of a turn in addition to its text
 _HEX_BYTES = 32
-MAX_KEY_CHARS = 200  # shown of a key or a metadata value
+MAX_KEY_CHARS = 200  # maximum characters shown of a key or a metadata value
 
 
 class TextExcerpt(NamedTuple):
@@ -71,7 +71,7 @@ class ShownSample:
     Attributes:
         labels: Label texts by field or column, the likeliest first.
         label: The class, or the value of a field or column named like a label; empty if there is none.
-        reason: Why the sample is unusual; empty: it is not.
+        reason: Why the sample is unusual; empty for other samples.
         row: The sample's row in the table of the page.
     """
 
@@ -100,7 +100,7 @@ class ShownSample:
 
     @property
     def overlay(self) -> Thumbnail | None:
-        """The mask of the first image, if one has its aspect ratio."""
+        """The mask of the first image, if a mask has the same aspect ratio."""
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
@@ -132,9 +132,9 @@ class SampleBudget(NamedTuple):
 
     Attributes:
         edge: Longer side of a thumbnail in pixels.
-        image: Bytes of all thumbnails; None: no limit.
+        image: Bytes of all thumbnails; None for no limit.
         text: Bytes of all texts.
-        media: Budget for audio and video, shared by all samples; None: no clips.
+        media: Budget for audio and video, shared by all samples; None for no clips.
     """
 
     edge: int
@@ -148,7 +148,7 @@ class SampleBudget(NamedTuple):
 def show_samples(
     choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
-    """Read samples for display, by default the chosen ones."""
+    """Read samples for display, by default the chosen samples."""
     for shard, chosen in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
         samples = list(chosen)
         try:
@@ -304,7 +304,7 @@ class _SampleRendering:
                     self._conversations.append(turns)
                     return self._chat_excerpt(title, turns)
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
-                # Deeply nested JSON is mostly indentation: 1 MB became 1 GB.
+                # Deeply nested JSON is mostly indentation, which once turned 1 MB into 1 GB.
                 pretty = "".join(islice(pieces, 2 * self._budget.text))
                 pretty = _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), pretty)
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
@@ -360,7 +360,7 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
 
 
 def dataset_title(dataset: StoredDataset) -> str:
-    """Return the dataset's name, or what its shard names have in common."""
+    """Return the dataset's name, or else the common start of its shard names."""
     if dataset.file and dataset.file.name:
         return shorten_text(dataset.file.name, _MAX_NAME_CHARS)
     names = [shard.file_name for shard in dataset.shards]
