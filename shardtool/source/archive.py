@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
-_LISTING_BYTES_PER_MEMBER = 128  # in addition to its name
-_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar
+_LISTING_BYTES_PER_MEMBER = 128  # bytes in addition to the member's name
+_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limit for listing a compressed tar
 _MAX_NAME_BYTES = 2**13
 _TAR_FOLDER = b"5"
 _TAR_LINKS = (b"1", b"2")
@@ -68,7 +68,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as heads:  # a second reader for headers, so that both read forward
+    with ShardFile(file.path) as heads:  # headers have a second reader, so that both read forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
@@ -116,7 +116,8 @@ class ArchiveSource(FolderSource):
             self._stat = lookup.stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        self._copied: list[tuple[int, int]] = []  # compressed tar: (offset, size) of copied payloads, in order
+        # (offset, size) of the payloads copied from a compressed tar, in order
+        self._copied: list[tuple[int, int]] = []
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples."""
@@ -124,7 +125,7 @@ class ArchiveSource(FolderSource):
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:
-        """Copy the packed files of a compressed tar."""
+        """Copy the packed files from a compressed tar."""
         with CompressedFile(self._path) as packed:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-TASK_COUNT = 32  # enough to keep a few workers busy to the end
-# Names for groups of skipped rows in notes, in addition to the reason codes.
+TASK_COUNT = 32  # number of tasks that keeps a few workers busy to the end
+# In notes, these codes also name groups of skipped rows.
 _SAME_CONTENT, _EMPTY_SAMPLE = "same-content", "empty"
 
 
@@ -43,9 +43,9 @@ class Listing:
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
         stored: For each name in `shards`, the dataset and the shard.
-        compressed: Whether a shard can only be read in sequence.
+        compressed: Whether some shards can only be read in sequence.
         later: The part of `where` that workers evaluate.
-        dropped: Fields whose number columns are needed only to choose the splits, and are then removed.
+        dropped: Fields whose number columns only serve to choose the splits, and are then removed.
         classes: Class names by label field of the source, including dropped fields.
     """
 
@@ -97,7 +97,8 @@ class Source(ABC):
     Attributes:
         may_skip_names: Whether `--on-error skip` skips samples whose names a shard cannot store.
         by_key: Whether samples are in key order, and are sorted again when keys change.
-        may_lack_values: Whether a sample without a value of `values` lacks the field; otherwise that is an error.
+        may_lack_values: Whether a sample may lack a value of `values`, and then lacks the field. Otherwise, a missing
+            value is an error.
     """
 
     may_skip_names: bool = False
@@ -154,7 +155,7 @@ def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, 
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
-    """Return a line for each reason code."""
+    """Return a line for each reason code among skipped rows."""
     by_code: dict[str, list[str]] = {}
     for row in skipped:
         code = _EMPTY_SAMPLE if row.code == "no-field" and row.key else row.code

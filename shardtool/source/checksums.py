@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_BLOCK_BYTES = 2**16  # larger buffers are slower for small files
+_BLOCK_BYTES = 2**16  # larger buffers would be slower for small files
 
 
 class _Crc32c:
@@ -64,9 +64,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if unreadable.
+    """Return the CRC-32C of the payloads of rows that are not INLINE, as int64; -1 if unreadable.
 
-    Only tables and archives that are read in sequence need `source`.
+    `source` is only used for tables, and archives that are read in sequence.
     """
     import numpy as np
 
@@ -108,7 +108,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows; `as_numbers`: numbers in their TFRecord encoding."""
+    """Yield the payloads of INLINE rows. With `as_numbers`, numbers are yielded in their TFRecord encoding."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
@@ -170,13 +170,13 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
-    if task.reads > 1:  # threads, because opening files is slow here
+    if task.reads > 1:  # use threads, because opening these files is slow
         try:
             checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Reads all files, or retries those for which threads took too much memory or opened too many files.
+    # Read all files, or only the files that failed because threads took too much memory or opened too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

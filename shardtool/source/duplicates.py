@@ -1,4 +1,4 @@
-"""Find and drop duplicates among the samples of a source; `dataset/duplicates.py` defines them."""
+"""Find and drop duplicates, as defined in `dataset/duplicates.py`, among the samples of a source."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group: existing samples first, then in key order. Groups are sorted by their first
-            samples.
+        groups: The samples of each group: first existing samples, then others in key order. Groups are sorted by their
+            first samples.
         sizes: Content bytes per sample of each group.
-        differ: Maps samples to labels and other fields that differ from their group's first sample.
+        differ: Maps a sample to the labels and other fields that differ from its group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -83,7 +83,7 @@ def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
 def _find_differing_values(
     entries: SampleTable, groups: list[tuple[int, ...]], content: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield samples whose labels or fields (not JSON) differ from the first of their group, and the names."""
+    """Yield each sample whose labels or fields (not JSON) differ from its group's first sample, with the names."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return
@@ -117,9 +117,9 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Return the samples, without duplicates if requested: the first key of each group stays.
+    """Return the samples, without duplicates if requested.
 
-    A plan file is already without duplicates.
+    The first key of each group stays. A plan file contains no duplicates.
     """
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed

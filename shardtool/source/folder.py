@@ -1,4 +1,4 @@
-"""A folder of files as a source: files that share a key are one sample, other files are skipped rows."""
+"""A folder of files as a source. Files that share a key are one sample, and other files are skipped rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class FolderSource(Source):
 
         listed = Listing(entries, skipped, self._name, tuple(notes))
         listed = selection.apply_field_options(listed, options, pool)
-        if options.label_from_folder:  # before samples are chosen: class numbers must not depend on the choice
+        # labels are added before samples are chosen, because class numbers must not depend on the choice
+        if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
             depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)
@@ -161,7 +162,7 @@ def folder_name(source: str) -> str:
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Note ignored names that operating systems leave in folders."""
+    """Return notes about ignored files that operating systems create in folders."""
     counts = sum((part.left_behind for part in parts), Counter[bytes]())
     if not counts:
         return []
@@ -215,8 +216,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Refuse names that WebDataset's rule would split in the wrong place, such as `scan.2019.01.jpg`.
 
-    A field with a dot (`a.seg.png`) is suspicious if a part is a number, or if nearly every file has its own such
-    field.
+    A field with a dot (`a.seg.png`) is suspicious if a part is a number, or if the field of nearly every file is
+    different.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -239,7 +240,8 @@ def check_dots(entries: SampleTable) -> None:
     raise InvalidRequest(name, found, remedy=remedy)
 
 
-_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # modules that import NumPy and pyarrow
+# modules to import ahead, because they import NumPy and pyarrow
+_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")
 _OBJECTS_PER_REPORT = 1000
 
 
@@ -286,7 +288,7 @@ class FileTree(NamedTuple):
 
 
 def _import_ahead() -> None:
-    with suppress(Exception):  # the module that needs these imports reports errors
+    with suppress(Exception):  # the code that needs these modules reports errors
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)
 

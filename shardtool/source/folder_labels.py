@@ -29,9 +29,9 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Give each sample the field `cls`: the number of its top folder in byte order, as ImageFolder.
+    """Give each sample the field `cls`: the number of its top folder in byte order, as in ImageFolder.
 
-    The samples are sorted by key; `depth` is the number of folder levels above the class folders. Skipped files count
+    Samples must be sorted by key. `depth` is the number of folder levels above the class folders. Skipped files count
     as samples of their classes.
     """
     import numpy as np
@@ -47,7 +47,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Classes of skipped samples keep their numbers: a later run may read these samples.
+    # Classes of skipped samples keep their numbers, because a later run may read these samples.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -96,7 +96,8 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                     outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")  # a pattern for `exclude`
                     sample += 1
                     continue
-                end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)  # "0" follows "/"
+                # "0" follows "/" in byte order
+                end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)
                 inner_spans.append((sample, end, parent + name + b"/"))
                 sample = end
         spans = inner_spans

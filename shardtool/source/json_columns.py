@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
-    """Return the samples with columns from a JSON field; samples with an unreadable field are skipped."""
+    """Return the samples with columns from a JSON field. Samples with an unreadable field are skipped."""
     entries, listing, notes = listed.entries, listed, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)

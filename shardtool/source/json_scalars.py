@@ -24,10 +24,11 @@ from shardtool.storage import files, lookup, paths
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # maximum size of a payload, and of the line with its scalars
-MAX_TEXT_LENGTH = 2**15  # characters; longer texts, such as labelme's images, are not metadata
+MAX_TEXT_LENGTH = 2**15  # texts with more characters, such as labelme's images, are not metadata
 _MAX_PLAIN_BYTES = 2**10  # maximum size of a payload that is not a JSON object
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # strict, so that 007 stays text
-_INTEGER_LIMIT = 2**63  # columns are int64
+# this pattern is strict, so that 007 stays text
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_INTEGER_LIMIT = 2**63  # columns have the type int64
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
 
 
@@ -37,7 +38,7 @@ class JsonScalars(NamedTuple):
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object if unreadable.
         kinds: Number of values of each kind, by name.
-        long: By name, how many values were ignored because of `MAX_TEXT_LENGTH`.
+        long: Number of values that exceed `MAX_TEXT_LENGTH`, by name.
         failed: Index, code and message of payloads that cannot be read.
     """
 
@@ -48,7 +49,7 @@ class JsonScalars(NamedTuple):
 
 
 def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
-    """Return the scalars of a field's payloads. Runs in a worker."""
+    """Return the scalars of a field's payloads, in a worker."""
     field, payloads = task
     return parse_scalars(field, _read_payloads(payloads))
 
@@ -76,8 +77,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
     """Return the top-level scalars, as a line of JSON and as values.
 
-    Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the name ends in json, a payload
-    may also be a number or text, which gets the field's name.
+    Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the field's name ends in json, a
+    payload may also be a number or text. Its column gets the field's name.
     """
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
@@ -124,7 +125,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
         return files.read_small(paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=flags)
     except OSError as error:
         return "unreadable", os_error_text(error)
-    except StoreFailed as failed:  # skip an unreadable file; fail if the store does not respond
+    except StoreFailed as failed:  # an unreadable file is skipped, but a store that does not respond is an error
         if failed.of_file and isinstance(failed.__context__, OSError):
             return "unreadable", os_error_text(failed.__context__)
         raise

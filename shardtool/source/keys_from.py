@@ -1,4 +1,4 @@
-"""Find the samples with the listed keys: a text file, a table with a column of keys, or the keys themselves."""
+"""Find the samples with given keys: a text file, a table with a column of keys, or a list of keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[
     """Return the numbers of the samples with the requested keys, ascending.
 
     Args:
-        is_known: Tells whether a key may be missing, for example because its sample was skipped.
+        is_known: Returns whether a key may be missing, for example because its sample was skipped.
     """
     samples, unknown, problem = match_keys(keys, given, is_known)
     if unknown:
@@ -51,9 +51,9 @@ def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[
 def match_keys(
     keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None
 ) -> tuple[Rows, list[bytes], str]:
-    """Return the numbers of the samples, the first few keys that no sample has, and a description of all these keys.
+    """Return the numbers of the samples, the first few keys that no sample has, and a description of all such keys.
 
-    `given`: a text file with one key per line, a table with the column `key`, `-` for standard input, or the keys.
+    `given` is a text file with one key per line, a table with the column `key`, `-` for standard input, or the keys.
     """
     requested = _read_keys(given)
     if not len(requested):
@@ -134,7 +134,7 @@ def _read_key_column(given: object) -> PackedStrings:
 
 
 def _similar_keys(name: bytes, keys: PackedStrings) -> list[str]:
-    """Return the most similar keys: those that contain the name, or share its longest prefix."""
+    """Return the most similar keys, which contain the name or share its longest prefix."""
     from difflib import get_close_matches
 
     import pyarrow.compute as pc

@@ -1,7 +1,7 @@
-"""Recognise layouts of folders whose files belong together under different names, and suggest the command for them.
+"""Recognise folders in which files of one sample have different names, and suggest a command.
 
-Examples: masks with a suffix, `images/` next to `labels/`, a table next to images. At most a few hundred names and the
-head of one table are read. The advice never changes what is packed.
+Examples are masks with a suffix, `images/` next to `labels/`, and a table next to images. At most a few hundred names
+and the head of one table are read. The advice never changes what is packed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys to examine, in runs of neighbours, which often belong together
-_TESTED_KEYS = 64  # keys of a group for which partners are searched
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # number of keys to examine, in runs of neighbours, which often belong together
+_TESTED_KEYS = 64  # number of keys of a group for which partners are searched
 _MIN_PARTNER_SHARE = 0.8  # share of these keys that must have a partner
-_MIN_GROUP_SHARE = 0.05  # share of the samples with a suffix, or without a field, that is worth a note
+_MIN_GROUP_SHARE = 0.05  # minimum share of samples with a suffix, or without a field, for a note
 _MAX_FOLDERS = 8  # more sibling folders are probably classes
 _MAX_STRAY_FILES = 64  # maximum files next to folders
 _MAX_DEPTH = 4  # maximum levels with a single folder
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 10  # tables with the same extension: Common Voice has eight
+_MAX_TABLES = 10  # maximum tables with the same extension; Common Voice has eight
 _SHOWN_FIELDS = 3
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -52,7 +52,7 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # LibriSpeech: a line for each clip
+_TRANSCRIPTS = "trans.txt"  # LibriSpeech's table with a line for each clip
 
 
 class Advice(NamedTuple):
@@ -61,7 +61,7 @@ class Advice(NamedTuple):
     Attributes:
         found: The fields that samples lack, and how the files of these fields are named.
         command: A command, or a call in Python; empty if no single command can pack the files.
-        effect: What the command does; without a command, the page about the layout.
+        effect: What the command does; without a command, a reference to the page about the layout.
     """
 
     found: str
@@ -168,7 +168,7 @@ def _lacking_text(tree: _Tree) -> str:
 
 
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    """Find suffixes such as _mask: without them, keys equal another key, or end in another suffix."""
+    """Find suffixes such as _mask: a key without its suffix is another key, or a key with another suffix."""
     tails = Counter[bytes]()
     for sample in tree.sampled:
         name = _file_name(tree.keys[sample])
@@ -337,7 +337,7 @@ def _packed_as(field: str) -> str:
 
 
 class _Packed(NamedTuple):
-    """A folder (a star per level for several folders), and the extension of its tables or archives."""
+    """A folder and the extension of its tables or archives. For several folders, each level is a star."""
 
     folder: bytes
     ending: bytes

@@ -1,4 +1,4 @@
-"""Several folders as one source: files in any folder that share a key are one sample.
+"""Several folders as one source. Files that share a key are one sample, in whichever folders they are.
 
 Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of `cat/1`. If two folders share
 an extension, their fields are named after the folders too: `images.png` and `masks.png`.
@@ -158,7 +158,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a name for each folder: as many last parts of its path as make it unique."""
+    """Return a unique name for each folder: as few last parts of its path as possible."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

@@ -32,7 +32,7 @@ class NumberFields(NamedTuple):
     Attributes:
         numbers: Type by field, the same in all shards with the field.
         texts: For each shard, the texts of fields whose rows are INLINE.
-        lists: Type by field, for fields that are not a single value in every sample; not in `numbers`.
+        lists: Type by field, for fields that are not a single value in every sample. These fields are not in `numbers`.
     """
 
     numbers: Mapping[str, NumberType]
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return, by field, a text for each sample; empty if not INLINE."""
+        """Return a text for each sample, by field; empty if the row is not INLINE."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 _FLOAT_BYTES = 4
-_MAX_TEXT_BYTES = 40  # maximum size of a number as text, and of a stored number
+_MAX_TEXT_BYTES = 40  # maximum size of a text, and of a stored number
 _MIN_NORMAL_FLOAT = 2.0**-126
-_FLOAT_DIGITS = (6, 7, 8, 9)  # digits that a 32-bit float may need; a subnormal may need fewer
+_FLOAT_DIGITS = (6, 7, 8, 9)  # numbers of digits that a 32-bit float may need; a subnormal may need fewer digits
 
 
 class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the values, or of the numbers that they may represent.
-        stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        crcs: int64 per value; -1: unknown.
+        number: The type of the values, or of the numbers that the values may represent.
+        stored: Whether the shard stores TFRecord numbers, not texts.
+        crcs: int64 per value; -1 if unknown.
     """
 
     field: str
@@ -48,7 +48,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard to read; `salvage`: record damaged numbers, instead of raising an error."""
+    """A shard to read. With `salvage`, damaged numbers are recorded, and do not raise an error."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -60,7 +60,7 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. Not valid if `bad` is not zero.
+        data: The texts in order, each followed by NUL. They are invalid if `bad` is not zero.
         bad: Number of texts that a TFRecord number would not reproduce.
         damaged: Indices of damaged values, whose texts are empty.
     """
@@ -75,7 +75,7 @@ class NumberTexts:
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Return the texts of each requested field."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # in file order: a compressed shard can only be read in sequence
+    values_in_order = sorted(  # values are read in file order, because a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -131,7 +131,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Above a power of two, floats are spaced twice as far as below: try the next text away from zero.
+        # Floats above a power of two are spaced twice as far as floats below it, so try the next text away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the datasets and their shards; only dataset files are read.
+    """Return the datasets and their shards.
 
-    For `givens`, see `list_datasets`. `seen` records the files.
+    Only dataset files are read. For `givens`, see `list_datasets`. `seen` records the files.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):
@@ -45,7 +45,7 @@ def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        is_ours = file is not None and file.made.verb != "index"  # lists of other tools are found only by a scan
+        is_ours = file is not None and file.made.verb != "index"  # only a scan can find lists written by other tools
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
         for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
@@ -106,7 +106,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes; datasets that disagree are an error."""
+    """Return the class names by field, and notes. If datasets disagree, raise an error."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -144,7 +144,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop label columns that some shards with the field lack; return the metadata, and notes."""
+    """Drop label columns that some shards with the field lack. Return the metadata and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -197,7 +197,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the fingerprints; None if one may not match the samples."""
+    """Return the sum of the fingerprints; None if one of them may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}

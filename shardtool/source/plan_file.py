@@ -78,7 +78,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The columns may use this much memory, plus this many times the size of the file.
+# The columns may use this many bytes, plus this many times the size of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -92,7 +92,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    `divides` is the column for splitting; `by_key`: samples are in key order.
+    `divides` is the column for splitting. `by_key` means that samples are in key order.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -122,7 +122,8 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            with pq.ParquetWriter(  # uncompressed pages: their sizes in the file limit the memory for reading them
+            # pages are not compressed, so that their sizes in the file limit the memory for reading
+            with pq.ParquetWriter(
                 target,
                 entries_schema(entries, divides).with_metadata(schema_metadata),
                 compression="zstd",
@@ -133,7 +134,7 @@ def write_plan(
             ) as writer:
                 for table in entries_tables(entries, divides):
                     writer.write_table(table)
-            with file.written() as written, _open_bounded(written):  # verifies that the file can be read
+            with file.written() as written, _open_bounded(written):  # check that the file can be read
                 return file.tell()
         except ValueError as error:
             raise InvalidRequest(path, f"a plan that could not be read again: {error}") from None
@@ -242,7 +243,7 @@ def _check_texts(values: object) -> list[str]:
     return values
 
 
-_MAX_PROBED_FILES = 16  # one of these must exist and be unchanged
+_MAX_PROBED_FILES = 16  # one of this many files must exist and be unchanged
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
@@ -260,7 +261,7 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
         top, _, below = path.partition(b"/") if request.folders else (b"", b"", path)
         is_inside = top in roots and not below.startswith(b"/")
         if is_inside and not request.outside:
-            location = os.path.join(roots[top] + below, b"")  # adds the final slash that links lack
+            location = os.path.join(roots[top] + below, b"")  # `join` adds the final slash that links lack
             is_inside = resolve_folder(real_paths, location, _real_folder).startswith(real_paths[roots[top]])
         if not is_inside:
             found = f"a plan with a path that leaves the source: {printable(path)}"

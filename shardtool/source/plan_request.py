@@ -1,4 +1,4 @@
-"""What a plan file must match: the source, and the options that affect the listing."""
+"""The facts that a plan file must match: the source, and the options that affect the listing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.request.create_options import CreateOptions
 
 
-# Options that do not affect the samples.
+# These options do not affect the samples.
 _UNCHECKED_OPTIONS = frozenset({
     "plan", "plan_only", "dry_run", "part", "workers", "start_method", "append", "resume", "overwrite", "update",
     "max_removed", "trust", "target", "export", "root", "allow_outside", "stat",
@@ -36,10 +36,10 @@ class PlanRequest(NamedTuple):
     """The facts that a plan file must match.
 
     Attributes:
-        stamps: Size and modification time of each file that is read whole: a manifest, an archive.
-        root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
+        stamps: Size and modification time of each file that is read whole, such as a manifest or an archive.
+        root: The base folder of relative paths, with a final slash; empty for several folders and archives.
         folders: For several folders, the folder for each first part of a path.
-        identity: Distinguishes the source from others on this machine; empty: `root` does.
+        identity: Distinguishes the source from other sources on this machine; empty if `root` does.
         outside: Whether paths may leave the source, by links or `..`.
     """
 

@@ -1,4 +1,7 @@
-"""Convert samples to the rows of a plan file, and back. Texts are bytes: file names need not be UTF-8."""
+"""Convert samples to the rows of a plan file, and back.
+
+Texts are stored as bytes, because file names need not be UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ KEY_COLUMN, FIELDS_COLUMN, SPLIT_COLUMN = "__key__", "__fields__", "__divides__"
 _INLINE_COLUMN, _PATH_NAME = "__inline_{}__", "path"
 _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns": "int64", "changed_ns": "int64"}
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
-# Maximum row groups, and minimum samples of a group, which must fit into memory.
+# Maximum number of row groups, and minimum number of samples in a group, which must fit into memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
@@ -92,7 +95,7 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file; its memory must be bounded.
+    """Return the samples of a plan file. The caller must have checked its size in memory.
 
     `schema` excludes metadata; `values` lacks the inline payloads.
 
@@ -122,7 +125,7 @@ def read_entries(
         folders=request.folders,
     )
     _check_entries(entries)
-    pa.default_memory_pool().release_unused()  # memory for decoding
+    pa.default_memory_pool().release_unused()  # free the memory for decoding
     return entries
 
 
@@ -150,7 +153,7 @@ def _read_fields(
             raise ValueError(f"nulls in {FIELDS_COLUMN}")
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = number_values(array)
-        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # at most one array of paths
+        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # there is at most one array of paths
         starts[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
     np.cumsum(starts, out=starts)
@@ -159,7 +162,7 @@ def _read_fields(
 
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
-    min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
+    min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # all kinds between these two are allowed
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the field name is part of the path
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind

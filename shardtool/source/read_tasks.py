@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Paths, whether each is a link, and how many files are read at the same time."""
+    """The paths of files, whether each is a link, and how many files are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -79,16 +79,16 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # prime, so that all fields and folders are probed
+_PROBE_STRIDE = 2_654_435_761  # a prime number, so that files of all fields and folders are probed
 _PROBE_BYTES = 4096  # opening a file also reads its start
-_SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread per file; local disks open files faster
+_SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread for each file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
-_MAX_TOTAL_READS = 64  # across all workers: more reads use memory, and seldom help
-_REMOTE_READS = 32  # for stores and web servers
+_MAX_TOTAL_READS = 64  # limit across all workers: more reads would use memory, and seldom be faster
+_REMOTE_READS = 32  # number of parallel reads from stores and web servers
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the number of parallel reads per worker, and the reason if measured."""
+    """Return the number of parallel reads per worker, and the reason if it was measured."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)

@@ -1,4 +1,4 @@
-"""The run that a dataset file records: which of its options can be repeated.
+"""The run that a dataset file records, and which of its options can be repeated.
 
 A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs
 are never used: the user must pass them to `verify` again. The user names the table of `--join`, or `find_table` finds
@@ -34,9 +34,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # option
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Make errors of a source name only options of `verify` and `diff`.
+    """Change errors of a source so that they name only options of `verify` and `diff`.
 
-    `remedy` is the advice, unless the error already names an option about a source.
+    `remedy` becomes the advice, unless the error names an option about a source.
     """
     try:
         yield
@@ -86,7 +86,7 @@ _SELECTING_OPTIONS = (
     "split_column",
     "stratify",
     "group_by",
-)  # with these, a table of `--join` may decide which samples are selected
+)  # if these are recorded, the table of `--join` may decide which samples are selected
 
 _TABLE_OPTIONS = ("on", "delimiter", "no_header", "collect", "classes")
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
@@ -96,17 +96,18 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        verb: `create`, `reshard` or `index`; empty: not recorded.
+        verb: `create`, `reshard` or `index`; empty if not recorded.
         options: The options, except those about a `--join` table that is not available.
-        table: The path of the table that was found, or the recorded name of an unavailable table. Empty: the run used
-            no table, or the user names it.
+        table: The path of the table that was found, or the recorded name of an unavailable table; empty if the run used
+            no table, or the user names the table.
         made_fields: Fields that may come from an unavailable table.
         selecting_options: Options whose selection depended on an unavailable table, or on the source before `--append`.
-        map: The name of the function that created the samples, never imported; empty: none.
-        key_list: The name of the list in `keys_from`, which is not read again; empty: none.
+        map: The name of the function that created the samples; empty without a function. The function is never
+            imported.
+        key_list: The name of the list in `keys_from`; empty without a list. The list is not read again.
         has_added_fields: Whether `--add` added fields of other datasets.
-        without_table: The same run without the table; None: no table was found, or the user names it.
-        table_problem: Why the table that was found cannot be used; empty: none was found.
+        without_table: The same run without the table; None if no table was found, or the user names the table.
+        table_problem: Why the table that was found cannot be used; empty if no table was found.
     """
 
     verb: str
@@ -155,9 +156,9 @@ class RecordedRun(NamedTuple):
 def recorded_run(
     file: DatasetFile | None, given: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
 ) -> RecordedRun:
-    """Return the run that created a dataset; if samples were appended, the first run.
+    """Return the run that created a dataset, or its first run if samples were appended.
 
-    `folders` are searched for the table of `--join`, if the user does not name it.
+    `folders` are searched for the table of `--join` if the user does not name it.
     """
     name = file.made.options.get("join", "") if file else ""
     if given.join is not None:
@@ -189,12 +190,12 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 def find_table(name: object, folders: Iterable[str]) -> str:
     """Return the path of the first regular file with this name; empty if there is none.
 
-    The untrusted name must be a plain file name, and links are not followed.
+    The name is untrusted: it must be a plain file name, and links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
     for folder in folders:
-        path = os.path.join(folder, name)  # a prefix, so that the name "-" is not standard input
+        path = os.path.join(folder, name)  # the folder is added because the name "-" alone would mean standard input
         if is_regular(path):
             return path
     return ""
@@ -213,7 +214,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
             raise InvalidRequest(
                 option_text(name), "the dataset was created by reshard", expected="a dataset of `create`"
             )
-        recorded.pop("dots", None)  # detected in the source, not an option of the user
+        recorded.pop("dots", None)  # `dots` was detected in the source, and is not an option of the user
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
         found, table_state = _without_table(recorded, kind)
@@ -222,7 +223,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if (
         file is not None and file.appends and not has_appended_sources(file) and not table_state
-    ):  # the selections of updates cannot be repeated
+    ):  # a selection made by a later run cannot be repeated
         table_state = {
             "selecting_options": tuple(
                 option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None

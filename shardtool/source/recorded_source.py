@@ -45,7 +45,7 @@ class RecordedSource:
         datasets: The dataset that the run created, or some of its splits.
 
     Attributes:
-        run: The run; without the table, if the table that was found cannot be joined.
+        run: The run. If the table that was found cannot be joined, it is the run without the table.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RecordedSource:
                     found = f"a {type(item).__name__}"
                     raise InvalidRequest(option_text("source"), found, expected="the source datasets")
                 for dataset in expand_if_pattern(item):
-                    find_dataset(dataset)  # report a missing dataset before any shard is read
+                    find_dataset(dataset)  # raise an error for a missing dataset before a shard is read
         self._given, self._outputs = given, outputs
         self.source = self._open(run)
         self._fixed_splits = self._find_fixed_splits()
@@ -72,10 +72,7 @@ class RecordedSource:
         return source
 
     def _find_fixed_splits(self) -> list[StoredDataset]:
-        """Return all splits if existing samples keep their split.
-
-        This holds with `--stratify`, and for datasets that have grown.
-        """
+        """Return all splits if existing samples keep their split, as with `--stratify` and in grown datasets."""
         split_options = self.run.options.make_split_options()
         if split_options is None or split_options.required_column is None:
             return []
@@ -117,7 +114,7 @@ class RecordedSource:
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
             numbers = {
                 name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))
-            }  # `splits` may lack some names
+            }  # `splits` may lack some of the names
             for dataset in self._fixed_splits:
                 positions = find_positions(_stored_keys([dataset]), entries.keys)
                 splits.number[positions[positions >= 0]] = numbers[dataset.split]
@@ -131,7 +128,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Return what is not compared because of missing splits; empty: none is missing."""
+        """Return what is not compared because splits are missing; empty if all exist."""
         split_options, existing = (
             self.run.options.make_split_options(),
             {dataset.split for dataset in self._fixed_splits},

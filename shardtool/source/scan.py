@@ -1,8 +1,8 @@
 """List a folder in worker processes. No file is opened.
 
 The parent lists the top of the tree until there is enough work to share. Results are in the byte order of key and
-field: the first dot of a file name sorts as NUL, and each subfolder has a final slash. NumPy is not imported, which
-would take longer than listing 60,000 files.
+field: the first dot of a file name sorts as NUL, and each subfolder has a final slash. NumPy is not imported, because
+this takes longer than listing 60,000 files.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ScanItem(NamedTuple):
     """A folder to list, or some of its files, in key order.
 
     Attributes:
-        prefix: The folder, relative to the root; empty or ending in a slash.
-        names: Its files as `stem NUL field`, sorted; None: list the folder and all below it.
-        changed_ns: The latest change of the folder and its parents.
+        prefix: The folder, relative to the root, with a final slash; empty for the root.
+        names: Sorted file names as `stem NUL field`; None to list the whole folder recursively.
+        changed_ns: The latest change of the folder or its parents.
     """
 
     prefix: bytes
@@ -77,10 +77,10 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are `parts` items, then yield tasks, in key order."""
+    """List the top of the tree until there are `parts` items. Then yield tasks in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
-    for _ in range(4):  # levels; below these, one worker lists a whole subtree
+    for _ in range(4):  # below four levels, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
         parts_of_items = [[item] if item.names else expand_folder(root, rules, item, top) for item in items]
@@ -148,7 +148,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
             if filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
-            if file == name or file[0] == 0 or file[-1] == 0:  # the name has no dot, or one at the start or end
+            if file == name or file[0] == 0 or file[-1] == 0:  # the name has no dot, or starts or ends with a dot
                 split = split_name(name, rules.dots)
                 if split is None:
                     part.skipped.append(no_field_row(prefix, name))
@@ -186,7 +186,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # the link's text: the resolved target depends on the machine
+        where = printable(os.readlink(path))  # show the link's text, because the resolved target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:

@@ -33,13 +33,13 @@ SYSTEM_FILES = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.
 
 @dataclass(frozen=True)
 class ScanRules:
-    """Which files are parts of samples.
+    """Rules that decide which files are parts of samples.
 
     Attributes:
         include: Globs; a file must match one of them.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
-        symlinks: `inside` follows links whose target is in the tree and reports others.
-        own: The folder (relative, ending in a slash) and the pattern of each output inside the source.
+        symlinks: `inside` follows links whose target is in the tree, and reports other links.
+        own: The folder (relative, with a final slash) and the pattern of each output inside the source.
     """
 
     include: Sequence[str] = ()
@@ -79,7 +79,10 @@ class ScanRules:
 
 
 def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
-    """Return whether the glob applies to whole paths, and its pattern. `*` crosses slashes, as gitignore's `**`."""
+    """Return whether the glob applies to whole paths, and its regular expression.
+
+    `*` also matches slashes, like `**` in gitignore.
+    """
     whole = "/" in text.rstrip("/")
     return whole, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
 
@@ -97,14 +100,15 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
     )
 
 
-_MAC_FILES = (b"._", b".DS_Store")  # prefixes of macOS files: `._NAME` next to each file, and `.DS_Store`
+# prefixes of files that macOS creates: `._NAME` for a file, and `.DS_Store` for a folder
+_MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-ALWAYS_CHANGED = 2**62  # change time of files whose changes the tree does not show, such as targets of links
+ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be seen in the tree, such as targets of links
 
 
 @dataclass
 class ScanPart:
-    """Columns of the samples found: see `SampleTable`."""
+    """Columns of the samples found. See `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -164,7 +168,7 @@ def resolve_folder(
     `known` caches the property by folder path, which is empty or ends in a slash.
     """
     unresolved = []
-    while folder not in known:  # a loop, not recursion: a path may have a thousand parts
+    while folder not in known:  # this is a loop, because recursion would fail for a path with a thousand parts
         unresolved.append(folder)
         folder = folder[: folder.rfind(b"/", 0, -1) + 1]
     value = known[folder]
@@ -187,7 +191,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file; None if excluded or without a field."""
+        """Return the key and field of a file; None if it is excluded or has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -210,9 +214,9 @@ class FileCollector:
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Move the files into `part`; return int64[3, files], their numbers.
+        """Move the files into `part`.
 
-        Objects that represent folders are ignored.
+        Return the numbers of each file, as int64[3, files]. Objects that represent folders are ignored.
         """
         import numpy as np
 

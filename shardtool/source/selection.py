@@ -1,4 +1,7 @@
-"""Select fields, metadata columns and samples of a listing, in the same order for folders and datasets."""
+"""Select fields, metadata columns and samples of a listing.
+
+The order of these steps is the same for folders and datasets.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Return samples with the requested fields and columns from JSON."""
+    """Return samples with the requested fields, and with metadata columns from JSON."""
     if options.columns_from:
         for field in options.columns_from:
             listed = add_json_columns(listed, field, pool)
@@ -72,7 +75,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the numbers of the samples in `keys_from`, and notes.
 
-    Keys of skipped samples may be missing, with `on_error="skip"` also others.
+    Keys of skipped samples may be missing. With `on_error="skip"`, any key may be missing.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -124,7 +127,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table with columns also under the names of their fields."""
+    """Return a table in which columns are also available under the names of their fields."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -180,7 +183,7 @@ def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the share of the samples that `sample` requests."""
+    """Return the part of the samples that `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

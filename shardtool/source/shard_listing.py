@@ -1,7 +1,7 @@
 """List the samples of datasets, in the order of the datasets.
 
-A payload is a SPAN of its shard, a number of a TFRecord an INLINE text. Offsets come from sidecars; workers scan shards
-without one.
+A payload is listed as a SPAN of its shard, and a number of a TFRecord as an INLINE text. Offsets are read from
+sidecars. Workers scan shards without a sidecar.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `recorded` has dots: `last` if a dataset ends its keys at the last dot, or a key has a dot in its last part. The
-    digest covers all samples, as recorded in the dataset files.
+    `recorded` sets `dots` to `last` if keys of a dataset end at the last dot, or a key has a dot in its last part. The
+    digest, as recorded in the dataset files, covers all samples.
 
     Args:
         givens: Dataset files, patterns, globs, folders, or lists of shards.
-        only: The fields to pack; empty: all. Other fields are not checked.
+        only: The fields to pack; empty for all. Other fields are not checked.
         without: Fields that will not be packed, and are not checked.
         salvage: Whether to skip damaged numbers, and damage in shards without an index.
         as_stored: Whether to list numbers as bytes, without checks of fields and without class names.
@@ -114,7 +114,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         why = "a number does not match its checksum"
         skipped += tuple(Skipped(entries.key(sample), shard, "corrupt", why) for sample, shard in damaged)
         entries = entries.without([sample for sample, _ in damaged])
-    pa.default_memory_pool().release_unused()  # memory for all sidecars
+    pa.default_memory_pool().release_unused()  # free the memory for sidecars
     dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted_keys(entries.keys)
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and is_wanted(name)]
     if dots and dotted and to_format == "tar":
@@ -153,9 +153,10 @@ def _list_shards(
             observer.listed(len(parts[index].index))
     tasks = []
     for index in to_scan:
-        shard, continues = shards[index], salvage and index not in with_index  # continue after damage
+        # a shard without an index is read beyond damage
+        shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    pool.check([shard.path for shard in shards])  # always, because workers also read numbers
+    pool.check([shard.path for shard in shards])  # check always, because workers also read numbers
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

@@ -48,8 +48,8 @@ _TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 class DatasetSource(Source):
     """The samples of datasets.
 
-    The order of steps: fields, `join`, `keys_from`, `where`, `sample`, `rename_keys`, duplicates, `sort_by`,
-    `head`.
+    Options are applied in this order: fields, `join`, `keys_from`, `where`, `sample`, `rename_keys`, duplicates,
+    `sort_by`, `head`.
     """
 
     by_key = False
@@ -63,7 +63,7 @@ class DatasetSource(Source):
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the shards, and select fields and samples."""
+        """List the samples of the shards, and select fields and samples."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for _, old in renames} - {*options.columns_from}

@@ -1,4 +1,4 @@
-"""Errors for sources that cannot be packed as requested, with what to use instead."""
+"""Errors for sources that cannot be packed as requested. The messages say what to use instead."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    parse_address(source)  # checks the URL
+    parse_address(source)  # raises an error for an invalid URL
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
@@ -166,7 +166,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Refuse globs that leave no file of a local folder, and suggest a glob that matches some."""
+    """Refuse globs that exclude all files of a local folder, and suggest a glob that includes some."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

@@ -1,7 +1,7 @@
 """One shard of a source as columns, from its sidecar or from a scan. No payload is read.
 
-A shard that differs from its dataset file is an error: a scan would lose metadata and checksums. Sidecars are
-untrusted: see `shardtool.dataset.shard_index`.
+A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums. Sidecars are
+untrusted (`shardtool.dataset.shard_index`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The examined files; `changed_ns` is their latest change in nanoseconds since 1970."""
+    """The examined files. `changed_ns` is their latest change in nanoseconds since 1970."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -60,7 +60,7 @@ class FilesSeen:
 
     @property
     def identity(self) -> str:
-        """A digest of the examined files, in their order."""
+        """The digest of the examined files in order."""
         return self._hash.hexdigest()
 
 
@@ -69,9 +69,10 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: Type of each field that is not bytes; in a tar, the type that its text represents. None: requires a scan.
-        conflicts: By field, the first scanned feature that is not a single value or has another type.
-        is_list: bool per row: whether the payload is the whole content of a list. None: no list was scanned.
+        kinds: Type of each field that is not bytes; in a tar, the type that its text represents. None if only a scan
+            can find the type.
+        conflicts: Maps a field to the first scanned feature that has several values or another type.
+        is_list: Whether each row's payload is the whole content of a list; None if no list was scanned.
         regrouped: Number of samples whose fields were not adjacent.
     """
 
@@ -88,16 +89,16 @@ class SourceShard:
 
     @property
     def path(self) -> str:
-        """The path."""
+        """The path of the shard."""
         return self.stored.path
 
     @property
     def name(self) -> str:
-        """The file name, as outputs show it."""
+        """The file name, in the form for outputs."""
         return self.stored.name
 
     def kind(self, field_name: str) -> FeatureType:
-        """Return the type of a field, or of what its texts represent."""
+        """Return the type of a field, or the type that its texts represent."""
         return (self.kinds or {}).get(field_name, "bytes")
 
     def rows_of(self, field_name: str) -> NDArray[np.int64]:
@@ -131,7 +132,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the sidecar and its stat result; an error; or None without a sidecar."""
+    """Return the sidecar with its stat result, or an error; None without a sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None
@@ -145,7 +146,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # stores that deny listing also refuse access to missing objects
+        if stored.entry is None:  # stores that forbid listing also refuse access to missing objects
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
@@ -226,7 +227,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Make the fields of each sample adjacent: `tar` may have stored all images, then all labels.
+    """Make the fields of each sample adjacent, because `tar` may have stored all images, then all labels.
 
     Samples that share both key and field are duplicates, and stay as they are.
     """

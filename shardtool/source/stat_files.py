@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StatTask(NamedTuple):
-    """Paths (a NUL after each), relative to `root`, which they may leave if `outside`."""
+    """Paths relative to `root`, each followed by a NUL. If `outside`, they may leave the root."""
 
     root: bytes
     paths: bytes
@@ -29,14 +29,14 @@ class StatTask(NamedTuple):
 
 
 class StatResult(NamedTuple):
-    """The files, one per path, in order.
+    """The states of the files, in the order of the paths.
 
     Attributes:
         kinds: FILE or LINK.
-        facts: int64[paths, 4]: size in bytes; modification time in nanoseconds; the latest time, in nanoseconds, at
-            which the path or the file may have changed; and one plus the index of a problem. Without a problem, the
-            last number is 0; with a problem, the others are 0.
-        problems: (code, message), without repetition.
+        facts: Four numbers for each path, as int64[paths, 4]: the size in bytes, the modification time and the latest
+            change of path and file, both in nanoseconds, and 0. If a file has a problem, the first three numbers are 0,
+            and the last is one plus the index of the problem.
+        problems: Distinct pairs of code and message.
     """
 
     kinds: bytes
@@ -59,7 +59,7 @@ class _FileState(NamedTuple):
 
 
 def stat_files(task: StatTask) -> StatResult:
-    """Stat the files, or objects, of a task."""
+    """Return the states of a task's files or objects."""
     paths, kinds, numbers = task.paths[:-1].split(b"\0"), bytearray(), array("q")
     problems: dict[tuple[SkipCode, str], int] = {}
     if is_address(task.root):
@@ -125,5 +125,5 @@ def _inspect_object(location: bytes) -> _FileState:
         info = file_info(location)
     except OSError as error:
         return _FileState(problem=path_failure(error))
-    version = info.st_mtime_ns  # the object's version, which identifies each change
+    version = info.st_mtime_ns  # each change of the object changes this version
     return _FileState(FILE, info.st_size, version, 0 if version else ALWAYS_CHANGED)

@@ -1,4 +1,4 @@
-"""The first rows of a table next to files, and the column that names these files."""
+"""The first rows of a table in a folder of files, and the column that names these files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Ways to read the table, the usual one first: the options for it, and the rows as dictionaries.
+        forms: Options to read the table in different ways, the usual way first, with the resulting rows as
+            dictionaries.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
@@ -45,16 +46,16 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` for a table and files, and whether the table is the source or is joined."""
+    """The options of `create` for a table and its files, and whether the table is the source or is joined."""
 
     options: dict[str, object]
     as_source: bool
 
 
 def read_table_head(path: str) -> TableHead | None:
-    """Return the first rows of a table; None if unreadable."""
+    """Return the first rows of a table; None if it is unreadable."""
     ending = table_ending(path)
-    with suppress(Exception):  # the user did not pass this table: ignore damage
+    with suppress(Exception):  # damage is ignored, because the user did not pass this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         if any(path.lower().endswith(compression) for compression in COMPRESSIONS):
@@ -94,7 +95,7 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
     for delimiter in sorted(_DELIMITERS, key=lambda candidate: candidate != usual):
         stream = io.StringIO(text, newline="")
-        is_plain = delimiter == "|"  # in such tables, quotation marks are text
+        is_plain = delimiter == "|"  # in tables with this delimiter, quotation marks are text
         reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
         rows = [row for _, row in zip(range(_HEAD_ROWS + 1), reader, strict=False) if row]
         if len(rows) < 2 or len({len(row) for row in rows[:-1]}) > 1:  # noqa: PLR2004 - a header and a row

@@ -139,7 +139,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: keys are row numbers."""
+    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None if keys are row numbers."""
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # only such URLs, and long ones, are partly hidden
+_MAY_NEED_REDACTION = r"[@#?\\]"  # only URLs with these characters, and long URLs, are partly hidden
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
-    """Redact URLs: see `redact_url`."""
+    """Redact URLs by `redact_url`."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
     for index, chunk in enumerate(chunks):  # skip chunks in which every URL is shown whole
         is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
@@ -60,9 +60,9 @@ _BEFORE_ENDING = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
 
 
 def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make paths below `root` relative to it, without `./` and `//`.
+    """Make paths below `root` relative to `root`, without `./` and `//`.
 
-    Other paths stay absolute. `..` stays, because it may follow a link.
+    Other paths stay absolute. The part `..` stays, because it may follow a link.
     """
     text = os.fsdecode(root)
     replacements = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
@@ -157,8 +157,8 @@ def row_paths(
 ) -> render.ArrowStrings:
     """Return the paths of the rows of samples, taken from columns with a value per sample.
 
-    `roles` has the column of each path (-1: none) by ending and row of a sample. `endings` is uint16[samples]; None:
-    the same for all samples.
+    `roles` contains the column of each path (-1 for none) by ending and row of a sample. `endings` is uint16[samples],
+    or None if all samples have the same ending.
     """
     count = samples * roles.shape[1]
 
@@ -174,16 +174,16 @@ def row_paths(
 
 
 def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
-    """Return the paths of samples `first` to `last` (exclusive), row by row, a NUL after each."""
+    """Return the paths of samples `first` to `last` (exclusive), row by row, each followed by a NUL."""
     parts = [part for column in columns for part in (_to_large_strings(column.slice(first, last - first)), _NUL_TEXT)]
     return bytes(arrow.concat_values(pc.binary_join_element_wise(*parts, _EMPTY_TEXT)))
 
 
 MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
-MAX_MISSING_FILES = 10  # if none of the first texts is a file, the column does not hold paths
-MAX_CHECKED_OBJECTS = 3  # each check takes a request
-MAX_NAMED_COLUMNS = 8  # maximum in a message
+MAX_MISSING_FILES = 10  # if none of this many texts is a file, the column does not contain paths
+MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
+MAX_NAMED_COLUMNS = 8  # maximum number of columns in a message
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
@@ -213,13 +213,13 @@ def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
     try:
         stat_result = stat_file(os.path.join(folder, path))
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError):  # ValueError is raised if the path contains a NUL
         return None
     return stat_result if stat.S_ISREG(stat_result.st_mode) else None
 
 
 def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Do the same in a store, only for paths with the extension of a binary format."""
+    """Do the same as `find_unused_file` in a store. Only examine paths with the extension of a binary format."""
     packed_texts = {text for column in packed for text in column}
     unpacked = [text for text in texts if text and text not in packed_texts and "\0" not in text]
     candidates = [text for text in unpacked if path_ending(text, "last").lower() in BINARY_ENDINGS]

@@ -35,10 +35,10 @@ _MEDIA_ENDINGS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The role of each column; pairs are (field, column).
+    """The role of each column. Pairs consist of field and column.
 
     Attributes:
-        key: None: keys are the paths without extensions, or row numbers if there are no paths.
+        key: The column of keys. If it is None, keys are paths without extensions or, without paths, row numbers.
         path: The column of paths whose extensions name the field, or None.
         binary: Columns of bytes, in the order of the field names.
         values: Columns whose values are the payload.

@@ -35,7 +35,7 @@ ScalarOrArray = Union[int, "NDArray[np.integer]"]
 
 
 class FieldColumn(NamedTuple):
-    """A field of each sample: one value for all, or one per sample."""
+    """A field of each sample: one value for all samples, or a value for each sample."""
 
     kind: ScalarOrArray
     size: ScalarOrArray
@@ -87,7 +87,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the layout of samples. `endings`, if given, names the first part."""
+    """Return the layout of samples. `endings`, if given, are the names of the first part."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -103,10 +103,11 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the workers' results into a column per column of paths.
+    """Merge the workers' results into one column for each column of paths.
 
     Returns:
-        The columns; (code, message) pairs; and int64[samples, columns]: 0, or one plus the index of the problem.
+        The columns; (code, message) pairs of problems; and for each file one plus the index of its problem, or 0, as
+            int64[samples, columns].
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]

@@ -1,6 +1,7 @@
-"""List the samples of a manifest. The whole table is checked before a file is examined.
+"""List the samples of a manifest.
 
-Columns stay in Arrow; shards create texts when needed (`ArrowStrings`).
+The whole table is checked before a file is examined. Columns stay in Arrow, and are converted to texts shard by shard
+(`ArrowStrings`).
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ class ManifestSource(Source):
             found = "files are not examined, and their sizes are unknown"
             expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
             raise InvalidRequest(option_text("stat"), found, expected=expected)
-        self._columns: dict[str, pa.Array] = {}  # columns with the remaining rows
+        self._columns: dict[str, pa.Array] = {}  # the remaining rows of each column
         self._labels: dict[str, pa.Array] = {}
         self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None: all rows
+        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None for all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
@@ -246,7 +247,7 @@ class ManifestSource(Source):
         if self._lengths:
             entries = replace(entries, spans=binary_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
-        pa.default_memory_pool().release_unused()  # free the memory of texts that were only measured
+        pa.default_memory_pool().release_unused()  # free the memory of texts whose lengths were measured
         listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
         return rename_listed_keys(listing, options, partial(self.column, None))
 
@@ -350,7 +351,7 @@ class ManifestSource(Source):
             for row in leaving[name].tolist():
                 folder, file = os.path.split(texts[row])
                 texts[row] = os.path.join(real(folder), file)
-            texts = [text and os.path.join(top, text) for text in texts]  # keeps absolute and empty paths
+            texts = [text and os.path.join(top, text) for text in texts]  # absolute and empty paths stay
             folders |= {os.path.dirname(text) for text in texts if text}
             self._columns[name] = arrow.text_array(texts)
         common = os.path.commonpath(folders)

@@ -27,10 +27,10 @@ _MAX_COLUMNS = 400
 _MAX_KEPT_VALUES = 2**13  # maximum number of values kept per column
 _MAX_BARS = 24
 _MAX_CATEGORIES = 10
-_MAX_CHART_NUMBER = 1e150  # so that differences are finite
+_MAX_CHART_NUMBER = 1e150  # limit that keeps differences finite
 _MAX_WHOLE_RANGE = 2**50
 _TIMES = "times"
-_LOG_RATIO = 20  # of the largest value to the median, from which the scale is logarithmic
+_LOG_RATIO = 20  # if the largest value exceeds the median by this factor, the scale is logarithmic
 
 
 class Chart(NamedTuple):
