@@ -27,14 +27,14 @@ CORE_PACKAGES = frozenset({
 # Optional features: exports, stores, executors, pages, downloads, frameworks, images and `doctor`.
 OPTIONAL_MODULES = frozenset({
     "shardtool.compat", "shardtool.ray", "shardtool.tensorflow", "shardtool.torch",
-    "shardtool.execute.ray_cluster", "shardtool.execute.ray_pool", "shardtool.execute.ray_task",
+    "shardtool.execute.ray_pool", "shardtool.execute.ray_task",
     "shardtool.fetch.client", "shardtool.fetch.fetcher", "shardtool.fetch.limits",
     "shardtool.publish.export_indexes", "shardtool.verbs.export",
     "shardtool.interop.index_formats", "shardtool.verbs.verify.reader_checks",
     "shardtool.storage.remote_folder", "shardtool.storage.remote.buckets", "shardtool.storage.remote.connections",
     "shardtool.storage.remote.failures", "shardtool.storage.remote.fsspec", "shardtool.storage.remote.http",
     "shardtool.storage.remote.lock", "shardtool.storage.remote.network", "shardtool.storage.remote.objects",
-    "shardtool.storage.remote.signing", "shardtool.storage.remote.store_access",
+    "shardtool.storage.remote.store_access",
     "shardtool.storage.remote.store_copy", "shardtool.storage.remote.upload",
     "shardtool.transform.exif", "shardtool.transform.image", "shardtool.transform.image_decode",
     "shardtool.transform.jpeg", "shardtool.transform.thumbnail",

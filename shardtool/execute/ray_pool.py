@@ -7,26 +7,30 @@ through neither this process nor Ray's object store (docs/decisions/018-ray.md).
 
 from __future__ import annotations
 
+import logging
 import os
 import select
+import signal
 import socket
 import struct
 import sys
+import threading
 import time
+import warnings
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from secrets import token_hex
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import ray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shardtool.errors import Bug, InvalidRequest, WorkerDied
-from shardtool.execute import ray_cluster, ray_task
+from shardtool.errors import Bug, InvalidRequest, WorkerDied, os_error_text
+from shardtool.execute import ray_task
 from shardtool.execute.pool import Pool, describe_task, sample_paths
 from shardtool.messages import option_text
 from shardtool.request.observer import Observer
@@ -41,6 +45,103 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Progress, Result
     from shardtool.request.output_options import WorkerOptions
+
+
+_CONNECT_TIMEOUT_S = 5.0
+_SCHEMES = ("", "ray")
+NO_CLUSTER_TEXT = "Could not find"  # the start of a message of Ray
+_START_ADVICE = "Start one with `ray start`, or set the address of a running one."
+
+_CONNECT_ADVICE = (
+    "If the cluster requires a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; otherwise check that it runs."
+)
+
+
+class Node(NamedTuple):
+    """A node that runs at most `slots` tasks. `key` is Ray's node ID, `name` is for messages."""
+
+    key: str
+    name: str
+    slots: int
+
+
+def version_probe() -> Callable[[], tuple[str, str, str]]:
+    """Return a self-contained function, because nodes may lack this package or have another version."""
+
+    def versions() -> tuple[str, str, str]:
+
+        import ray
+
+        try:
+            from shardtool.values import __version__ as installed
+        except ImportError:
+            installed = ""
+        return installed, ".".join(map(str, sys.version_info[:2])), ray.__version__
+
+    return versions
+
+
+def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
+    """Raise an error for the first problem, if any. A problem consists of node name, found and expected."""
+    if problems:
+        node_name, found, expected = problems[0]
+        other_nodes = len({name for name, _, _ in problems}) - 1
+        suffix = f" (and {other_nodes:,} more nodes)" if other_nodes else ""
+        raise InvalidRequest(node_name + suffix, found, expected=expected, remedy=remedy)
+
+
+def check_reachable(address: str | None) -> None:
+    """Raise an error if nothing answers at an address: Ray would wait for a minute."""
+    cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
+    if cluster_address in (None, "", "auto"):
+        return
+    scheme, _, host_and_path = str(cluster_address).rpartition("://")
+    host, _, port = host_and_path.partition("/")[0].rpartition(":")
+    if scheme not in _SCHEMES or not host or not port.isdecimal():
+        raise InvalidRequest(
+            option_text("address", cluster_address), "not an address", expected="auto, ray://host:port or host:port"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        found = f"no Ray cluster: {os_error_text(error) if isinstance(error, OSError) else error}"
+        raise InvalidRequest(option_text("address", cluster_address), found, remedy=_START_ADVICE) from None
+
+
+def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
+    """Return the error for a failed connection."""
+    option = option_text("executor", "ray") if address is None else option_text("address", address)
+    text = " ".join(str(error).split())
+    if "Version mismatch" in text or "version mismatch" in text:
+        return InvalidRequest(option, text, remedy="Install the same Ray and the same Python on all nodes.")
+    if NO_CLUSTER_TEXT in text:
+        return InvalidRequest(option, "no Ray cluster at this address", remedy=_START_ADVICE)
+    return InvalidRequest(option, f"cannot connect: {text[:300]}", remedy=_CONNECT_ADVICE)
+
+
+def connect_ray(address: str, **options: Any) -> Exception | None:
+    """Connect to a cluster (`local` starts one); return the error if that fails."""
+    try:
+        with own_signal_handlers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError, exceptions.RayError) as error:
+        return error
+    return None
+
+
+@contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Restore this process's signal handlers: Ray replaces the handler of SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 Answer = TypeVar("Answer")
@@ -94,19 +195,19 @@ class RayPool(Pool):
                 found, remedy = "this process is already connected to a cluster", "Omit the address."
                 raise InvalidRequest(option_text("address", address), found, remedy=remedy)
             return
-        ray_cluster.check_reachable(address)
-        error = ray_cluster.connect_ray(address or "auto")
+        check_reachable(address)
+        error = connect_ray(address or "auto")
         is_cluster_known = address is not None or os.environ.get("RAY_ADDRESS")
-        if error is not None and not is_cluster_known and ray_cluster.NO_CLUSTER_TEXT in str(error):
+        if error is not None and not is_cluster_known and NO_CLUSTER_TEXT in str(error):
             count = self._max_workers or cores
             other = f"to use another, set {option_text('address', 'HOST:PORT')}"
             observer.note(
                 f"no running Ray cluster: starting one on this machine with {pluralize(count, 'core')}, until this run "
                 f"ends; {other}"
             )
-            error = ray_cluster.connect_ray("local", num_cpus=count, include_dashboard=False)
+            error = connect_ray("local", num_cpus=count, include_dashboard=False)
         if error is not None:
-            raise ray_cluster.unreachable_error(address, error)
+            raise unreachable_error(address, error)
 
     def _watch_raylet(self) -> None:
         """Watch this machine's raylet in a thread, if possible.
@@ -155,27 +256,27 @@ class RayPool(Pool):
         self._closed = True
         if self._owns_connection:
             self._owns_connection = False
-            with ray_cluster.own_signal_handlers():
+            with own_signal_handlers():
                 ray.shutdown()
 
-    def _nodes(self) -> list[ray_cluster.Node]:
+    def _nodes(self) -> list[Node]:
         nodes = []
         for node in ray.nodes():
             slots = int(node["Resources"].get("CPU", 0))
             if node["Alive"] and slots:
                 name = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-                nodes.append(ray_cluster.Node(node["NodeID"], name, slots))
+                nodes.append(Node(node["NodeID"], name, slots))
         return nodes
 
     def _check_versions(self) -> None:
         expected = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
         problems = [
             (node.name, f"{package} {there}" if there else f"no {package}", f"{package} {here}, as here")
-            for node, versions in self._ask_nodes(ray_cluster.version_probe())
+            for node, versions in self._ask_nodes(version_probe())
             for package, there, here in zip(("shardtool", "Python", "Ray"), versions, expected, strict=True)
             if there != here
         ]
-        ray_cluster.refuse_nodes(problems, "Install the same versions on all nodes.")
+        refuse_nodes(problems, "Install the same versions on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """See `Pool.check`."""
@@ -196,9 +297,9 @@ class RayPool(Pool):
         problems = [(node.name, *problem) for node, node_problems in answers for problem in node_problems]
         if environment.sources:
             self._environment = ray.put(environment)
-        ray_cluster.refuse_nodes(problems, "Inputs and outputs must have the same paths on all nodes.")
+        refuse_nodes(problems, "Inputs and outputs must have the same paths on all nodes.")
 
-    def _ask_nodes(self, function: Callable[..., Answer], *arguments: object) -> list[tuple[ray_cluster.Node, Answer]]:
+    def _ask_nodes(self, function: Callable[..., Answer], *arguments: object) -> list[tuple[Node, Answer]]:
         nodes, remote = self._nodes(), ray.remote(num_cpus=0, max_retries=1)(function)
         pending = {}
         for node in nodes:

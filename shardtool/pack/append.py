@@ -21,8 +21,8 @@ from shardtool.pack.run import Output, make_record
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.foreign_index_files import export_notes
-from shardtool.publish.join_datasets import join_kinds, join_schemas
 from shardtool.publish.listed_files import read_listed_sidecar
+from shardtool.publish.publish_dataset import join_kinds, join_schemas
 from shardtool.table.keys import contains_hashes, hash_keys
 from shardtool.units import pluralize
 

@@ -31,9 +31,8 @@ from shardtool.publish import listed_files, parts
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
 from shardtool.publish.destination import Destination
-from shardtool.publish.join_datasets import join_parts
 from shardtool.publish.publication import Publication
-from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset
+from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset, join_parts
 from shardtool.request.observer import Observer, default_observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_part import RunPart

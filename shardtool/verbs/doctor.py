@@ -29,12 +29,11 @@ from shardtool.storage.remote import address, retry
 from shardtool.storage.remote.address import STORES, display_address, parse_address
 from shardtool.storage.remote.buckets import BucketEntry, delete_objects, put_object
 from shardtool.storage.remote.failures import CLOCK_ADVICE, CREDENTIAL_ERRORS, write_conflicts
-from shardtool.storage.remote.http import FirstResponse, discard_response, first_response, request_object
+from shardtool.storage.remote.http import FirstResponse, discard_response, first_response, request_object, sign_url
 from shardtool.storage.remote.lock import check_conditional_writes
 from shardtool.storage.remote.network import web_headers
 from shardtool.storage.remote.objects import open_remote
 from shardtool.storage.remote.retry import RequestCancelled, TransientError, with_retries
-from shardtool.storage.remote.signing import sign_url
 from shardtool.storage.remote.store_access import credentials_kind
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size, pluralize

@@ -233,7 +233,7 @@ def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["Authentication failed: the token is missing", "connection refused by a proxy"])
 def test_the_message_of_ray_is_kept(said: str) -> None:
     """Our error contains Ray's reason for a failed connection."""
-    from shardtool.execute.ray_cluster import unreachable_error
+    from shardtool.execute.ray_pool import unreachable_error
 
     assert said in unreachable_error("127.0.0.1:1", ConnectionError(said)).found
 

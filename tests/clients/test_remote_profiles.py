@@ -11,7 +11,7 @@ from shardtool.errors import AccessRefused, InvalidRequest, ShardError
 from shardtool.storage.files import read_small
 from shardtool.storage.lookup import list_folder
 from shardtool.storage.remote import connections, store_access
-from shardtool.storage.remote.signing import sign_url
+from shardtool.storage.remote.http import sign_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from shardtool.storage import lookup, paths
 from shardtool.storage.files import read_small
 from shardtool.storage.remote.buckets import delete_objects, put_object
 from shardtool.storage.remote.connections import connections_for
-from shardtool.storage.remote.signing import sign_headers, sign_put, sign_url
+from shardtool.storage.remote.http import sign_headers, sign_put, sign_url
 from shardtool.storage.remote.upload import upload
 from tests.clients.remote import tool
 

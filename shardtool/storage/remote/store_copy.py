@@ -17,8 +17,8 @@ from shardtool.storage.remote import failures, retry
 from shardtool.storage.remote.address import STORES, display_address, is_source_address, is_url, parse_address
 from shardtool.storage.remote.buckets import copy_in_bucket
 from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, connections_for
+from shardtool.storage.remote.http import sign_put, sign_url
 from shardtool.storage.remote.objects import RemoteObject, object_crc
-from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"

@@ -19,8 +19,7 @@ from shardtool.storage import files
 from shardtool.storage.remote import failures, retry
 from shardtool.storage.remote.address import display_address, parse_address
 from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, PacedSocket, connections_for, peer_name
-from shardtool.storage.remote.http import etag_md5
-from shardtool.storage.remote.signing import sign_put
+from shardtool.storage.remote.http import etag_md5, sign_put
 from shardtool.storage.remote.store_options import object_headers
 
 if TYPE_CHECKING:

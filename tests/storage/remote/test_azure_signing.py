@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.signing import azure_signed_url
+from shardtool.storage.remote.http import azure_signed_url
 
 _SECRET = base64.b64encode(b"a secret of the tests").decode()
 

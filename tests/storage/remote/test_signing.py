@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from shardtool.storage.remote.signing import sign_headers, sign_put
+from shardtool.storage.remote.http import sign_headers, sign_put
 
 _KEYS = {
     "access_key_id": "AKIAIOSFODNN7EXAMPLE",

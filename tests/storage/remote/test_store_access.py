@@ -9,7 +9,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, redact_secrets
 from shardtool.storage.remote.address import display_address, is_source_address, join_address
-from shardtool.storage.remote.signing import sign_url
+from shardtool.storage.remote.http import sign_url
 from shardtool.storage.remote.store_access import source_address_for, store_for, use_endpoint
 
 
