@@ -258,12 +258,16 @@ def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:
     hostile(tmp_path / "d")
     write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"))
     _look(browser, tmp_path / "page.html")
-    shown = []
+    shown, opened = [], []
     for at in range(len(HOSTILE_KEYS) + 1):
         browser.execute_script("document.querySelectorAll('.tile')[arguments[0]].click()", at)
         shown.append(browser.execute_script("return document.getElementById('view-key').textContent"))
+        opened.append(browser.execute_script("return document.querySelectorAll('#view-body .chat li').length"))
         _press(browser, keys.ESCAPE)
     assert shown[0] == HOSTILE_KEYS[0]
+    assert opened == [1] * len(HOSTILE_KEYS) + [0]
+    browser.find_element("id", "as-table").click()
+    assert browser.execute_script("return document.querySelectorAll('#rows script, #rows img, #rows b').length") == 0
     assert shown[4] == "turned\\u202egnp"
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.scripts.length") == 3

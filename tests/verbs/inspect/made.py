@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import tarfile
 import wave
@@ -94,7 +95,16 @@ def labelled(numbers: range, labels: int) -> dict[str, dict[str, bytes]]:
 def hostile(folder: Path) -> Path:
     """Write a shard whose keys, texts, labels and field names try to break out of the page."""
     samples = {
-        key: {"jpg": image(at), "txt": key[:300].encode(), "cls": key[:40].encode(), "json": b'{"a": "</script>"}'}
+        key: {
+            "jpg": image(at),
+            "txt": key[:300].encode(),
+            "cls": key[:40].encode(),
+            "json": b'{"a": "</script>"}',
+            "boxes.json": b"[[1, 1, 20, 20]]",
+            "labels.json": json.dumps([key[:60]]).encode(),
+            "chat.json": json.dumps([{"role": key[:60], "content": key[:300]}]).encode(),
+            "wav": b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0" + key.encode()[:99],
+        }
         for at, key in enumerate(HOSTILE_KEYS)
     }
     samples["odd"] = {"<b>.x": b"\0\1\2", "txt": "<b>\u202e\x00\ud7ff".encode()}

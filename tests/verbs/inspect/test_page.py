@@ -269,6 +269,9 @@ def test_hostile_content_is_text(tmp_path: Path) -> None:
     assert len(page.samples) == len(HOSTILE_KEYS) + 1
     names = {name for _, attributes in page.reader.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
+    assert {name for name, _ in page.reader.tags}.isdisjoint({"i", "iframe", "object"})
+    assert [one["texts"][-1]["kind"] for one in page.samples[:2]] == ["chat", "chat"]
+    assert len([one for one in page.tags("svg") if "outlines" in str(one.get("class"))]) == len(HOSTILE_KEYS)
     assert len(page.tags("script")) == 3
     assert page.keys == [*HOSTILE_KEYS, "odd"]
     assert all(str(one["src"]).startswith("data:") for one in page.tags("img"))

@@ -133,7 +133,7 @@ class ColumnCharts:
             return Chart(name, column.type, missing if column.filled else "no values", [], ("", ""))
         kept = self._numbers[name, units[0]]
         mean = f"mean {number_text(column.mean)}" if column.mean is not None and not units[0] else ""
-        from_some = f"from every {kept.step:,}th value" if kept.step > 1 else ""
+        from_some = f"from 1 in {kept.step:,} values" if kept.step > 1 else ""
         bars, is_log = _histogram(values)
         if units[0] == _TIMES:
             bars = [("", count) for _, count in bars]
