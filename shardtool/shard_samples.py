@@ -96,7 +96,6 @@ class ShardSamples:
 
     Attributes:
         needs: int64 per sample, record bytes with headers and padding.
-        root: Base folder of paths, with a slash at the end.
         mtimes: int64 per field, modification time in nanoseconds at planning time.
         paths: Path relative to `root`, or URL, of each field, followed by NUL. If empty, each path is key + "." +
             field.

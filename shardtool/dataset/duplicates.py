@@ -41,7 +41,6 @@ class Content(NamedTuple):
     """The content of samples.
 
     Attributes:
-        rows: The rows of fields with content, ascending.
         ranks: uint8 [samples]; only samples of equal rank can be duplicates.
     """
 

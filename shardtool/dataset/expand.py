@@ -252,7 +252,6 @@ def _is_companion_file(name: str) -> bool:
 
 
 def _shard_paths(name: str) -> tuple[str, ...] | None:
-    """Return the shards of a dataset; empty if the dataset does not exist, None if it is damaged."""
     try:
         return find_dataset(name, lacking=True).paths
     except InvalidRequest:

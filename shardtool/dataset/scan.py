@@ -397,7 +397,6 @@ def _add_record(
     record: tfrecord_read.TFRecord,
     default_key: bytes,
 ) -> None:
-    """Record a sample. Without a key, its key is `default_key`, which is unique across shards."""
     in_memory = record.size <= tfrecord_read.MAX_HELD_RECORD_BYTES
     data = shard.read(record.data, record.size) if in_memory else tfrecord_read.LazyBytes(shard.read, record)
     if task.checksum:

@@ -46,8 +46,6 @@ class TransformFacts(NamedTuple):
     """Facts of a shard of transformed samples.
 
     Attributes:
-        consumed: Number of planned samples that were processed.
-        dropped: Number of consumed samples that the user's function dropped.
         left_out: The rows of skipped samples that no other run tries again.
     """
 
@@ -63,8 +61,6 @@ class ShardFacts(NamedTuple):
 
     Attributes:
         crc: CRC-32C of the file; None if unknown.
-        plan: The fingerprint of the shard's plan; empty if unknown.
-        made: Facts of transformed samples, if any.
         first: Name of the first shard of the run; empty if unknown.
         shards: Minimum number of shards of the run; None if unknown.
     """

@@ -42,7 +42,6 @@ class PackedStrings:
     """Byte strings without NULs in one buffer.
 
     Attributes:
-        data: The strings, each followed by a NUL.
         starts: int64[n + 1]; string i is `data[starts[i] : starts[i + 1] - 1]`.
     """
 

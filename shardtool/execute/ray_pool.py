@@ -407,5 +407,4 @@ class _TaskReports:
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))
 
     def end(self, number: int) -> None:
-        """Discard the counts of a finished task: its result contains all counts."""
         self._reported.pop(number, None)

@@ -110,7 +110,6 @@ class _SentModules:
         self.sources = sources
 
     def enter(self) -> None:
-        """Register this object as the last finder; remove modules that an earlier run has imported."""
         from shardtool.transform.transformer import get_transformer
 
         previous = [finder for finder in sys.meta_path if isinstance(finder, _SentModules)]

@@ -111,7 +111,6 @@ class DownloadLimits:
 
     Attributes:
         head: Number of the next file that the caller takes.
-        held: Bytes that were read but not yet taken.
     """
 
     def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:

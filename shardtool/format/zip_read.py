@@ -44,7 +44,6 @@ class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        method: `STORED`, `DEFLATED`, or a method that cannot be read.
         mode: Unix mode including the file type; 0 if unknown.
     """
 
@@ -139,8 +138,6 @@ def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator
 
 
 class _PackedBytes:
-    """The compressed bytes of a member, at most `limit`, read sequentially."""
-
     def __init__(self, read: Read, data: bytes, offset: int, limit: int) -> None:
         self._read, self.data, self._offset, self._start, self._limit = read, data, offset, offset - len(data), limit
 

@@ -78,7 +78,6 @@ class NameProblem:
     """A kind of name that a reader would misread.
 
     Attributes:
-        readers: The readers, and how they misread the name.
         what: The problem, as a noun phrase that starts with its noun.
         fixable: Whether `--portable` fixes it.
     """

@@ -78,7 +78,6 @@ def _check_other_location(run: Run, listing: Listing) -> None:
 def _list_samples(
     run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None
 ) -> tuple[Listed, OutputExists | None]:
-    """Return the samples, and the error for existing output. The caller raises it after errors in the source."""
     from shardtool.select.storable_names import check_case, check_storable_names, make_portable
 
     listing = source.list_samples(run.pool, run.notes.observer)

@@ -94,11 +94,6 @@ def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
 
 
 def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
-    """Add notes about samples that are not new.
-
-    `masks` select the samples in a dataset, listed as skipped, changed since they were packed, and listed as failed.
-    `missing` are samples that the source no longer has.
-    """
     run, entries, (in_dataset, is_listed, changed, has_failed) = listed.run, listed.entries, masks
     if run.updates:
         if missing:
@@ -117,7 +112,6 @@ def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, m
 def _hash_samples(
     codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], inline_fields: list[int]
 ) -> NDArray[np.uint64]:
-    """Return a hash of each sample's field names and file sizes, without the sizes of `inline_fields`."""
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )

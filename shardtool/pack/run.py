@@ -52,9 +52,7 @@ class Run:
 
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
-        started: Seconds since 1970, before the source was listed.
         shuffle: The options of a `reshard`; None for a `create`.
-        expected: The dataset that the run must recreate, or None.
     """
 
     names: tuple[str, ...]

@@ -47,7 +47,6 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        memory: Bytes of memory for all workers together, in each pass.
         other_bytes: Bytes written to the same file system before the spool is deleted.
     """
 
@@ -123,13 +122,11 @@ def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> ND
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return the region size: the memory share of a worker, or less if writes still have at least a megabyte."""
     target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
 
 def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
-    """Return the end of each bucket: a piece of one shard within the limit, or one sample."""
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
         ends.append(start + ShardRuns(total[start : end + 1], ShardCapacity(planned=max_bucket_bytes)).fill())
@@ -151,8 +148,6 @@ def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArra
 
 
 class _ScatterPass:
-    """The first pass. `regions` (int64[regions, 2]) are the start and end offsets of regions that are read whole."""
-
     def __init__(self, plans: list[Plan], limits: SpoolLimits, observer: Observer, *, stop: bool) -> None:
         self._entries = entries = plans[0].entries
         self._spans, self._limits, self._observer, self._stop = entries.known_spans, limits, observer, stop

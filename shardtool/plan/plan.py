@@ -274,10 +274,6 @@ def _apply_oversize(
     entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, max_bytes: int, oversize: Oversize,
     which: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
-    """Apply the rule for oversize samples.
-
-    Return the samples to keep (None for all), the skipped samples, and notes.
-    """
     trailer, format_limit = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
     limit = min(max_bytes, format_limit)
     too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]

@@ -23,10 +23,6 @@ class ShardBounds(NamedTuple):
     """The requested limits.
 
     Attributes:
-        max_size: Maximum bytes of the finished file; None if not requested.
-        max_count: Maximum number of samples per shard; None for no limit.
-        shards: Number of shards; None if the pattern or the limits determine the number.
-        equal_count: Whether sample counts of shards differ by at most one.
         by_hash: Assign samples by the hash of their keys.
         current_shards: Number of existing shards, which `by_hash` keeps if possible.
     """
@@ -54,7 +50,6 @@ class ShardCapacity(NamedTuple):
     Attributes:
         room: Record bytes per shard; `NO_LIMIT` if unlimited.
         planned: Record bytes that the plan fills; less than `room` if sizes are estimates.
-        max_count: Maximum number of samples per shard; None for no limit.
     """
 
     room: int = NO_LIMIT

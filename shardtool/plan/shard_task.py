@@ -94,10 +94,6 @@ def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
 
 
 def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the end of each run of rows that one read can copy.
-
-    The payloads of a run are in one file, with the same spacing as in the shard.
-    """
     kinds = e.rows.kind
     heads, tails = head_and_tail_sizes("tar", RecordColumns(e.keys, e.first, e.fields, e.rows.code, stored))
     shard_offsets = np.cumsum(heads + stored + tails) - stored - tails

@@ -39,7 +39,6 @@ class Destination:
     """The folder and names of a dataset, and its files at the last check.
 
     Attributes:
-        expected: The dataset that the run must recreate, or None.
         own_names: The names of the files of a part, once its shards are planned.
     """
 

@@ -123,7 +123,6 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
 
 
 def _column_types(reader: SampleReader, fields: Collection[str]) -> dict[str, pa.DataType | None]:
-    """Return the type of each column; None if the type must be inferred from the values."""
     catalog = reader.catalog
     all_tar = all(shard.format == "tar" for shard in catalog.shards)
     types: dict[str, pa.DataType | None] = {"__key__": pa.string()}

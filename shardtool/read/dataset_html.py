@@ -103,7 +103,6 @@ def _sample_htmls(reader: SampleReader, numbers: list[int], columns: list[str]) 
 
 
 def _shown_fields(sizes: Mapping[str, int], catalog: Catalog) -> dict[str, str]:
-    """Return the fields to show: `image`, `text` and `label`, each if there is one."""
     shown: dict[str, str] = {}
     for name, size in sizes.items():
         content = content_type(name)

@@ -251,7 +251,6 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Convert in bands, which avoids four copies. Return a writable array, because torch requires it."""
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
         return np.array(convert(image))

@@ -159,7 +159,6 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield ranges of an object. Raise errors like `read_exactly`, or ShardError."""
     for offset, length, data in zip(offsets, lengths, remote.objects.read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))

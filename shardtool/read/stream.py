@@ -331,7 +331,6 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def _step(self) -> int | None:
-        """Number of positions that are read together without a shuffle window; None for one round."""
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size

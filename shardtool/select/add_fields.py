@@ -38,8 +38,6 @@ class NewField(NamedTuple):
 
     Attributes:
         has_value: bool[samples], whether a sample gets the field.
-        kind: The type of the values; None for bytes.
-        labels: The class names if the values are class numbers, else None.
         column: The numbers, which replace the metadata column with the field's name; None without such a column.
     """
 

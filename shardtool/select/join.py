@@ -125,7 +125,6 @@ def join_table(
 def _unique_rows(
     source: Table, columns: dict[str, pa.Array], on: str, collect: Sequence[str]
 ) -> tuple[PackedStrings, dict[str, pa.Array], list[str]]:
-    """Return one row for each key: its key and values, and a note about collected rows."""
     table = TableRows(source.location, columns, None)
     keys, names = _row_keys(table, on), [name for name in columns if name != on]
     if not collect:

@@ -190,11 +190,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
 
 
 class _Query(NamedTuple):
-    """A parsed query, not yet checked against the language.
-
-    Attributes:
-        tree: The expression, with stand-ins for names in backticks.
-    """
+    """A parsed query, not yet checked against the language."""
 
     tree: ast.expr
     names: Mapping[str, str]

@@ -54,9 +54,6 @@ def rename_keys(
         rename: A substitution, or the name of `column`.
         column: The new keys; None for a substitution.
         has_paths: Whether keys without paths are paths of files.
-
-    Raises:
-        InvalidRequest: A new key is missing or invalid, or two different keys would become the same key.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

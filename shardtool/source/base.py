@@ -41,7 +41,6 @@ class Listing:
         name: The source's name for the dataset file, without traces of this machine.
         recorded: Facts about the choice of samples that the dataset file records, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
-        shards: The names of the samples' shards; empty for files and tables.
         stored: For each name in `shards`, the dataset and the shard.
         compressed: Whether some shards can only be read in sequence.
         later: The part of `where` that workers evaluate.

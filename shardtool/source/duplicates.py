@@ -38,7 +38,6 @@ class DuplicateGroups(NamedTuple):
     Attributes:
         groups: The samples of each group: first existing samples, then others in key order. Groups are sorted by their
             first samples.
-        sizes: Content bytes per sample of each group.
         differ: Maps a sample to the labels and other fields that differ from its group's first sample.
     """
 
@@ -83,7 +82,6 @@ def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
 def _find_differing_values(
     entries: SampleTable, groups: list[tuple[int, ...]], content: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each sample whose labels or fields (not JSON) differ from its group's first sample, with the names."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return

@@ -37,7 +37,6 @@ class JsonScalars(NamedTuple):
 
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object if unreadable.
-        kinds: Number of values of each kind, by name.
         long: Number of values that exceed `MAX_TEXT_LENGTH`, by name.
         failed: Index, code and message of payloads that cannot be read.
     """

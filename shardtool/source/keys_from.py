@@ -134,7 +134,6 @@ def _read_key_column(given: object) -> PackedStrings:
 
 
 def _similar_keys(name: bytes, keys: PackedStrings) -> list[str]:
-    """Return the most similar keys, which contain the name or share its longest prefix."""
     from difflib import get_close_matches
 
     import pyarrow.compute as pc

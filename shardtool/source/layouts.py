@@ -168,7 +168,6 @@ def _lacking_text(tree: _Tree) -> str:
 
 
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    """Find suffixes such as _mask: a key without its suffix is another key, or a key with another suffix."""
     tails = Counter[bytes]()
     for sample in tree.sampled:
         name = _file_name(tree.keys[sample])
@@ -337,8 +336,6 @@ def _packed_as(field: str) -> str:
 
 
 class _Packed(NamedTuple):
-    """A folder and the extension of its tables or archives. For several folders, each level is a star."""
-
     folder: bytes
     ending: bytes
 

@@ -40,7 +40,6 @@ class PlanRequest(NamedTuple):
         root: The base folder of relative paths, with a final slash; empty for several folders and archives.
         folders: For several folders, the folder for each first part of a path.
         identity: Distinguishes the source from other sources on this machine; empty if `root` does.
-        outside: Whether paths may leave the source, by links or `..`.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]

@@ -96,7 +96,6 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        verb: `create`, `reshard` or `index`; empty if not recorded.
         options: The options, except those about a `--join` table that is not available.
         table: The path of the table that was found, or the recorded name of an unavailable table; empty if the run used
             no table, or the user names the table.
@@ -105,7 +104,6 @@ class RecordedRun(NamedTuple):
         map: The name of the function that created the samples; empty without a function. The function is never
             imported.
         key_list: The name of the list in `keys_from`; empty without a list. The list is not read again.
-        has_added_fields: Whether `--add` added fields of other datasets.
         without_table: The same run without the table; None if no table was found, or the user names the table.
         table_problem: Why the table that was found cannot be used; empty if no table was found.
     """

@@ -72,7 +72,6 @@ class RecordedSource:
         return source
 
     def _find_fixed_splits(self) -> list[StoredDataset]:
-        """Return all splits if existing samples keep their split, as with `--stratify` and in grown datasets."""
         split_options = self.run.options.make_split_options()
         if split_options is None or split_options.required_column is None:
             return []
@@ -155,7 +154,6 @@ class RecordedSource:
 
 
 def _stored_keys(datasets: Sequence[StoredDataset], *, old: bool = False) -> PackedStrings:
-    """Return the keys of all shards; `old`: the keys before `rename_keys`."""
     encoded = []
     for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):

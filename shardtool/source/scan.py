@@ -258,7 +258,6 @@ def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
 
 
 def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> tuple[list[bytes], list[os.stat_result]]:
-    """Return the names of an item that exist, and their stat results."""
     names = item.names or []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -236,7 +236,6 @@ def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: 
 
 
 def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
-    """Concatenate a column, with -1 for unknown, and remove it from the parts to save memory."""
     column_of_all = np.empty(sum(counts), kind)
     row = 0
     for index, count in enumerate(counts):

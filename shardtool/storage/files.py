@@ -105,8 +105,6 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        sequential_read_bytes: Efficient size of sequential reads.
-        random_read_bytes: Efficient size of random reads.
         max_gap_bytes: Up to this size, a gap between two ranges is read, too, to save a system call.
     """
 

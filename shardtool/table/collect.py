@@ -65,9 +65,6 @@ def collect_rows(
         names: The columns to return.
         requested: The columns to collect; `all`: every column in `names`.
         groups: The rows that share a key.
-
-    Raises:
-        InvalidRequest: There is no such column, or a column that is not collected has several values for a key.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

@@ -43,8 +43,6 @@ def _file_stat(path: str) -> tuple[int, int, int]:
 
 
 class _FileTable(Table):
-    """A table whose files must not change while it is read."""
-
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path)
         self._files = files

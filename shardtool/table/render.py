@@ -138,7 +138,6 @@ def _render_object(names: list[str], values: list[pa.Array], end: str) -> pa.Arr
 
 
 def _render_json(array: pa.Array) -> pa.Array:
-    """Return the JSON of each value as large_string. A null may stay null."""
     array = arrow.to_plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
@@ -181,7 +180,6 @@ def _keep_nulls(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _render_scalar(array: pa.Array) -> pa.Array:
-    """Return the text of each scalar as large_string, without quotes. A null stays null."""
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         raise TypeError(kind)

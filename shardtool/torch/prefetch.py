@@ -276,7 +276,6 @@ class Prefetcher:
             raise first.error
 
     def _send_next(self, batches: Iterator[Any], sender: DirectTransfer | StreamTransfer) -> _SentBatch:
-        """Copy the next batch. An error is raised after all earlier batches were returned."""
         try:
             sender.wait()
             batch = next(batches)

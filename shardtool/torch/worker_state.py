@@ -33,8 +33,6 @@ class WorkerState:
     """The progress of one worker in a pass.
 
     Attributes:
-        start: The stream's state at the start of the pass.
-        end: Position of the epoch at which the pass ends.
         left_out: Number of samples that were skipped and not replaced.
     """
 

@@ -99,10 +99,8 @@ class ImageOptions:
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        quality: 1 to 100, for JPEGs and lossy WebPs.
         fields: Image fields; empty for all fields with an image suffix.
         masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
-        probe: Record width, height and mode.
         max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
     """
 

@@ -116,7 +116,6 @@ def decode_image(
 
 
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
-    """Return what a conversion of the first frame or page to eight bits loses."""
     losses: list[DecodingLoss] = []
     if picture.deep or picture.image.mode in WIDE_MODES:
         losses.append("colour bits" if picture.deep else "grey bits")
@@ -246,7 +245,6 @@ def _has_deep_colours(image: Any) -> bool:
 
 
 def _white_value(image: Any) -> int:
-    """Return the largest value that can be stored, which is white; 0 if there is no such value, or if 0 is white."""
     arguments = image.tile[0][3] if image.tile else ""
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]

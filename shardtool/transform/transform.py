@@ -32,11 +32,7 @@ EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The part of a query that needs values found while reading samples.
-
-    Attributes:
-        classes: Class names of columns that contain class numbers.
-    """
+    """The part of a query that needs values found while reading samples."""
 
     query: str
     columns: tuple[str, ...]

@@ -156,10 +156,6 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _encode_payload(name: str, value: object) -> Payload:
-    """Return the bytes of a value: text as UTF-8, numbers as text, as in a tar shard.
-
-    Mutable buffers are copied.
-    """
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):

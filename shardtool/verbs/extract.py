@@ -165,7 +165,6 @@ def _check_not_a_key(path: str, entries: SampleTable) -> None:
 
 
 def _labels_from_folders(dataset: StoredDataset) -> bool:
-    """Return whether the labels come from folder names, and so are in no file of the source."""
     file = dataset.file
     return file is not None and bool(file.made.options.get("label_from_folder")) and _LABEL_FIELD in file.fields
 

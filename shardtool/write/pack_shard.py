@@ -103,7 +103,6 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
 
 
 def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardResult | None, str]:
-    """Return the result of packing without writing (None if the source cannot be read), and the MD5 of the bytes."""
     skipped: dict[int, Skipped] = {}
 
     def compare() -> tuple[write_task.ShardResult, str]:

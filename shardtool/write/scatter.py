@@ -38,7 +38,6 @@ class ScatterTask(NamedTuple):
 
     Attributes:
         packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
-        expected: int64 per payload, the CRC-32C; -1 if unknown.
     """
 
     source: SpanFile
@@ -160,7 +159,6 @@ class _PlainFile:
         self.ctime_ns = self._source.fact().st_ctime_ns
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
-        """Fill at most `_MAX_READ_ROWS` views from these ascending offsets, reading over small gaps."""
         gap_view = get_buffer("gap")
         parts: list[memoryview] = []
         start = end = offsets[0]

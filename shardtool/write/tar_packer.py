@@ -37,7 +37,6 @@ class TarPacker(packer.Packer):
         self.write(TRAILER)
 
     def _fills_buffers(self) -> bool:
-        """Return whether `_fill` can pack the samples."""
         return self.ahead is None and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
@@ -77,7 +76,6 @@ class TarPacker(packer.Packer):
         return True
 
     def _names(self, first: int, last: int, rows: list[int]) -> list[bytes]:
-        """Return the member names of samples."""
         endings, codes, names = self.endings, self.codes, []
         for key, row, end in zip(self.keys[first:last], rows[first:last], rows[first + 1 : last + 1], strict=True):
             names += [key + endings[code] for code in codes[row:end]]

@@ -98,7 +98,6 @@ class SampleUnpacker(Packer):
         self.report_progress(len(self.keys))
 
     def _blocks(self, path: bytes, row: int) -> Iterator[bytes | memoryview]:
-        """Yield a payload in blocks. The last block is yielded only if the checksum is correct."""
         if self.kinds[row] == INLINE:
             yield self.inline[row]
             return

@@ -39,10 +39,7 @@ class ColumnRoles:
 
     Attributes:
         key: The column of keys. If it is None, keys are paths without extensions or, without paths, row numbers.
-        path: The column of paths whose extensions name the field, or None.
-        binary: Columns of bytes, in the order of the field names.
         values: Columns whose values are the payload.
-        notes: Columns that were chosen by their usual names.
     """
 
     key: str | None

@@ -44,12 +44,7 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The order of each sample's fields.
-
-    Attributes:
-        code: uint16[endings, parts], the field at each position.
-        part: int64[endings, parts], the part at each position.
-    """
+    """The order of each sample's fields."""
 
     fields: tuple[str, ...]
     code: NDArray[np.uint16]

@@ -150,7 +150,6 @@ class ManifestSource(Source):
         return None if render.number_type(values.type) is None else values
 
     def _collect_rows(self, requested: Sequence[str]) -> None:
-        """Make one row of the rows that share a key."""
         roles = self._roles
         key = roles.key or next(iter(roles.paths()), None)
         if key is None:
@@ -409,7 +408,6 @@ class ManifestSource(Source):
         return rows
 
     def _check_unused_paths(self) -> None:
-        """Fail if an unused text column contains paths of files; add only a note if an option names the payload."""
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):

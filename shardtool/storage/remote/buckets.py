@@ -25,13 +25,7 @@ _requesting_process: dict[str, int] = {}  # `pid` is the process that made the f
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a prefix as a folder.
-
-    Attributes:
-        size: Bytes; -1 for a folder.
-        version: ETag as a number; 0 if there is none.
-        changed_ns: Last change, by the store's clock.
-    """
+    """An object, or a prefix as a folder."""
 
     key: str
     size: int

@@ -229,7 +229,6 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the response and its URL; send `own_headers` to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})

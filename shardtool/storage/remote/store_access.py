@@ -144,7 +144,6 @@ def _source_environment(server: str) -> dict[str, str]:
 
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with some values replaced; a new value replaces all variables of the same kind."""
     identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
     kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES)]
     hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}

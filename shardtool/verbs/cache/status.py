@@ -35,7 +35,6 @@ class ShardStatus:
     """A shard in a cache.
 
     Attributes:
-        size: Bytes, including the sidecar.
         came_ns: When the shard was added, in nanoseconds since 1970.
     """
 

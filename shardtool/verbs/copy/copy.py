@@ -226,7 +226,6 @@ class Transfer:
     def _copy_inside_store(
         self, folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter
     ) -> DurableFile | None:
-        """Return a server-side copy; None if it is not possible, so the file must be read and written."""
         if not self._refusal:
             try:
                 return copying.copy_inside_store(folder, original, meter.add)

@@ -72,8 +72,6 @@ class Uncompared(NamedTuple):
 
     Attributes:
         fields: Fields that a table added which is no longer available.
-        payloads: Whether fields are ignored because the run changed payloads.
-        added: Whether samples that only the source has are ignored.
         as_numbers: Whether the dataset stores numbers as TFRecord does.
     """
 
@@ -229,7 +227,6 @@ class SideComparison:
         return any(before != now for before, now in pairs)
 
     def _changed_fields(self) -> Rows:
-        """Return an id for each field that differs: the sample of side A times `_width`, plus the name's index."""
         excluded = self._excluded
         if excluded.payloads:
             return np.zeros(0, np.int64)

@@ -73,7 +73,6 @@ class StoredSample:
 
     Attributes:
         number: Number of the sample in the dataset or shard, counted from 0.
-        kinds: Maps fields to `int64` or `float`, if known.
     """
 
     shard: StoredShard
@@ -108,7 +107,6 @@ class FieldTally:
 
     Attributes:
         groups: Counts by `FieldPayloads.groups`; invalid if `unknown` is true.
-        places: Shard number and offset of one payload, by group.
         unknown: Whether some payloads have no checksum in the index.
         labels: Counts of the (name, number) pairs of inspected payloads.
     """

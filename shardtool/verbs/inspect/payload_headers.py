@@ -148,7 +148,6 @@ def _iter_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _read_vint(data: memoryview, start: int, *, keep_marker: bool) -> tuple[int, int, bool]:
-    """Return a variable-length integer, its end, and whether all its bits are set (an unknown size)."""
     if start >= len(data) or not data[start]:
         raise EOFError
     length = 9 - data[start].bit_length()

@@ -122,7 +122,6 @@ def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> 
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    """Return how many seconds longer the first read of a shard takes than the second (median of some shards)."""
     dataset[numbers[0]]  # the first read includes late imports, so it is not measured
     differences = [_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers]
     return max(0.0, median(differences))

@@ -47,11 +47,8 @@ class ShardExamination:
         scan: The content of the shard; None if it cannot be opened. Its columns are dropped after the checks.
         fields: Number of samples with each field; emptied after it was added to the totals, to save memory.
         unrecognised: Number of members that do not belong to a sample.
-        hashes: The hash of each key, 16 bytes each.
         content_ids: The id of each sample's content, 8 bytes each; may be empty, if no id is needed.
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
-        more: Number of further findings by code.
-        undecoded: Number of payloads too large to decode.
     """
 
     scan: ShardScan | None
@@ -120,7 +117,6 @@ class _PayloadCheck(NamedTuple):
 
     Attributes:
         decode: Function that returns the problem of a payload; empty if it is valid, None if it is too large to decode.
-        limit: Size of the largest payload to decode, in bytes.
         skip_large: Whether larger payloads are skipped. Otherwise they are invalid.
     """
 

@@ -117,8 +117,6 @@ class Finding:
     """One problem.
 
     Attributes:
-        file: The name of the shard, sidecar or dataset file.
-        expected: The expected state; may be empty.
         offset: The offset in the file, in bytes; None for the whole file.
     """
 
@@ -226,8 +224,6 @@ class Report(Displayed):
 
     Attributes:
         findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
-        readable: False if nothing could be read.
-        repaired: The repairs done.
         read: With `sample`, the number and the bytes of the shards that were read; None if all were read.
         datasets: The reports of several datasets; the other attributes then cover all of them.
         quick: Whether no shard was read.

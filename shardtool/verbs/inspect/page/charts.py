@@ -37,7 +37,6 @@ class Chart(NamedTuple):
     """A column's name, type and statistics, and its bars: the range or value, and a count.
 
     Attributes:
-        ends: Texts below the first and the last bar.
         note: What the bars count, and how many samples lack a value.
     """
 
@@ -49,8 +48,6 @@ class Chart(NamedTuple):
 
 
 class _KeptNumbers:
-    """Keeps every n-th number, so that memory is bounded."""
-
     def __init__(self) -> None:
         self._kept: list[NDArray[np.float64]] = []
         self._count = self._kept_count = 0

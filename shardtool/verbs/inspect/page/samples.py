@@ -131,9 +131,7 @@ class SampleBudget(NamedTuple):
     """Limits of what is shown per sample.
 
     Attributes:
-        edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails; None for no limit.
-        text: Bytes of all texts.
         media: Budget for audio and video, shared by all samples; None for no clips.
     """
 
