@@ -1,8 +1,7 @@
 """All errors that users can see.
 
-Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Worker
-processes send errors to the parent by `PlainError.__reduce__`. Workers of a PyTorch `DataLoader` send only the message,
-so `PlainError.embed_in_text` adds the attributes to the message.
+Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Workers
+of a PyTorch `DataLoader` send only the message, so `PlainError.embed_in_text` adds the attributes to it.
 
 Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
 `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,

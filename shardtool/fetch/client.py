@@ -3,9 +3,8 @@
 The IP address is checked when the socket is created, for each resolved address and each redirect, so a later DNS lookup
 cannot lead to an unchecked address.
 
-Only public addresses are allowed: not this machine, local networks or cloud metadata services. This module defines its
-own tables, because `ipaddress.is_global` differs between Python versions. All special-purpose ranges are refused,
-including the few public anycast addresses in these ranges.
+Only public addresses are allowed: not this machine, local networks or cloud metadata services. All special-purpose
+ranges are refused. The tables are in this module, because `ipaddress.is_global` differs between Python versions.
 
 Source: IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190; with 3fff::/20 of RFC 9637),
 RFC 5771 (multicast), RFC 4291 (2000::/3 is all global unicast IPv6), RFC 6052 (NAT64), RFC 3056 (6to4).

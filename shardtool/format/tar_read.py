@@ -136,8 +136,7 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 def _plain_file_size(block: bytes) -> int:
     """Return the size in a common header (regular file, short name); -1 for other or damaged headers.
 
-    This hot path takes 1 us. The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so
-    the sum does not overflow.
+    The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so the sum does not overflow.
     """
     size_text = block[124:135]
     if (

@@ -1,12 +1,12 @@
 """Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
 
-Each finished shard has a stamp: a time shortly before its run listed the source. The nanosecond digits of the stamp
-identify the root of the source and, for a source in a store, the object versions. A shard is up to date if it has this
-stamp and no file under the root of the source is newer.
+Each finished shard has a stamp: a time shortly before its run listed the source. The stamp's nanosecond digits identify
+the root of the source and the versions of objects. A shard is up to date if it has this stamp and no file under the
+root of the source is newer.
 
 The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
 finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another
-time, so it is not trusted. With `--trust size`, stamps are ignored.
+time, so it is not trusted. `--trust size` ignores stamps.
 """
 
 from __future__ import annotations

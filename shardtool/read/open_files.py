@@ -1,8 +1,8 @@
 """The open shards of a process, limited by its file descriptors. The least recently used shard is closed first.
 
 Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
-truncated or a disk fails, a mapping kills the process, and on a cold disk a sample of 14 KB causes 200 KB of reads
-(measured). Compressed shards are unpacked into unnamed temporary files.
+truncated or a disk fails, a mapping kills the process, and on a cold disk a sample of 14 KB causes 200 KB of reads.
+Compressed shards are unpacked into unnamed temporary files.
 """
 
 from __future__ import annotations

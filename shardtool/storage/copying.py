@@ -44,7 +44,7 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file and verify the size and checksum of the copy; stage a local copy without publishing it.
+    """Copy a file, and verify the size and checksum of the copy. A local copy is staged, not published.
 
     The last block is written only after the checksum matches, because an object becomes visible with its last byte.
     `report_bytes` receives block sizes. `keep_mtime` applies to local files.

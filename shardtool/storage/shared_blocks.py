@@ -4,8 +4,8 @@ Blocks are stored in one unnamed temporary file in TMPDIR, whose pages the kerne
 the file. Other processes open the file through /proc while its creator runs; after the creator has exited, they create
 their own blocks.
 
-File layout: a word with the offset of the free space, then the offset and size of each block. A block is visible once
-its offset is written.
+The file contains the offset of the free space, then the offset and size of each block. A block is visible once its
+offset is written.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 
-1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory.
-2. Copies to the device are enqueued, followed by the event `copied`.
-3. Images are normalised on the device, followed by the event `ready`.
-4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
+1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory. 2. Copies to the device are
+enqueued, followed by the event `copied`. 3. Images are normalised on the device, followed by the event `ready`. 4. When
+the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
    memory.
 
-The next batch is requested only after `copied`, so the loader can reuse a batch's memory. Other devices use no streams.
+The next batch is requested only after `copied`, so the loader can reuse a batch's memory.
 """
 
 from __future__ import annotations

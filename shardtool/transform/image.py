@@ -1,6 +1,6 @@
 """Resize, encode and probe images.
 
-`change_image` returns the same bytes object if there is nothing to do. Otherwise:
+`change_image` returns the same bytes if there is nothing to do. Otherwise:
 
 - The format of the content is kept, unless `encode` is set.
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
@@ -13,7 +13,7 @@
 - Changing an image with several frames or pages is an error (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-Call this module only in worker processes: `change_image` disables Python's warnings, and libtiff may print to stderr.
+Use this module only in worker processes: it disables Python's warnings, and libtiff may print to stderr.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class ShardBuilder:
 class _ChecksummedFile:
     """A staged file, with its size and checksum so far.
 
-    It has no reference to the shard, whose memory is freed early. A thread syncs the file while more bytes are written.
-    `finish` raises the errors of this thread, which the file system reports only once.
+    A thread syncs the file while more bytes are written. `finish` raises the errors of this thread, which the file
+    system reports only once.
     """
 
     def __init__(self, staged: StagedFile) -> None:

@@ -177,9 +177,10 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None: all); return the oldest first.
+    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all).
 
-    First, evict shards for waiting writers. Shards that should be evicted but are still in use are not leased again.
+    Return them in ascending order of age. First, evict shards for waiting writers. Shards that should be evicted but
+    are still in use are not leased again.
     """
     with space.locked():
         contents = space.scan()
