@@ -179,7 +179,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all).
 
-    Return them in ascending order of age. First, evict shards for waiting writers. Shards that should be evicted but
+    Return the oldest shard first. First, evict shards for waiting writers. Shards that should be evicted but
     are still in use are not leased again.
     """
     with space.locked():
