@@ -16,6 +16,7 @@ import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import FAMILY_KEYS
+from shardtool.request.option_checks import suggest_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ _MAX_BRIEF_EXAMPLES = 6
 _HYPHEN = "\u2011"  # non-breaking: option names stay on one line
 _POSITIVE_OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
 _OPTION_WORD = re.compile(r"--[a-z][a-z-]*")
+_QUOTED = re.compile(r"'([^']*)'")
 _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # from 0 to 1: allows one wrong, missing or swapped letter
@@ -97,6 +99,9 @@ def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]
         found, expected = "no arguments", "arguments as in the help"
     elif isinstance(error, click.BadOptionUsage):
         where, found = error.option_name, _OPTION_PREFIX.sub("", found)
+        params = error.ctx.command.params if error.ctx and found.startswith("requires") else []
+        values = [param.metavar or param.type.name.upper() for param in params if where in param.opts]
+        remedy = f"Write {where} {values[0]}." if values else remedy
     elif isinstance(error, click.MissingParameter):
         found = f"no {(error.param and error.param.metavar) or 'argument'}"
     elif isinstance(error, click.BadParameter) and error.param is not None:
@@ -107,7 +112,7 @@ def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]
         expected = f"one of {texts}" if texts else ""
         if isinstance(cause, InvalidRequest):
             found, expected = cause.found, cause.expected
-        remedy = "" if expected else remedy
+        remedy = suggest_choice(found.strip("'"), _QUOTED.findall(texts)) if expected else remedy
     return InvalidRequest(where, found[:1].lower() + found[1:], expected=expected, remedy=remedy)
 
 
@@ -123,6 +128,9 @@ class VerbCommand(click.Command):
         except click.NoSuchOption as error:
             remedy = suggest_option(error.option_name, ctx) or f"See `{ctx.command_path} --help`."
             raise InvalidRequest(error.option_name, f"no such option of `{ctx.command_path}`", remedy=remedy) from None
+        except click.BadOptionUsage as error:
+            error.ctx = ctx
+            raise
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

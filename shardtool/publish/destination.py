@@ -168,9 +168,11 @@ def inspect_destination(previous: Destination) -> Destination:
         _check_unfinished(destination)
     elif destination.existing and destination.if_exists == "error":
         is_finished = pattern.dataset_file in destination.existing
-        alternative = "." if is_finished else f", or continue that run with {flag_text('resume')}."
+        alternative = f"add new samples with {flag_text('update')}"
+        alternative = alternative if is_finished else f"continue that run with {flag_text('resume')}"
         found = f"{already_exist_text(len(own_files), 'file')}: {format_list(own_files, 3)}"
-        raise OutputExists(where, found, remedy=f"Choose another name, or {flag_text('overwrite')}{alternative}")
+        remedy = f"Choose another name, {alternative}, or replace them with {flag_text('overwrite')}."
+        raise OutputExists(where, found, remedy=remedy)
     if not destination.resumes and destination.if_exists != "overwrite":
         indexes = StaleIndexes(folder, pattern, names_in_folder, appends=destination.appends)
         indexes.check_no_leftovers(set(names_in_folder))

@@ -13,7 +13,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, option_text
 from shardtool.request import option_values, split_options
 from shardtool.request.observer import Observer
-from shardtool.request.option_checks import VALUE_CHECKS, check_flag, check_range, import_name
+from shardtool.request.option_checks import VALUE_CHECKS, check_flag, check_range, import_name, suggest_choice
 from shardtool.request.option_spec import (
     Given,
     OptionSpec,
@@ -158,7 +158,9 @@ class BaseOptions:
             if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot record such texts
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
-                raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")
+                remedy = suggest_choice(text, choices) if isinstance(text, str) else ""
+                expected = f"one of {', '.join(choices)}"
+                raise InvalidRequest(option_text(name), repr(text), expected=expected, remedy=remedy)
 
     def _check_rules(self, name: str) -> None:
         spec, specs = option_specs(type(self))[name], option_specs(type(self))

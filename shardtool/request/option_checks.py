@@ -11,10 +11,11 @@ from shardtool.messages import option_text
 from shardtool.request import option_values, run_part, split_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardtool.request.option_spec import OptionSpec, ValueForm
 
+_MIN_SIMILARITY = 0.85
 VALUE_CHECKS: dict[ValueForm, Callable[[str, Any, OptionSpec], object]] = {
     "size": lambda name, value, _spec: option_values.parse_size_option(name, value),
     "rate": lambda name, value, _spec: option_values.parse_rate(name, value),
@@ -33,6 +34,15 @@ VALUE_CHECKS: dict[ValueForm, Callable[[str, Any, OptionSpec], object]] = {
 def _check_function(name: str, value: object) -> None:
     if not value:
         raise InvalidRequest(option_text(name), repr(value), expected="package.module:function")
+
+
+def suggest_choice(text: str, choices: Sequence[str]) -> str:
+    """Return a suggestion for an invalid value, or ""."""
+    from difflib import get_close_matches  # imported here: it delays the start of the command line
+
+    similar = [choice for choice in choices if text and choice.startswith(text)]
+    similar = similar or get_close_matches(text, choices, 1, _MIN_SIMILARITY)
+    return f"Did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def check_flag(name: str, value: object) -> None:

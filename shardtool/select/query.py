@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 ClassNames = Mapping[str, Sequence[str]]
 _BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
+_COMPUTED_COLUMNS = frozenset(("key", "shard", "size", "fields", "path", "folder"))
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
 _INTEGER_TOO_LONG = "integer string conversion"  # a part of Python's error for a number with thousands of digits
@@ -329,6 +330,10 @@ class _Evaluator:
         shown = ast.unparse(node)
         if shown in self._table.column_names:
             return self._query.error(node, "a name with a dot", remedy=f"Write `{shown}` in backticks.")
+        field, _, value = shown.partition(".")
+        if isinstance(node, ast.Attribute) and field not in self._table.column_names and value.isidentifier():
+            remedy = f"For values of a JSON field, add {option_text('columns_from', field)}, and write {value}."
+            return self._query.error(node, "not supported in queries", expected="columns", remedy=remedy)
         return self._query.error(node, "not supported in queries", expected=_LANGUAGE)
 
     def _column(self, node: ast.Name) -> _Value:
@@ -348,6 +353,8 @@ class _Evaluator:
         suggestion = f"Did you mean {' or '.join(matches)}? " if matches else ""
         expected = f"one of {format_list(self._table.column_names, _MAX_LISTED_COLUMNS)}"
         remedy = f"{suggestion}Put text in quotes: '{_shorten(name)}'."
+        if _COMPUTED_COLUMNS.issuperset(self._table.column_names):
+            remedy += f" For values of JSON fields, use {option_text('columns_from', 'json')} of `create` or `reshard`."
         if name in {*PROBED_COLUMNS, *ORIGINAL_COLUMNS}:
             remedy = f"{call_text('create', probe=True)} adds this column; the same run can use it in a query."
         if name in self._query.classes:

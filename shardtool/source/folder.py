@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataset.payload import is_label_name
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes, to_text
@@ -117,9 +118,13 @@ class FolderSource(Source):
         chosen_options = ("key_pattern", "join", "select_fields", "drop_fields")
         if any(map(self._options.is_given, chosen_options)) or entries.folders:
             return []
-        from shardtool.source.layouts import find_layout
+        from shardtool.source.layouts import find_classes, find_layout
 
-        advice = find_layout(entries, self._source, is_archive=entries.spans is not None)
+        is_archive = entries.spans is not None
+        advice = find_layout(entries, self._source, is_archive=is_archive)
+        label_options = ("label_from_folder", "split", "split_from_folder", "split_column", "where", "sort_by")
+        if advice is None and not is_archive and not any(map(self._options.is_given, label_options)):
+            advice = find_classes(entries, self._source)
         return [str(advice)] if advice is not None else []
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
@@ -140,6 +145,8 @@ class FolderSource(Source):
         if name not in table.column_names:
             join, columns_from = option_text("join"), option_text("columns_from")
             remedy = f"Add columns from a table with {join}, or from fields with {columns_from}."
+            if is_label_name(name) and not self._options.label_from_folder:
+                remedy = f"{flag_text('label_from_folder')} stores the top folders as the column cls. {remedy}"
             expected = f"one of {format_list(table.column_names, 100)}"
             raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
         return table.column(name)

@@ -6,6 +6,7 @@ and the head of one table are read. The advice never changes what is packed.
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -37,6 +38,7 @@ _MAX_DEPTH = 4  # maximum levels with a single folder
 _MAX_SUFFIXES = 6
 _MAX_TABLES = 10  # maximum tables with the same extension; Common Voice has eight
 _SHOWN_FIELDS = 3
+_MIN_CLASS_IMAGES = 2  # mean number of images in a folder that is probably a class
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _ROLES = frozenset((
@@ -483,3 +485,24 @@ def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None
 
 
 _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _find_table)
+
+
+def find_classes(entries: SampleTable, source: str) -> Advice | None:
+    """Return advice if a folder contains only images, in folders that are probably classes or splits."""
+    tree = _Tree(entries, source, _spread(len(entries)))
+    if tree.kinds(tree.sampled) != {"image"}:
+        return None
+    keys = [tree.keys[sample] for sample in tree.sampled]
+    shared = cast("bytes", os.path.commonprefix(keys))  # noqa: RUF071 - cut at a slash in the next line
+    parent = shared[: shared.rfind(b"/") + 1]
+    names = [*dict.fromkeys(key[len(parent) :].partition(b"/")[0] for key in keys if b"/" in key[len(parent) :])]
+    has_files = any(b"/" not in key[len(parent) :] for key in keys)
+    if has_files or not 1 < len(names) * _MIN_CLASS_IMAGES <= len(keys) or any(map(bytes.isdigit, names)):
+        return None
+    shown = ", ".join(printable(name) for name in names[:_SHOWN_FIELDS])
+    found = f"{pluralize(len(entries), 'sample')} in folders such as {shown}"
+    inside = tree.inside(parent)
+    if all(map(_is_split, names)):
+        command = _create_call([inside], split_by="folder")
+        return Advice(found, command.replace("OUTPUT", "'out/{split}-{000000..}.tar'"), "packs each as a split")
+    return Advice(found, _create_call([inside], label_from_folder=True), "also stores them as class numbers")

@@ -543,6 +543,7 @@ def test_any_text_selects_rows_or_is_refused(query: str) -> None:
         ("bi.str.contains(bi)", "bi: is text; expected text in quotes"),
         ("bi == None", "Write column.isna() or column.notna()"),
         ("@limit > 1", "@ would read a Python variable"),
+        ("json.ok", "json.ok: not supported in queries; expected columns. For values of a JSON field, add columns"),
         ("width.mean() > 1", "width.mean(): not supported in queries; expected columns, numbers, 'text'"),
         ("width.between(1)", "wrong arguments; expected 2 arguments, and inclusive="),
         ("width.between(1, 2, inclusive='all')", "expected one of both, neither, left, right"),

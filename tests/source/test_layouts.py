@@ -296,6 +296,36 @@ def test_other_folders_have_no_note(layout: str, tmp_path: Path) -> None:
     assert _notes(tmp_path) == []
 
 
+_LABELS = "also stores them as class numbers"
+_SPLITS = "packs each as a split"
+_CLASSES = _files("in/cat/{:04}.jpg", "in/dog/x/{:04}.png")
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "expected"),
+    [
+        (_CLASSES, "", f"in folders such as cat, dog: `shardtool create src/in OUTPUT --label-from-folder` {_LABELS}"),
+        (
+            _files("train/a/{:04}.jpg", "val/a/{:04}.jpg"), "",
+            f"such as train, val: `shardtool create src 'out/{{split}}-{{000000..}}.tar' --split-by folder` {_SPLITS}",
+        ),
+        (_CLASSES, "--label-from-folder", ""),
+        (_CLASSES, "--where key>'b'", ""),
+        (_files("cat/{:04}.jpg", "dog/{:04}.jpg", "dog/{:04}.txt"), "", ""),
+        (_files("00000/{:04}.jpg", "00001/{:04}.jpg"), "", ""),
+        (_files("{:04}/image.jpg"), "", ""),
+        ({**_files("cat/{:04}.jpg", "dog/{:04}.jpg"), "1.jpg": b"1"}, "", ""),
+    ],
+)  # fmt: skip
+def test_folders_of_images_are_classes_or_splits(
+    files: dict[str, bytes], options: str, expected: str, tmp_path: Path
+) -> None:
+    """Images in several folders are probably classes or splits, unless options or other files show something else."""
+    write_tree(tmp_path / "src", files)
+    err = typed("create", "src", "x-{0..}.tar", "--workers", "0", *options.split(), cwd=tmp_path).err
+    assert (expected in err, "in folders such as" in err) == (True, bool(expected))
+
+
 def test_sample_data_has_no_note(tmp_path: Path) -> None:
     """Folders of classes with labels have nothing to pair."""
     ran = typed("create", PHOTOS, "x-{0..}.tar", "--dry-run", cwd=tmp_path)

@@ -313,6 +313,8 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
     ("id,path,id\n1,a.jpg,2\n", {}, "several columns with the same name: 'id'"),
     ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one named"),
+    ("URL,v,Text\nx,1,a\n", {},
+     "If these columns contain the fields, add url={'jpg': 'URL'} field={'txt': 'Text'}. Otherwise, name others:"),
     ("id,path\n,a.jpg\n/b,b.jpg\nc/../d,c.jpg\n4,d.jpg\n", {},
      "column 'id': 3 values that cannot be keys, such as '', '/b', 'c/../d', in rows 1, 2, 3"),
     ('id,path\n"a\nb",a.jpg\n', {}, r"column 'id': 1 value that cannot be keys, such as 'a\x0ab', in row 1"),

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
 META_FIELD = "json"
 PAIR_OPTIONS = ("file", "bytes", "url", "field")
+_URL_NAMES = frozenset(("url", "urls", "image_url", "img_url", "image_urls", "link"))
+_TEXT_NAMES = frozenset(("txt", "text", "caption", "content", "prompt", "sentence", "body"))
 PATH_OPTIONS = ("root", "allow_outside", "stat", "symlinks")
 _MEDIA_ENDINGS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
@@ -128,10 +130,17 @@ def choose_roles(
     tables.check_labels(options.classes, roles.values)
     if not (roles.paths() or roles.binary or urls or values):
         found = f"no column with a usual name for paths, among {format_list(schema.names, 20)}"
-        expected = f"one named {format_list([*tables.PATH_NAMES], len(tables.PATH_NAMES))}"
+        expected = f"one named {format_list([*tables.PATH_NAMES], 6)}"
         other_options = [option_text(name, {"jpg": "COLUMN"}) for name in ("file", "url", "bytes")]
         named = ", ".join([option_text("path", "COLUMN"), *other_options])
         remedy = f"Name the column: {named}, or {option_text('field', {'txt': 'COLUMN'})}."
+        if likely := [
+            option_text(option, {field: name})
+            for name in schema.names
+            for option, field, usual in (("url", "jpg", _URL_NAMES), ("field", "txt", _TEXT_NAMES))
+            if name.casefold() in usual and tables.is_text_type(schema.field(name).type)
+        ]:
+            remedy = f"If these columns contain the fields, add {' '.join(likely)}. Otherwise, name others: {named}."
         raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     _add_notes(roles, options)
     if unused_bytes := [name for name in unused_bytes if name not in roles.meta]:

@@ -541,6 +541,8 @@ class ManifestSource(Source):
             found = f"none of the files exists: all {self._count:,} rows name a missing file, such as '{first}'"
             expected = f"paths relative to {printable(self._root)}"
             remedy = f"Choose another folder with {option_text('root')}."
+            if not is_address(self._root) and (folder := self._find_root(first)):
+                remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_part
         numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
@@ -561,6 +563,14 @@ class ManifestSource(Source):
             entries = entries.take(kept)
             self.keep_rows(kept)
         return entries, tuple(skipped)
+
+    def _find_root(self, path: str) -> str:
+        """Return the current folder, or a folder above the root, that contains a path; empty if none does."""
+        if path.startswith("/") or ".." in path.split("/"):
+            return ""
+        root = os.fsdecode(self._root).rstrip("/") or "/"
+        folders = (".", *(os.path.normpath(os.path.join(root, *[".."] * levels)) for levels in (1, 2, 3)))
+        return next((printable(folder) for folder in folders if os.path.lexists(os.path.join(folder, path))), "")
 
 
 def _resolve_root(options: CreateOptions, folder: str) -> bytes:

@@ -62,7 +62,7 @@ def test_reshard_onto_its_source_is_refused(dataset: str, place: Path) -> None:
 def test_reshard_onto_another_dataset_names_overwrite(place: Path) -> None:
     """The dataset of another run may be replaced, and the message says how."""
     ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "0", cwd=place)
-    assert (ran.code, "Choose another name, or --overwrite." in ran.err) == (5, True)
+    assert (ran.code, "or replace them with --overwrite." in ran.err) == (5, True)
 
 
 def test_copy_without_a_destination_is_refused(place: Path) -> None:
