@@ -31,6 +31,7 @@ from shardtool.errors import MEMORY_FIX, OutOfMemory, WorkerDied, is_out_of_memo
 from shardtool.execute.pool import Pool, Result, describe_task
 from shardtool.execute.worker import EVENT, FAILED, PROGRESS, PipeClosed, receive, run_worker, send
 from shardtool.messages import option_text
+from shardtool.storage.remote.call_options import spawn_environment
 from shardtool.storage.remote.notices import Stall, emit
 from shardtool.storage.remote.retry import SLICE_S
 
@@ -258,7 +259,9 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     # The worker inherits the signal mask. Otherwise, Ctrl-C during start-up would print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends, env=spawn_environment()
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 

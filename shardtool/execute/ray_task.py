@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from shardtool import messages
 from shardtool.errors import os_error_text
 from shardtool.execute.pool import as_reportable, describe_task, make_reporter
+from shardtool.storage.remote.call_options import known_options, register_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class TaskEnvironment(NamedTuple):
     Attributes:
         path: `sys.path` of the parent, searched after the node's own.
         variables: Environment variables set by options for remote stores.
+        storage: Storage options of calls, by key.
         sources: Source code by module name, for the function of `--map`.
     """
 
@@ -46,6 +48,7 @@ class TaskEnvironment(NamedTuple):
     umask: int
     command_line: bool
     variables: dict[str, str]
+    storage: dict[str, dict[str, Any]]
     sources: dict[str, str]
 
     @classmethod
@@ -58,7 +61,7 @@ class TaskEnvironment(NamedTuple):
         path = tuple(os.path.abspath(folder) for folder in sys.path)
         variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         sources = _function_sources(function) if function else {}
-        return cls(os.getcwd(), path, umask, messages.uses_cli_names(), variables, sources)
+        return cls(os.getcwd(), path, umask, messages.uses_cli_names(), variables, known_options(), sources)
 
     def enter(self) -> None:
         """Restore the state in this process; ignore a missing folder."""
@@ -67,6 +70,7 @@ class TaskEnvironment(NamedTuple):
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.exists(folder)]
         os.umask(self.umask)
         os.environ.update(self.variables)
+        register_options(self.storage)
         messages.set_cli_names(command_line=self.command_line)
         _SentModules(self.sources).enter()
 

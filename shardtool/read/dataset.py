@@ -28,7 +28,7 @@ from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
-from shardtool.storage import remote
+from shardtool.storage.remote.call_options import options_in, with_options
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -368,20 +368,20 @@ def check_in_range(positions: Numbers, count: int) -> Numbers:
 def open(  # noqa: A001
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
     on_error: OnError = ..., metadata: Literal[False] = ..., splits: SplitShares | None = ..., seed: int = ...,
-    storage_options: Mapping[str, str | bool] | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
 ) -> Dataset[RawSample]: ...  # fmt: skip
 @overload
 def open(  # noqa: A001
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = ..., cache: ShardCache | None = ...,
     on_error: OnError = ..., metadata: bool, splits: SplitShares | None = ..., seed: int = ...,
-    storage_options: Mapping[str, str | bool] | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
 ) -> Dataset[dict[str, Any]]: ...  # fmt: skip
 @with_dataloader_hints
 @explaining_missing_cwd()
 def open(  # noqa: A001, PLR0913 - its public name and options
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnError = "raise", metadata: bool = False, splits: SplitShares | None = None, seed: int = 0,
-    storage_options: Mapping[str, str | bool] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[Any]:  # fmt: skip
     """Open a dataset for reading.
 
@@ -397,8 +397,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.
-        storage_options: Settings of an `s3://` dataset: `endpoint`, `region`, `profile`, `access_key_id`,
-            `secret_access_key`, `session_token`, `anonymous`.
+        storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`: see docs/remote.md.
 
     Raises:
         InvalidRequest: The dataset does not exist, or an option is invalid.
@@ -420,9 +419,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         shares = SplitOptions(parse_shares(splits if isinstance(splits, str) else _split_texts(splits)), seed=seed)
     options = ReadOptions(check, cache, on_error, metadata)
     if storage_options:
-        names = list_names("the dataset", dataset, EXPECTED_DATASET)
-        names = [remote.store_access.address_with_options(name, storage_options) for name in names]
-        options = replace(options, storage=(names[0], storage_options))
+        names: list[str] = with_options(list_names("the dataset", dataset, EXPECTED_DATASET), storage_options)
+        options = replace(options, storage=options_in(names))
         dataset = names[0] if len(names) == 1 else names
     return Dataset(SampleReader(open_catalog(dataset), options), shares=shares)
 

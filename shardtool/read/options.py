@@ -84,7 +84,7 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read; None for all.
-        storage: An address with its storage options, for other processes.
+        storage: Storage options of the dataset by key, for other processes.
     """
 
     check: bool = False
@@ -92,7 +92,7 @@ class ReadOptions:
     on_error: OnError = "raise"
     metadata: bool = False
     fields: frozenset[str] | None = None
-    storage: tuple[str, Mapping[str, str | bool]] | None = field(default=None, repr=False)
+    storage: Mapping[str, dict[str, Any]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnError)

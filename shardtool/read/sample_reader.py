@@ -18,7 +18,7 @@ from shardtool.read.index_store import IndexStore
 from shardtool.read.open_files import OpenFiles
 from shardtool.read.options import CopyingCache, ReadOptions, Sample, Samples
 from shardtool.read.shard_read import LARGE_SAMPLE_BYTES, NUMBER_READERS, ReadableShard, read_on_demand
-from shardtool.storage import remote
+from shardtool.storage.remote.call_options import register_options
 from shardtool.storage.remote.requests import map_requests
 from shardtool.storage.shared_blocks import ForkLock
 from shardtool.units import pluralize
@@ -103,7 +103,7 @@ class SampleReader:
         lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
         self.options, self._fields = options, options.fields
         if options.storage is not None:
-            remote.store_access.address_with_options(*options.storage)
+            register_options(options.storage)
         self._plain = not (options.check or options.metadata or lists or self.catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Catalog, ReadOptions]]:

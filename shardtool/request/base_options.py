@@ -40,9 +40,12 @@ class BaseOptions:
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
+        storage_options: Settings for the stores and servers of this call, such as `endpoint` and `access_key_id`. With
+            several stores, a dict of settings for each start of addresses: `{"s3://mine/": {...}, "gs://": {...}}`.
     """
 
     observer: Observer | None = field(default=None, compare=False)
+    storage_options: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         changed = [

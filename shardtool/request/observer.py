@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import printable
+from shardtool.errors import printable, redact_secrets
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -109,11 +109,11 @@ class Notes:
 
     def add(self, *notes: str) -> None:
         """Add notes."""
-        for note in map(printable, notes):
+        for note in map(redact_secrets, map(printable, notes)):
             self.said.append(note)
             self.observer.note(note)
 
     def add_new(self, note: str) -> None:
         """Add a note unless it was added before."""
-        if printable(note) not in self.said:
+        if redact_secrets(printable(note)) not in self.said:
             self.add(note)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import Signature, cleandoc, signature
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from shardtool.errors import InvalidRequest, explaining_missing_cwd
 from shardtool.request.base_options import BaseOptions
 from shardtool.request.observer import Observer, default_observer
-from shardtool.request.option_spec import OptionsT, doc_lines
+from shardtool.request.option_spec import OptionsT, doc_lines, option_specs
 
 _OptionParams = ParamSpec("_OptionParams")
 
@@ -101,6 +101,35 @@ def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
     return describe
 
 
+def _with_storage_options(
+    arguments: list[Any], named: dict[str, Any], options: BaseOptions, storage_options: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any], BaseOptions]:
+    """Return the arguments of a call, with its storage options in all addresses."""
+    from shardtool.storage.remote.call_options import with_options
+
+    paths = {name: getattr(options, name) for name, spec in option_specs(type(options)).items() if spec.form == "path"}
+    arguments, named, paths = with_options((arguments, named, paths), storage_options)
+    return arguments, named, replace(options, **paths, storage_options=None)
+
+
+def _without_markers(result: object) -> object:
+    from shardtool.storage.remote.call_options import without_markers
+
+    return without_markers(result)
+
+
+def _with_plain_addresses(observer: Observer) -> Observer:
+    """Return an observer that receives addresses without storage options, and passes everything on."""
+
+    def pass_on(method: Callable[..., None], *arguments: object) -> None:
+        method(*map(_without_markers, arguments))
+
+    plain: Any = Observer()
+    for name in ("note", "log", "shard", "listed", "phase", "start", "failed", "advance"):
+        setattr(plain, name, partial(pass_on, getattr(observer, name)))
+    return cast("Observer", plain)
+
+
 _FirstT = TypeVar("_FirstT")
 
 
@@ -143,9 +172,16 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
             resolved: BaseOptions = merge_options(verb.__name__, options, names, kind)
             user_observer = observer or resolved.observer
             run_observer = user_observer or default_observer()
+            arguments = [*given[:index], *given[index + 1 :]]
+            storage_options = resolved.storage_options
+            if storage_options is not None:
+                arguments, named, resolved = _with_storage_options(arguments, named, resolved, storage_options)
             try:
                 with explaining_missing_cwd():
-                    return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)
+                    if storage_options is None:
+                        return verb(*arguments, options=resolved, observer=run_observer, **named)
+                    plain_observer = _with_plain_addresses(run_observer)
+                    return _without_markers(verb(*arguments, options=resolved, observer=plain_observer, **named))
             finally:
                 if user_observer is None:
                     run_observer.close()

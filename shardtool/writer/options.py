@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from shardtool import values
 from shardtool.request.base_options import BaseOptions
@@ -23,6 +24,7 @@ class WriterKeywords(TypedDict, total=False):
     overwrite: bool
     part: int | str | None
     parts: int | None
+    storage_options: Mapping[str, Any] | None
 
 
 @options_class

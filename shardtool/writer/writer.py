@@ -19,6 +19,7 @@ from shardtool.request.output_options import noted_readers
 from shardtool.request.verb_call import lists_options, merge_options
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
+from shardtool.storage.remote.call_options import with_options, without_markers
 from shardtool.writer.options import WriterKeywords, WriterOptions
 from shardtool.writer.output import WriterOutput
 from shardtool.writer.sample_encoder import SAMPLE_KEY, EncodedSample, SampleRefused
@@ -68,6 +69,8 @@ class ShardWriter(SampleWriter):
     ) -> None:
         """Create a writer."""
         self._options = writer_options = merge_options("ShardWriter", options, named, WriterOptions)
+        if (storage_options := writer_options.storage_options) is not None:
+            pattern = with_options(pattern, storage_options)
         names = parse_pattern(pattern)
         check_writable(names)
         self._dataset_pattern = names
@@ -129,7 +132,7 @@ class ShardWriter(SampleWriter):
     @property
     def dataset_file(self) -> str:
         """Path of the dataset file, which exists once the writer is closed."""
-        return self._output.destination.dataset_file
+        return str(without_markers(self._output.destination.dataset_file))
 
     @property
     def notes(self) -> list[str]:

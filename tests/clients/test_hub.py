@@ -134,6 +134,19 @@ def test_sources(server: Server, tmp_path: Path) -> None:
         assert shards[name][-1]["jpg"] == bytes([1, 8]) * 5000
 
 
+def test_storage_options_of_a_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`endpoint` and `token` of one call replace the environment, and unknown names are refused."""
+    for name, value in {**server.environment, "HF_TOKEN": "", "HF_ENDPOINT": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    address, options = "hf://datasets/o/closed/train.json", {"endpoint": server.url, "token": TOKEN}
+    assert shardtool.verify(address, workers=0, storage_options=options).sound
+    assert len(shardtool.open(address, storage_options={"hf://": options})) > 0
+    with pytest.raises(shardtool.AccessRefused):
+        shardtool.open(address, storage_options={"endpoint": server.url})
+    with pytest.raises(shardtool.InvalidRequest, match=r"the option 'tok' of hf://; expected one of .*token"):
+        shardtool.open(address, storage_options={"tok": TOKEN})
+
+
 def test_private_repositories(server: Server, tmp_path: Path) -> None:
     """Private and gated repositories are read with a token that no other host receives; else an error advises."""
     for name in ("closed", "gated"):

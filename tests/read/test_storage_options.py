@@ -1,4 +1,4 @@
-"""Storage options of one call: two stores at once, in other processes, and errors."""
+"""Storage options of `open`: two stores at once, in threads and other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shardtool
-from shardtool.errors import InvalidRequest
 from tests.helpers import read_tree
 from tests.read.packed import key_of, packed, sample_of
 from tests.servers.bucket import SECRET, Bucket, served
@@ -53,18 +52,3 @@ def test_two_stores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             check=True,
         )  # fmt: skip
         assert ran.stdout.decode().strip() == key_of(12)
-
-
-@pytest.mark.parametrize(
-    ("where", "options", "said"),
-    [
-        ("s3://b/out.json", {"key": "x"}, r"^storage_options: the option 'key'; expected one of endpoint, region"),
-        ("s3://b/out.json", {"anonymous": "yes"}, r"^storage_options\['anonymous'\]: a str; expected True or False"),
-        ("s3://b/out.json", {"endpoint": "minio"}, r"^storage_options\['endpoint'\]: not a server URL"),
-        ("out.json", {"anonymous": True}, r"^storage_options: given for out\.json; expected an s3:// address"),
-    ],
-)
-def test_invalid_options(where: str, options: dict[str, Any], said: str) -> None:
-    """Unknown options, invalid values and other addresses are refused before anything is read."""
-    with pytest.raises(InvalidRequest, match=said):
-        shardtool.open(where, storage_options=options)

@@ -190,7 +190,8 @@ def test_the_writer_accepts_options_like_a_verb(tmp_path: Path) -> None:
     assert {one.name for one in fields(WriterOptions)} <= {*signatures.signature(ShardWriter).parameters}
     assert "\n    max_count: " in (ShardWriter.__init__.__doc__ or "")
     hints = get_type_hints(WriterOptions)
-    assert get_type_hints(WriterKeywords) == {name: hints[name] for name in option_specs(WriterOptions)}
+    names = [*option_specs(WriterOptions), "storage_options"]
+    assert get_type_hints(WriterKeywords) == {name: hints[name] for name in names}
 
 
 def test_the_writer_refuses_names_in_the_same_words(tmp_path: Path) -> None:

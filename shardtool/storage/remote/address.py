@@ -31,9 +31,12 @@ INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # maps a scheme to the
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # prefix of environment variables for the source
 SOURCE_MARKER = "source="  # precedes the server in the addresses of `source_address_for`
 OPTIONS_MARKER = "options="  # precedes the number of the storage options in the addresses of `address_with_options`
+_PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 _LOCAL_SCHEMES = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HUGGINGFACE = re.compile(rf"hf://(?:{OPTIONS_MARKER}[^/@]*@)?datasets/", re.IGNORECASE)
 _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -41,16 +44,19 @@ class Address(NamedTuple):
     """The parts of an address.
 
     `host` is a bucket, container, or server with port. `key` has no leading slash. `query` is empty or starts with `?`.
+    `marker` refers to the settings of `source_address_for` or `address_with_options`, and may be empty.
     """
 
     scheme: str
     host: str
     key: str
     query: str = ""
+    marker: str = ""
 
     def text(self) -> str:
         """Return the address as a string."""
-        return f"{self.scheme}://{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
+        marker = f"{self.marker}@" if self.marker else ""
+        return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
 
 def is_url(text: str) -> bool:
@@ -76,7 +82,7 @@ def is_web(text: str) -> bool:
 
 def is_huggingface(text: str) -> bool:
     """Return whether an address is in a Hugging Face repository."""
-    return text[:14].lower() == "hf://datasets/"
+    return _HUGGINGFACE.match(text) is not None
 
 
 def uses_fsspec(text: str) -> bool:
@@ -86,7 +92,7 @@ def uses_fsspec(text: str) -> bool:
 
 def is_source_address(address: str) -> bool:
     """Return whether `source_address_for` created this address."""
-    return parse_address(address).host.startswith(SOURCE_MARKER)
+    return parse_address(address).marker.startswith(SOURCE_MARKER)
 
 
 def parse_address(text: str) -> Address:
@@ -101,9 +107,12 @@ def parse_address(text: str) -> Address:
         host = _AFTER_HOST.split(tail, maxsplit=1)[0]
         key, separator, query_text = tail[len(host) :].removeprefix("/").partition("#")[0].partition("?")
         query = separator + query_text
+    marker = ""
+    if host.startswith((SOURCE_MARKER, OPTIONS_MARKER)):
+        marker, _, host = host.partition("@")
     if not host:
         raise InvalidRequest(text, "nothing after ://", expected="a bucket" if scheme in STORES else "a server name")
-    return Address(scheme, host, key, query)
+    return Address(scheme, host, key, query, marker)
 
 
 @functools.cache
@@ -149,3 +158,14 @@ def split_address(text: str) -> tuple[str, str]:
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name
+
+
+def check_endpoint(url: str, where: str) -> None:
+    """Refuse a URL that is not that of a server, or that contains a user."""
+    parts = parse_address(url) if is_web(url) else None
+    if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
+        found = "not a server URL" if parts is None else "a URL with a user or a query"
+        if parts is not None and "@" not in parts.host and not parts.query:
+            found = "not a server name with a port number"
+        expected = "a URL such as https://minio.example:9000 (credentials come from the environment)"
+        raise InvalidRequest(where, found, expected=expected)

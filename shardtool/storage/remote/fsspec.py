@@ -24,6 +24,7 @@ from shardtool.storage.remote.address import (
     parse_address,
 )
 from shardtool.storage.remote.buckets import BucketEntry, version_number
+from shardtool.storage.remote.call_options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +42,14 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder, or with `below` all files."""
     address = parse_address(address).text()
+    path = parse_address(address)._replace(marker="").text()
     if is_huggingface(address):
         _split_huggingface(address)
 
     def list_files(file_system: Any) -> tuple[str, Any]:
-        root = str(file_system._strip_protocol(address)).strip("/")  # noqa: SLF001 - the prefix of listed names
-        detail = {"detail": True, **({"refresh": True} if is_huggingface(address) else {})}
-        return root, file_system.find(address, **detail).values() if below else file_system.ls(address, **detail)
+        root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - the prefix of listed names
+        detail = {"detail": True, **({"refresh": True} if is_huggingface(path) else {})}
+        return root, file_system.find(path, **detail).values() if below else file_system.ls(path, **detail)
 
     try:
         root, entries = call_fsspec(address, list_files)
@@ -111,20 +113,21 @@ def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
 
 def cat_file(address: str, byte_range: Mapping[str, int], file_system: Any) -> Any:
     """Return a range of a file."""
-    return file_system.cat_file(address, **byte_range)
+    return file_system.cat_file(parse_address(address)._replace(marker="").text(), **byte_range)
 
 
 def _cached_file_system(address: str) -> Any:
     parts = parse_address(address)
-    return _file_system(parts.scheme, parts.host, os.getpid())
+    return _file_system(parts.scheme, parts.host, parts.marker, os.getpid())
 
 
 @functools.lru_cache(maxsize=16)
-def _file_system(scheme: str, host: str, _pid: int) -> Any:
+def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
     """Return a file system for this process: asynchronous file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
-    return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True)[0]
+    options = options_of(marker, f"{scheme}://{host}") or {}
+    return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True, **options)[0]
 
 
 @contextmanager

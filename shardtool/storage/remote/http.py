@@ -32,6 +32,7 @@ from shardtool.storage.remote.store_access import (
     AZURE_KEY_VARIABLES,
     AZURE_TOKEN_VARIABLES,
     azure_server,
+    environment_for,
     first_variable,
     is_anonymous,
     key_pair,
@@ -88,16 +89,15 @@ SIGNATURE_LIFETIME = timedelta(hours=1)
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 
 
-def azure_signed_url(container: str, key: str, method: str) -> str | None:
+def azure_signed_url(container: str, key: str, method: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return a blob's signed URL, or None without account key or SAS token."""
     account, token, secret = (
-        first_variable(AZURE_ACCOUNT_VARIABLES),
-        first_variable(AZURE_TOKEN_VARIABLES),
-        first_variable(AZURE_KEY_VARIABLES),
+        first_variable(environment, names)
+        for names in (AZURE_ACCOUNT_VARIABLES, AZURE_TOKEN_VARIABLES, AZURE_KEY_VARIABLES)
     )
     if not account or not (token or secret):
         return None
-    base = azure_server()
+    base = azure_server(environment)
     query = token.lstrip("?") if token else _make_sas(account, secret, container, _SAS_PERMISSIONS[method], base)
     return f"{base}/{quote(container)}/{quote(key)}?{query}"
 
@@ -133,8 +133,12 @@ def sign_url(address: str, method: str) -> str:
     """Return the URL for a request; the URL for a store is signed, so it is secret."""
     if is_web(address):
         return address
-    parts = parse_address(address)
-    if parts.scheme == "az" and not is_anonymous("az") and (url := azure_signed_url(parts.host, parts.key, method)):
+    parts, environment = parse_address(address), environment_for(address)
+    if (
+        parts.scheme == "az"
+        and not is_anonymous("az", environment)
+        and (url := azure_signed_url(parts.host, parts.key, method, environment))
+    ):
         return url
     store, unsigned_url = store_for(address)
     if unsigned_url is not None:
@@ -158,7 +162,7 @@ def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, s
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]
     with _SIGNING_LOCK, obstore_errors(address):
-        keys = (store_for(address)[0].credential_provider or partial(key_pair, os.environ))()
+        keys = (store_for(address)[0].credential_provider or partial(key_pair, environment_for(address)))()
     if not (keys["access_key_id"] and keys["secret_access_key"]):
         found = "credentials from a metadata service cannot sign headers"
         expected = "boto3, which provides them"

@@ -9,7 +9,6 @@ import base64
 import functools
 import ipaddress
 import os
-import re
 from contextlib import suppress
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from shardtool.errors import InvalidRequest, os_error_text
-from shardtool.storage.remote.address import WEB
+from shardtool.storage.remote.address import WEB, parse_address
+from shardtool.storage.remote.call_options import HEADERS_VARIABLE, options_of, parse_headers
 
 if TYPE_CHECKING:
     import ssl
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one `Name: value` per line; workers inherit the environment
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
-_RESERVED_HEADERS = {
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "host",
-    "if-match",
-    "range",
-    "transfer-encoding",
-}
 
 
 NETWORK_VARIABLES = (
@@ -80,28 +69,16 @@ def _encode_basic_auth(name: str, password: str) -> str:
 def use_headers(lines: Iterable[str]) -> None:
     """Send `Name: value` headers to web servers, also from child processes."""
     lines = list(lines)
-    _parse_headers(lines)
+    parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
 
 
-def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
-    headers = {}
-    for line in lines:
-        match = _HEADER.fullmatch(line.strip())
-        if match is None or match[1].lower() in _RESERVED_HEADERS:
-            problem = "a reserved header" if match else "not a header"  # never show the line: it may contain a secret
-            raise InvalidRequest(
-                match[1] if match else HEADERS_VARIABLE,
-                problem,
-                expected="a header such as `Authorization: Bearer TOKEN`",
-            )
-        headers[match[1].title()] = match[2]
-    return headers
-
-
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server: from the environment, from the user in its URL, or from `.netrc`."""
-    headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
+    """Return the headers for a web server: from options, the environment, the user in its URL, or `.netrc`."""
+    headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
+    parts = parse_address(url)
+    headers |= (options_of(parts.marker, url) or {}).get("headers", {})
+    url = parts._replace(marker="").text()
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
         authorization := _basic_auth(url) or _netrc_auth(urlsplit(url).hostname or "", netrc_path)

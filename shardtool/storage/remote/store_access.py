@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from contextlib import contextmanager
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.messages import option_text
 from shardtool.storage.remote.address import (
-    OPTIONS_MARKER,
     SOURCE_MARKER,
     SOURCE_PREFIX,
     STORES,
+    check_endpoint,
     display_address,
-    is_web,
     parse_address,
 )
+from shardtool.storage.remote.call_options import VARIABLES, options_of
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.network import NETWORK_VARIABLES, extra_certificates
 from shardtool.storage.remote.store_options import (
@@ -37,10 +35,6 @@ from shardtool.storage.remote.store_options import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-
-_PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-_HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 
 
 # Environment variables, inherited by workers.
@@ -80,18 +74,8 @@ _STORE_VARIABLES = (  # part of a store's cache key, so that a later change take
 
 def use_endpoint(url: str) -> None:
     """Use the server at `url` for `s3://`, `gs://` and `az://`, also in child processes."""
-    _check_endpoint(url, url)
+    check_endpoint(url, url)
     os.environ[ENDPOINT_VARIABLE] = url
-
-
-def _check_endpoint(url: str, where: str) -> None:
-    parts = parse_address(url) if is_web(url) else None
-    if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
-        found = "not a server URL" if parts is None else "a URL with a user or a query"
-        if parts is not None and "@" not in parts.host and not parts.query:
-            found = "not a server name with a port number"
-        expected = "a URL such as https://minio.example:9000 (credentials come from the environment)"
-        raise InvalidRequest(where, found, expected=expected)
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
@@ -127,7 +111,7 @@ def source_address_for(address: str, endpoint: str | None) -> str:
         expected = " and ".join(SOURCE_PREFIX + name for name in _KEY_PAIR_VARIABLES[:2])
         raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "half of a key pair", expected=expected)
     if server := endpoint or os.environ.get(f"{SOURCE_PREFIX}ENDPOINT", ""):
-        _check_endpoint(server, server)
+        check_endpoint(server, server)
     if endpoint and not address.startswith("s3://"):
         found, expected = (
             "a source endpoint was given, but this is not S3",
@@ -145,41 +129,20 @@ def _source_environment(server: str) -> dict[str, str]:
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
     identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
-    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES)]
+    azure = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, ANONYMOUS_VARIABLE)
+    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES), (azure, ())]
     hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
     kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
     return {**kept, **values}
 
 
-_STORAGE_OPTIONS = {  # storage options of one call, and the environment variable that each replaces
-    "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
-    "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN", "anonymous": ANONYMOUS_VARIABLE,
-}  # fmt: skip
-_known_options: dict[str, dict[str, str]] = {}
-
-
-def address_with_options(address: str, options: Mapping[str, str | bool]) -> str:
-    """Return the address of an S3 object with the storage options of one call.
-
-    Another process that uses the address must call this function first.
-    """
-    where = "storage_options"
-    if not address.lower().startswith("s3://"):
-        raise InvalidRequest(where, f"given for {display_address(address)}", expected="an s3:// address")
-    for name, value in options.items():
-        if name not in _STORAGE_OPTIONS:
-            raise InvalidRequest(where, f"the option {name!r}", expected=f"one of {', '.join(_STORAGE_OPTIONS)}")
-        if not isinstance(value, bool if name == "anonymous" else str) or value == "":
-            expected = "True or False" if name == "anonymous" else "text"
-            raise InvalidRequest(f"{where}[{name!r}]", f"a {type(value).__name__}", expected=expected)
-    if "endpoint" in options:
-        _check_endpoint(str(options["endpoint"]), f"{where}['endpoint']")
-    values = {_STORAGE_OPTIONS[name]: str(value) for name, value in options.items()}
-    key = blake2b(repr(sorted(values.items())).encode(), digest_size=8).hexdigest()
-    _known_options[key] = values
+def environment_for(address: str) -> Mapping[str, str]:
+    """Return the environment of an address with settings of its own, or that of the process."""
     parts = parse_address(address)
-    return parts._replace(host=f"{OPTIONS_MARKER}{key}@{parts.host.rpartition('@')[2]}").text()
+    if parts.marker.startswith(SOURCE_MARKER):
+        return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))
+    options = options_of(parts.marker, address)
+    return os.environ if options is None else _environment_with(options)
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
@@ -188,17 +151,9 @@ def store_for(address: str) -> tuple[Any, str | None]:
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
         raise InvalidRequest(where, f"{parts.scheme}:// locations are read-only", expected=expected)
-    marker, _, bucket = parts.host.rpartition("@")
-    environment = None
-    if marker.startswith(SOURCE_MARKER):
-        environment = _source_environment(unquote(marker.removeprefix(SOURCE_MARKER)))
-    elif marker.startswith(OPTIONS_MARKER):
-        if (values := _known_options.get(marker.removeprefix(OPTIONS_MARKER))) is None:
-            remedy = "Open the dataset in this process, or pickle the whole dataset."
-            raise InvalidRequest(display_address(address), "storage options of another process", remedy=remedy)
-        environment = _environment_with(values)
-    if environment is not None:
-        return _make_store(parts.scheme, bucket, tuple(environment.items()), from_source=True)
+    environment = environment_for(address)
+    if parts.marker:
+        return _make_store(parts.scheme, parts.host, tuple(environment.items()), has_own_settings=True)
     return _make_store(
         parts.scheme, parts.host, tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
     )
@@ -225,21 +180,26 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 def credentials_kind(address: str) -> str:
     """Return the kind of the credentials and where they were found."""
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
+    environment = environment_for(address)
     if unsigned_url is not None:
         return "none: requests are not signed"
     if provider := getattr(store, "credential_provider", None):
-        return f"{provider.credentials.method} (profile {os.environ.get('AWS_PROFILE') or 'default'}, by boto3)"
+        return f"{provider.credentials.method} (profile {environment.get('AWS_PROFILE') or 'default'}, by boto3)"
     kinds = (
-        f"{kind} (environment: {name})" for name, kind in _CREDENTIAL_KINDS[scheme].items() if os.environ.get(name)
+        f"{kind} (environment: {name})" for name, kind in _CREDENTIAL_KINDS[scheme].items() if environment.get(name)
     )
     return next(
         kinds, f"{'application default credentials of gcloud, or ' * (scheme == 'gs')}metadata service of this machine"
     )
 
 
+_COMMON = ("endpoint", "anonymous")
+_OBSTORE_NAMES = {"sas_token": "sas_key"}
+
+
 @functools.lru_cache(maxsize=256)
 def _make_store(
-    scheme: str, bucket: str, environment: tuple[tuple[str, str], ...], *, from_source: bool = False
+    scheme: str, bucket: str, environment: tuple[tuple[str, str], ...], *, has_own_settings: bool = False
 ) -> tuple[Any, str | None]:
     env = dict(environment)
     endpoint = env.get(ENDPOINT_VARIABLE, "")
@@ -257,7 +217,10 @@ def _make_store(
         options["config"]["skip_signature"] = True
     with obstore_errors(f"{scheme}://{bucket}"):
         if scheme == "s3":
-            return _make_s3_store(bucket, env, options, anonymous=anonymous, from_source=from_source)
+            return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
+        if has_own_settings:  # these replace settings that obstore reads in the environment
+            settings = {name: env.get(variable) for name, variable in VARIABLES[scheme].items() if name not in _COMMON}
+            options["config"] |= {_OBSTORE_NAMES.get(name, name): value for name, value in settings.items() if value}
         if scheme == "gs":
             if endpoint:
                 options["config"]["base_url"] = endpoint
@@ -266,25 +229,25 @@ def _make_store(
         if endpoint:
             options["endpoint"] = endpoint
         azure_store = store.AzureStore(bucket, **options)  # raises an error if, for example, the account is missing
-        return azure_store, f"{azure_server()}/{bucket}" if anonymous else None
+        return azure_store, f"{azure_server(env)}/{bucket}" if anonymous else None
 
 
 def _make_s3_store(
-    bucket: str, env: Mapping[str, str], options: dict[str, Any], *, anonymous: bool, from_source: bool
+    bucket: str, env: Mapping[str, str], options: dict[str, Any], *, anonymous: bool, has_own_settings: bool
 ) -> tuple[Any, str | None]:
     from obstore.store import S3Store
 
     session = None if anonymous else _aws_session(bucket, env)
     endpoint = next(filter(None, map(env.get, _ENDPOINT_VARIABLES)), "")
     if endpoint := endpoint or _aws_endpoint(session):
-        _check_endpoint(endpoint, f"the endpoint {endpoint}")
+        check_endpoint(endpoint, f"the endpoint {endpoint}")
         options["endpoint"] = endpoint
     if session is not None:
         from obstore.auth.boto3 import Boto3CredentialProvider
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if from_source:  # obstore would use the environment variables of the destination
+    if has_own_settings:  # obstore would use the environment variables of the destination
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
@@ -381,14 +344,14 @@ AZURE_ACCOUNT_VARIABLES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"
 _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
-def azure_server() -> str:
+def azure_server(environment: Mapping[str, str]) -> str:
     """Return Azure's URL, including the account."""
     return (
-        first_variable(_AZURE_ENDPOINT_VARIABLES)
-        or f"https://{first_variable(AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
+        first_variable(environment, _AZURE_ENDPOINT_VARIABLES)
+        or f"https://{first_variable(environment, AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
     ).rstrip("/")
 
 
-def first_variable(names: tuple[str, ...]) -> str:
+def first_variable(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Return the first set variable, or ""."""
-    return next((value for name in names if (value := os.environ.get(name))), "")
+    return next((value for name in names if (value := environment.get(name))), "")

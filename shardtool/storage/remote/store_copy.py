@@ -36,8 +36,11 @@ def can_copy_inside(source: str, target: str) -> bool:
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False
     source_parts, target_parts = parse_address(source), parse_address(target)
-    return source_parts.scheme == target_parts.scheme in STORES and (
-        source_parts.scheme != "gs" or source_parts.host == target_parts.host
+    has_same_settings = source_parts.marker == target_parts.marker
+    return (
+        source_parts.scheme == target_parts.scheme in STORES
+        and has_same_settings
+        and (source_parts.scheme != "gs" or source_parts.host == target_parts.host)
     )
 
 
