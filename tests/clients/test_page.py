@@ -337,6 +337,11 @@ def test_every_row_is_found(browser: Any, rows: Path) -> None:
         assert browser.execute_script(_KEYS) == expected
         assert browser.execute_script(_COUNT) == f"{len(expected)} of 130 samples"
         browser.find_element("css selector", "#filters button").click()
+    browser.execute_script("document.querySelector('[data-column=\"<b>tags\"] button').click()")  # below its chart
+    assert (
+        browser.execute_script("return document.querySelector('#filters select').selectedOptions[0].text") == "<b>tags"
+    )
+    browser.find_element("css selector", "#filters button").click()
     _filter(browser, "score", "at least", "ten")
     assert browser.execute_script("return document.querySelector('#filters [aria-invalid=true]') !== null")
     assert browser.execute_script(_COUNT) == "130 samples"

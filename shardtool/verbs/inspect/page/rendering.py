@@ -21,7 +21,7 @@ from shardtool.storage.paths import base_name
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.inspect.inspect import combine_summaries
 from shardtool.verbs.inspect.page.dataset_view import MAX_LABEL_SETS, DatasetView, all_samples
-from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, rows_json, script_json
+from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, cell_text, rows_json, script_json
 from shardtool.verbs.inspect.page.samples import shorten_text
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _environment() -> Environment:
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters.update(
         counted=pluralize, short=shorten_text, whole=whole_number_text, size=format_size, plain=_plain_text,
-        command=format_command_line, described=image_description,
+        command=format_command_line, described=image_description, cell=cell_text,
     )  # fmt: skip
     environment.globals.update(log_scale=LogScale, show_size=format_size, show_whole=whole_number_text)
     return environment

@@ -179,7 +179,7 @@ def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
     texts = (
         None
         if value is None
-        else json.dumps([_cut(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
+        else json.dumps([cell_text(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
         for value in items.to_pylist()
     )
     return pa.array(texts, pa.string())
@@ -193,7 +193,8 @@ def _value_text(value: object, class_names: Sequence[str]) -> str | None:
     return text and text[: _MAX_VALUE_CHARS + 1]
 
 
-def _cut(text: str) -> str:
+def cell_text(text: str) -> str:
+    """Escape control characters in a text, and cut it."""
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "…"
 
@@ -214,7 +215,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
-    shown_keys = [_cut(key) for key in keys]
+    shown_keys = [cell_text(key) for key in keys]
     hidden_keys = {row: key for row, (key, shown) in enumerate(zip(keys, shown_keys, strict=True)) if key != shown}
     documents = [script_json({"name": "key", "kind": "text", "values": shown_keys})]
     if len(tables) > 1:
@@ -231,13 +232,14 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
                 values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
                 parts += [_name_groups(part, overview.group_names.get(name, {})) for part in values]
         is_label = name == "split" or min(overview.rank(name) for overview in overviews) <= 1
-        documents.append(script_json({"name": _cut(name), "label": is_label, **_column_document(parts)}))
+        documents.append(script_json({"name": cell_text(name), "label": is_label, **_column_document(parts)}))
     sizes = [size for table in tables for part in table.sizes for size in part.to_pylist()]
     documents.append(script_json({"name": "size", "kind": "number", "values": sizes}))
     documents.append(_constants_json("shard", [shard for table in tables for shard in table.shards]))
     file = _UNSAFE_IN_FILE_NAMES.sub("_", tables[0].name)[:60] if len(tables) == 1 else "selection"
     has_metadata = any(overview.rank(name) > 1 for table, overview in pairs for name in table.columns)
-    head = {"file": f"{file}.keys", "metadata": has_metadata, "count": len(keys), "keys": hidden_keys}
+    head = {"file": f"{file}.keys", "datasets": len(tables), "metadata": has_metadata, "count": len(keys)}
+    head["keys"] = hidden_keys
     return f'{script_json(head, ascii_only=True)[:-1]},"columns":[{",".join(documents)}]}}'
 
 
@@ -246,7 +248,9 @@ def _constants_json(name: str, runs: Sequence[tuple[str, int]]) -> str:
     numbers = {text: number for number, text in enumerate(names)}
     codes = [numbers[text] for text, count in runs for _ in range(count)]
     label = name == "dataset"
-    return script_json({"name": name, "label": label, "kind": "text", "names": [*map(_cut, names)], "codes": codes})
+    return script_json(
+        {"name": name, "label": label, "kind": "text", "names": [*map(cell_text, names)], "codes": codes}
+    )
 
 
 def _name_groups(part: _Values, names: Mapping[int, str]) -> _Values:
@@ -271,11 +275,11 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
         return {"kind": "list", "values": values, "lengths": lengths}
     column = pa.chunked_array([part.values.cast(pa.string()) for part in parts], pa.string())
     encoded = column.combine_chunks().dictionary_encode()
-    names = [_cut(text) for text in encoded.dictionary.to_pylist()]
+    names = [cell_text(text) for text in encoded.dictionary.to_pylist()]
     if 2 * len(names) <= len(column):
         codes = encoded.indices.fill_null(-1).to_pylist()
         return {"kind": "text", "names": names, "codes": codes}
-    return {"kind": "text", "values": [None if text is None else _cut(text) for text in column.to_pylist()]}
+    return {"kind": "text", "values": [None if text is None else cell_text(text) for text in column.to_pylist()]}
 
 
 def _numbers(part: _Values) -> list[object]:

@@ -7,12 +7,14 @@
   if (!tiles.length) return;
   const search = byId("search"), label = byId("label"), order = byId("order"), wrong = byId("wrong"), more = byId("more");
   const view = byId("view"), body = byId("view-body");
+  const NO_MATCH = "No sample matches. Change the search or the filters.";
   const PAGE_ROWS = 50, MAX_LISTED_VALUES = 1000;
   let count = 0;
   const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++));
   const cardOfRow = new Map(samples.map((sample, index) => [sample.row, index]).reverse());
   const picked = new Set(), filters = [];
-  let shown = tiles.map((_, index) => index), matches = [], current = 0, open = null, all = false, isTable = false, isDescending = false, firstRow = 0, cardTexts;
+  let shown = tiles.map((_, index) => index), matches = [], current = 0, open = null, cardTexts;
+  let all = false, isTable = false, isDescending = false, firstRow = 0;
 
   const el = (name, text, kind) => {
     const element = document.createElement(name);
@@ -26,6 +28,12 @@
     element.type = "button";
     element.addEventListener("click", action);
     return element;
+  };
+
+  const makeOption = (value, text) => {
+    const option = el("option", text);
+    option.value = value;
+    return option;
   };
 
   const whole = (number) => number.toLocaleString("en");
@@ -45,17 +53,33 @@
   // Returns, by row, whether a value or a text of its card contains the words.
   const searchRows = (words) => {
     const found = new Uint8Array(table.count);
-    for (const contains of columns.map((column) => column.contains(words))) for (let row = 0; row < table.count; row++) if (!found[row] && contains(row)) found[row] = 1;
-    cardTexts ??= samples.map((sample) => [sample.key, ...Object.values(sample.labels), ...sample.texts.map((text) => text.text), ...sample.meta.map(([, value]) => value)].join("\n").toLowerCase());
+    for (const contains of columns.map((column) => column.contains(words))) {
+      for (let row = 0; row < table.count; row++) if (!found[row] && contains(row)) found[row] = 1;
+    }
+    cardTexts ??= samples.map((sample) => {
+      const texts = sample.texts.map((text) => text.text), values = sample.meta.map(([, value]) => value);
+      return [sample.key, ...Object.values(sample.labels), ...texts, ...values].join("\n").toLowerCase();
+    });
     samples.forEach((sample, index) => { if (cardTexts[index].includes(words)) found[sample.row] = 1; });
     return found;
   };
 
+  const hasProblem = (sample) => sample.problems.length > 0;
+
   const activeTests = () => {
     const tests = filters.map((filter) => filter.test()).filter(Boolean), words = search.value.trim().toLowerCase();
-    if (label.value) { const [number, text] = JSON.parse(label.value), column = columns[number]; tests.push(makeFilter(column, column.kind === "list" ? "has" : "is", text)); }
-    if (wrong && wrong.checked) { const rows = new Set(samples.filter((sample) => sample.problems.length).map((sample) => sample.row)); tests.push((row) => rows.has(row)); }
-    if (words) { const found = searchRows(words); tests.push((row) => found[row] === 1); }
+    if (label.value) {
+      const [number, text] = JSON.parse(label.value), column = columns[number];
+      tests.push(makeFilter(column, column.kind === "list" ? "has" : "is", text));
+    }
+    if (wrong && wrong.checked) {
+      const rows = new Set(samples.filter(hasProblem).map((sample) => sample.row));
+      tests.push((row) => rows.has(row));
+    }
+    if (words) {
+      const found = searchRows(words);
+      tests.push((row) => found[row] === 1);
+    }
     return tests;
   };
 
@@ -84,7 +108,8 @@
     let hiddenCount = 0;
     shown = [];
     for (const indexes of sheets) {
-      const matching = indexes.filter((index) => position(index) >= 0 && (!wrong || !wrong.checked || samples[index].problems.length)), share = Math.min(1, maxTiles / matching.length);
+      const isShown = (index) => position(index) >= 0 && (!wrong || !wrong.checked || hasProblem(samples[index]));
+      const matching = indexes.filter(isShown), share = Math.min(1, maxTiles / matching.length);
       if (order.value) matching.sort((one, other) => position(one) - position(other));
       const visible = new Set(matching.filter((_, number) => Math.floor(number * share) > Math.floor((number - 1) * share)));
       for (const index of indexes) if (cells[index].hidden === visible.has(index)) cells[index].hidden = !visible.has(index);
@@ -96,7 +121,9 @@
     }
     more.hidden = !hiddenCount;
     byId("none").hidden = shown.length > 0;
-    byId("none").textContent = matches.length ? `None of the ${plural(matches.length, "matching sample")} is shown as a card. Choose the table to list them.` : "No sample matches. Change the search or the filters.";
+    byId("none").textContent = matches.length
+      ? `None of the ${plural(matches.length, "matching sample")} is shown as a card. Choose the table to list them.`
+      : NO_MATCH;
     if (shown.length && !shown.includes(current)) setCurrent(shown[0], false);
   };
 
@@ -149,7 +176,9 @@
       head.scope = "row";
       head.append(button(columns[0].text(row), "link mono", () => openRow(row)));
       line.append(pick, head, ...columns.slice(1).map((column) => {
-        const cell = el("td", column.kind === "number" && column.number(row) !== null ? column.number(row).toLocaleString("en", { maximumSignificantDigits: 17 }) : column.text(row), column.kind === "number" ? "n" : "");
+        const number = column.kind === "number" ? column.number(row) : null;
+        const text = number === null ? column.text(row) : number.toLocaleString("en", { maximumSignificantDigits: 17 });
+        const cell = el("td", text, column.kind === "number" ? "n" : "");
         cell.title = cell.textContent.length > 40 ? cell.textContent : "";
         return cell;
       }));
@@ -157,7 +186,9 @@
     }
     byId("rows").replaceChildren(tableHead(), tableBody);
     const last = Math.min(firstRow + PAGE_ROWS, matches.length);
-    byId("rows-shown").textContent = matches.length ? `${whole(firstRow + 1)} to ${whole(last)} of ${plural(matches.length, "row")}` : "No row matches. Change the search or the filters.";
+    byId("rows-shown").textContent = matches.length
+      ? `${whole(firstRow + 1)} to ${whole(last)} of ${plural(matches.length, "row")}`
+      : NO_MATCH;
     byId("rows-back").disabled = firstRow === 0;
     byId("rows-next").disabled = last >= matches.length;
   };
@@ -188,33 +219,32 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
     const unsaved = excluded ? ` ${plural(excluded, "key")} with line breaks cannot be saved.` : "";
-    byId("picked").textContent = `${plural(rows.length - excluded, "key")} saved in ${table.file}: use it with --keys-from.${unsaved}`;
+    const datasets = table.datasets > 1 ? new Set(rows.map((row) => columns[1].value(row))).size : 1;
+    const mixed = datasets > 1 ? ` The keys are of ${datasets} datasets: choose a dataset to save only its keys.` : "";
+    byId("picked").textContent = `${plural(rows.length - excluded, "key")} saved in ${table.file} for --keys-from.${mixed}${unsaved}`;
   };
 
   const fillLabels = () => {
     const groups = [];
     columns.forEach((column, number) => {
-      const values = column.label && column.kind !== "number" ? column.counts(MAX_LISTED_VALUES) : column.label ? column.counts(100) : undefined;
+      const values = column.label ? column.counts(MAX_LISTED_VALUES) : undefined;
       if (!values || !values.size) return;
       const group = el("optgroup");
       group.label = column.name;
       for (const [text, rows] of values) {
-        const option = el("option", `${text.length > 60 ? text.slice(0, 60) + "…" : text} (${whole(rows)})`);
-        option.value = JSON.stringify([number, text]);
-        group.append(option);
+        const shortened = text.length > 60 ? text.slice(0, 60) + "…" : text;
+        group.append(makeOption(JSON.stringify([number, text]), `${shortened} (${whole(rows)})`));
       }
       groups.push(group);
     });
-    const every = el("option", "all");
-    every.value = "";
-    label.replaceChildren(every, ...(groups.length === 1 ? groups[0].children : groups));
+    label.replaceChildren(makeOption("", "all"), ...(groups.length === 1 ? groups[0].children : groups));
     byId("label-choice").hidden = !groups.length;
   };
 
-  const fillOptions = (select, texts) => select.replaceChildren(...texts.map(([value, text]) => { const option = el("option", text); option.value = value; return option; }));
+  const fillOptions = (select, texts) => select.replaceChildren(...texts.map(([value, text]) => makeOption(value, text)));
   const columnOptions = columns.map((column, number) => [String(number), column.name]);
 
-  const addFilter = () => {
+  const addFilter = (columnNumber) => {
     const line = el("li"), column = el("select"), operator = el("select"), value = el("input"), list = el("datalist"), number = count++;
     column.setAttribute("aria-label", "Column");
     operator.setAttribute("aria-label", "Condition");
@@ -223,11 +253,11 @@
     list.id = `values-${number}`;
     value.setAttribute("list", list.id);
     fillOptions(column, columnOptions);
-    column.value = columns.length > 3 ? "1" : "0";
+    column.value = String(columnNumber);
     const changeColumn = () => {
       const chosen = columns[column.value], values = chosen.counts(200);
       fillOptions(operator, OPERATORS[chosen.kind].map((name) => [name, name]));
-      list.replaceChildren(...[...(values || new Map()).keys()].map((text) => { const option = el("option"); option.value = text; return option; }));
+      list.replaceChildren(...[...(values || new Map()).keys()].map((text) => makeOption(text, "")));
     };
     const filter = { test: () => {
       const test = makeFilter(columns[column.value], operator.value, value.value);
@@ -240,7 +270,13 @@
     value.addEventListener("input", update);
     changeColumn();
     filters.push(filter);
-    line.append(column, operator, value, list, button("Remove", "", () => { filters.splice(filters.indexOf(filter), 1); line.remove(); update(); byId("add-filter").focus(); }));
+    const remove = () => {
+      filters.splice(filters.indexOf(filter), 1);
+      line.remove();
+      update();
+      byId("add-filter").focus();
+    };
+    line.append(column, operator, value, list, button("Remove", "", remove));
     byId("filters").append(line);
     column.focus();
   };
@@ -422,14 +458,21 @@
     history.replaceState(null, "", location.pathname + location.search);
     if (open && isTable) {
       const position = matches.indexOf(open.row);
-      if (position >= 0 && (position < firstRow || position >= firstRow + PAGE_ROWS)) { firstRow = Math.floor(position / PAGE_ROWS) * PAGE_ROWS; showRows(); updatePicks(); }
+      if (position >= 0 && (position < firstRow || position >= firstRow + PAGE_ROWS)) {
+        firstRow = Math.floor(position / PAGE_ROWS) * PAGE_ROWS;
+        showRows();
+        updatePicks();
+      }
       const line = byId("rows").tBodies[0].rows[position - firstRow];
       if (line) line.querySelector("button").focus();
     } else if (open) setCurrent(open.index, true);
     open = null;
   };
 
-  const openFromHash = () => { const index = samples.findIndex((sample) => "#" + sample.id === location.hash); if (index >= 0 && (!open || index !== open.index)) openSample(index); };
+  const openFromHash = () => {
+    const index = samples.findIndex((sample) => "#" + sample.id === location.hash);
+    if (index >= 0 && (!open || index !== open.index)) openSample(index);
+  };
 
   tiles.forEach((tile, index) => {
     const pick = picker(samples[index].row);
@@ -461,7 +504,11 @@
   search.addEventListener("input", update);
   for (const input of [label, order, wrong]) if (input) input.addEventListener("change", update);
   byId("direction").addEventListener("click", () => { isDescending = !isDescending; update(); });
-  byId("add-filter").addEventListener("click", addFilter);
+  byId("add-filter").addEventListener("click", () => addFilter(Math.min(1, columns.length - 3)));
+  for (const chart of document.querySelectorAll(".columns > li")) {
+    const number = columns.findIndex((column) => column.name === chart.dataset.column);
+    if (number > 0) chart.append(button("Filter", "link", () => { addFilter(number); byId("samples").scrollIntoView(); }));
+  }
   byId("as-cards").addEventListener("click", () => setView(false));
   byId("as-table").addEventListener("click", () => setView(true));
   byId("rows-back").addEventListener("click", () => turnRows(-1));
