@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from shardtool.cli.output import LOG, print_message
 from shardtool.errors import printable
-from shardtool.storage.remote.notices import retry_count
+from shardtool.storage.remote.notices import FetchProgress, retry_count
 from shardtool.units import format_size
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from typing import TextIO
-
-    from shardtool.storage.remote.notices import FetchProgress
 
 
 PERIOD_S = 10.0

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardtool.cli.output import LOG, print_message
 from shardtool.cli.plain_progress import FetchEstimate, PlainProgress
 from shardtool.errors import printable
 from shardtool.request.observer import Observer
 from shardtool.storage.remote.notices import FetchProgress, Notice, RequestRetry, Stall, set_listener
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _FETCH_BAR_FORMAT = (
     # without the remaining time, which FetchEstimate computes

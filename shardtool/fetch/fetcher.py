@@ -10,17 +10,13 @@ import asyncio
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from shardtool.fetch.client import DownloadClient
 from shardtool.fetch.limits import DownloadLimits, HostTimes
 from shardtool.fetch.options import FetchOptions, url_host
 from shardtool.storage.remote.notices import FetchProgress, RequestRetry, emit
 from shardtool.storage.remote.retry import SLICE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 _PROGRESS_INTERVAL_S = 1.0  # minimum time between progress reports
 _MAX_PROGRESS_SHARE = 0.05  # maximum share of the time for reports

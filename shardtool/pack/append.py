@@ -17,7 +17,7 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes
-from shardtool.pack.run import Output, make_record
+from shardtool.pack.run import Listed, Output, Planned, Run, make_record
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.foreign_index_files import export_notes
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.sample_table import SampleTable
-    from shardtool.pack.run import Listed, Planned, Run
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.create_options import CreateOptions, ReshardOptions

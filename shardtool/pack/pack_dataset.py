@@ -69,7 +69,7 @@ def pack_dataset(
             return make_dry_run(planned)
 
         from shardtool.pack.outputs import lock_outputs
-        from shardtool.pack.packing import pack_shards
+        from shardtool.pack.pack_shards import pack_shards
         from shardtool.pack.parts import merge_finished_parts, start_parts
         from shardtool.pack.shuffle import arrange_payloads, get_spool
 

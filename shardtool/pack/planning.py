@@ -23,7 +23,7 @@ from shardtool.pack.checks import (
     check_shard_sizes,
     idle_option_notes,
 )
-from shardtool.pack.packing import make_shard_work
+from shardtool.pack.pack_shards import make_shard_work
 from shardtool.pack.run import Listed, Output, Planned, PlannedOutput
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation

@@ -17,7 +17,7 @@ from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, replacement_plan_name, sidecar_name
 from shardtool.publish import listed_files, parts
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
-from shardtool.publish.publication import Publication
+from shardtool.publish.publication import OldDataset, Publication
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.file_system import EntryInfo, check_entries
 from shardtool.storage.folders import check_space
@@ -26,7 +26,6 @@ from shardtool.units import already_exist_text, pluralize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardtool.publish.publication import OldDataset
     from shardtool.request.run_part import RunPart
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder

@@ -36,8 +36,8 @@ from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset,
 from shardtool.request.observer import Observer, default_observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_part import RunPart
-from shardtool.request.run_record import make_writer_record
-from shardtool.skipped import count_reasons, sort_rows
+from shardtool.request.run_record import RunRecord, make_writer_record
+from shardtool.skipped import Skipped, count_reasons, sort_rows
 from shardtool.storage.folders import open_folder
 from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.publish.parts import PartRecord, WriterPart
-    from shardtool.request.run_record import RunRecord
-    from shardtool.skipped import Skipped
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import OutputNames

@@ -7,30 +7,26 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import sidecar_schema, skipped_list
-from shardtool.dataset.dataset_file import merge_value_types
-from shardtool.dataset.features import number_features, tf_features
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, merge_value_types
+from shardtool.dataset.features import TfFeature, number_features, tf_features
 from shardtool.dataset.skipped_list import encode_skipped
 from shardtool.entries.classes import merge_classes
 from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_errors
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_bytes, to_local_name, to_output_name
-from shardtool.pattern import sidecar_name
+from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.publish import parts
 from shardtool.publish.append_target import FinishedAppend, list_later_files
-from shardtool.publish.totals import build_dataset_file
+from shardtool.publish.totals import DatasetTotals, build_dataset_file
 from shardtool.skipped import Skipped, sort_rows
 from shardtool.storage.folders import check_published
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.features import TfFeature
-    from shardtool.pattern import ShardPattern
     from shardtool.publish.destination import Destination
     from shardtool.publish.publication import Publication
-    from shardtool.publish.totals import DatasetTotals
     from shardtool.request.run_record import RunRecord
     from shardtool.values import FeatureType
 

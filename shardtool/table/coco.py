@@ -9,8 +9,9 @@ Source: https://cocodataset.org/#format-data
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +23,6 @@ from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.table.collect import collect_lists
 from shardtool.table.json_stream import ROWS_OR_COCO, JsonStream
 from shardtool.units import pluralize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 IMAGE_COLUMN = "file_name"
 _COLUMN_NAMES = {"bbox": "boxes", "category_id": "labels", "area": "areas", "iscrowd": "iscrowd", "caption": "captions"}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+from collections.abc import Callable
+from typing import NamedTuple
 
 _listeners: list[Callable[[object], None]] = []  # contains at most one listener
 _totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited

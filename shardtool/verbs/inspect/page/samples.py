@@ -25,8 +25,8 @@ from shardtool.transform.thumbnail import (
     is_mask_name,
     make_thumbnail,
 )
-from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES
-from shardtool.verbs.inspect.page.boxes import drawing_size, find_outlines, is_yolo_start
+from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES, StoredSample
+from shardtool.verbs.inspect.page.boxes import Outline, drawing_size, find_outlines, is_yolo_start
 from shardtool.verbs.inspect.page.conversation import find_turns
 from shardtool.verbs.inspect.page.media import MediaBudget, MediaClip, media_type, trim_audio
 from shardtool.verbs.inspect.samples import decode_text
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.sidecar_schema import FieldRow
     from shardtool.dataset.stored import StoredDataset
-    from shardtool.verbs.inspect.overview import StoredSample
-    from shardtool.verbs.inspect.page.boxes import Outline
     from shardtool.verbs.inspect.page.choose import ChosenSamples
 
 
