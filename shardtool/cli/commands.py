@@ -384,7 +384,7 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
 
     options = make_options()
     datasets, keys = split_keys(names)
-    options = replace(options, keys=keys) if keys else options
+    options = replace(options, keys=[*options.keys, *keys]) if keys else options
     run_and_print(partial(run, datasets, options), how, remove_text, always=options.dry_run)
 
 

@@ -14,10 +14,6 @@ from shardtool.values import Dots, Symlinks, Target, Trust
 SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
 
 
-def _expand_keys(_kind: type, value: Texts) -> dict[str, object]:
-    return {"keys_from": (value,) if isinstance(value, str) else (*value,)}
-
-
 @options_class
 class VerifyOptions(WorkerOptions):
     """Options of `verify`.
@@ -197,9 +193,16 @@ class FilterOptions(WorkerOptions):
     """
 
     where: str | None = option(None, section="choosing", metavar="QUERY", common=True)
-    keys: Texts | None = option(None, metavar="KEY", repeatable=True, common=True, expand=_expand_keys)
-    keys_from: object = option.like(SelectingOptions.keys_from, section="", conflicts=(Given(where),), common=True)
+    keys: Texts = option((), metavar="KEY", common=True, conflicts=(Given(where),))
+    keys_from: object = option.like(
+        SelectingOptions.keys_from, section="", conflicts=(Given(where), Given(keys)), common=True
+    )
     dry_run: bool = option(False, section="output", typed="dry-run/n", common=True)
+
+    @property
+    def key_list(self) -> object:
+        """The value of `keys` or `keys_from`; None without either."""
+        return self.keys or self.keys_from
 
 
 @options_class

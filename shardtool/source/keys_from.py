@@ -59,7 +59,9 @@ def match_keys(
     if not len(requested):
         raise InvalidRequest(_option(given), "no key", expected="one key per line")
     matches = find_positions(keys, requested)
-    unknown = np.setdiff1d(np.arange(len(requested)), matches)
+    is_unknown = np.ones(len(requested), bool)
+    is_unknown[matches[matches >= 0]] = False
+    unknown = np.flatnonzero(is_unknown)
     if is_known is not None:
         unknown = np.array([index for index in unknown.tolist() if not is_known(requested[index])], np.int64)
     first = [requested[index] for index in unknown[:_MAX_LISTED_KEYS].tolist()]
@@ -97,7 +99,8 @@ def _read_lines(path: str) -> list[bytes]:
     try:
         data = sys.stdin.buffer.read() if path == "-" else read_small(path)
     except OSError as error:
-        problem, remedy = f"{path}: {os_error_text(error)}", "" if os.path.lexists(path) else similar_path(path)
+        remedy = "" if os.path.isfile(path) else similar_path(path) or "To read the keys from a pipe, use -."
+        problem = f"{path}: {os_error_text(error)}"
         raise InvalidRequest(option_text("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
     return [line for line in lines if line and b"\0" not in line]

@@ -134,7 +134,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     # `create` will add these labels and their column again.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
-    request = ReshardOptions(where=options.where, keys_from=options.keys_from, fields=fields)
+    request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
     source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
     if not len(listing.entries):

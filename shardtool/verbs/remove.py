@@ -85,7 +85,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         OutputFailed: A file cannot be written.
     """
     notes, started = Notes(observer), time.monotonic()
-    if options.where is None and options.keys_from is None:
+    if options.where is None and options.key_list is None:
         found = f"none of {format_list([*map(option_text, ('keys', 'keys_from', 'where'))])}"
         raise InvalidRequest("the samples", found, expected="one of them, to select the samples to remove")
     import_module("shardtool.write.pack_shard")
@@ -171,10 +171,10 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
         if finished:  # the interrupted removal, now finished, has removed these samples
             return []
         raise
-    if options.keys_from is not None:
+    if options.key_list is not None:
         removed_hashes = {mark for removal in removals for mark in removal.removed_hashes()}
         positions = find_samples_by_key(
-            PackedStrings.parse(b"".join(keys)), options.keys_from, lambda key: hash_key(key) in removed_hashes
+            PackedStrings.parse(b"".join(keys)), options.key_list, lambda key: hash_key(key) in removed_hashes
         )
         starts = np.cumsum([0, *map(len, rows)])
         parts = np.split(positions, np.searchsorted(positions, starts[1:-1]))
