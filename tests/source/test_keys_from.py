@@ -151,7 +151,7 @@ def test_keys_on_the_command_line(source: Path, tmp_path: Path) -> None:
         ran = typed("remove", dataset, *words)
         assert (ran.code, members(tmp_path / "out-0.tar")) == (2, before), ran
     assert "Did you mean cat/1" in typed("remove", dataset, "cat/11").err
-    for words in (["--where", "key > ''"], ["--keys-from", "keys.txt"]):
+    for words in (("--where", "key > ''"), ("--keys-from", "keys.txt")):
         assert "used with --" in typed("remove", dataset, "cat/1", *words).err
     assert typed("remove", dataset, "cat/1", "dog/2", "--keys", "cat/0").code == 0
     assert typed("remove", dataset, "--keys", "dog/3").code == 0
