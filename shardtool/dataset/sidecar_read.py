@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from shardtool.dataset.parquet_bounds import (
@@ -236,15 +235,34 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
-    schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
-    with pq.ParquetFile(
-        pa.BufferReader(data), read_dictionary=dictionary_columns, page_checksum_verification=True
-    ) as file:
-        # pyarrow 26.0.1 cannot read lists of several row groups at once.
-        read = partial(file.reader.read_row_group, column_indices=column_indices, use_threads=False)
-        groups = [read(index) for index in range(file.num_row_groups)]
-        table = pa.concat_tables(groups) if groups else file.schema_arrow.empty_table().select(requested)
+    schema = parquet_schema(data)
+    reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
+    # pyarrow 26.0.1 cannot read lists of several row groups at once.
+    read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)
+    groups = [read(index) for index in range(reader.num_row_groups)]
+    table = pa.concat_tables(groups) if groups else reader.schema_arrow.empty_table().select(requested)
     return table.replace_schema_metadata(None).combine_chunks().select(requested), schema
+
+
+def _open_parquet(data: bytes, **options: Any) -> Any:
+    """Return pyarrow's reader of a Parquet file.
+
+    `pyarrow.parquet` wraps this reader, but it also imports all file systems of pyarrow, which takes 12 ms.
+    """
+    try:
+        from pyarrow._parquet import ParquetReader
+    except ImportError:  # the module is not a part of pyarrow's documented interface
+        from pyarrow.parquet import ParquetFile
+
+        return ParquetFile(pa.BufferReader(data), **options).reader
+    reader = ParquetReader()
+    reader.open(pa.BufferReader(data), **options)
+    return reader
+
+
+def parquet_schema(data: bytes) -> pa.Schema:
+    """Return the schema of a Parquet file, or of its footer, without metadata; raise OSError or ArrowException."""
+    return _open_parquet(data).metadata.schema.to_arrow_schema().remove_metadata()
 
 
 def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
@@ -352,7 +370,7 @@ def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, Shar
 def read_sidecar_schema(path: str) -> pa.Schema:
     """Return the schema in the footer of a sidecar."""
     try:
-        return pq.read_schema(pa.BufferReader(_read_footer_bytes(path))).remove_metadata()
+        return parquet_schema(_read_footer_bytes(path))
     except MemoryError:
         raise
     except (OSError, pa.ArrowException) as error:

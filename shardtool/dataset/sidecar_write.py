@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from shardtool.dataset.shard_index import ShardIndex, part_ends
-from shardtool.dataset.sidecar_read import FORMAT_VERSION, METADATA_PREFIX, has_small_metadata, parse_sidecar
+from shardtool.dataset.sidecar_read import (
+    FORMAT_VERSION,
+    METADATA_PREFIX,
+    has_small_metadata,
+    parquet_schema,
+    parse_sidecar,
+)
 from shardtool.dataset.sidecar_schema import SHARD_COLUMN, SIDECAR_SCHEMA, ShardFacts, column_types, with_shard_column
 from shardtool.entries.arrow import bytes_array, number_array
 from shardtool.entries.record_sizes import RecordColumns, head_and_tail_sizes
@@ -95,9 +100,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
     # Parquet does not preserve all Arrow types, so the dataset file lists the types that a reader gets.
-    return data, column_types(
-        pq.read_schema(pa.BufferReader(data)) if metadata.num_columns else with_shard_column(table.schema)
-    )
+    return data, column_types(parquet_schema(data) if metadata.num_columns else with_shard_column(table.schema))
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
@@ -112,6 +115,8 @@ def _check_readable(data: bytes, shard: ShardFacts) -> None:
 
 def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORMAT_VERSION) -> bytes:
     """Return the bytes of a sidecar. `table` starts with the columns of `SIDECAR_SCHEMA`."""
+    from pyarrow.parquet import ParquetWriter
+
     sink = pa.BufferOutputStream()
     facts = {"format_version": f"{version}", "shard": shard.name, "size": f"{shard.size}"}
     if shard.crc is not None:
@@ -133,7 +138,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         codes = number_array(np.zeros(len(table), np.int8))
         names = pa.DictionaryArray.from_arrays(codes, bytes_array([shard.name.encode()]))
         table = table.add_column(1, SHARD_COLUMN.with_type(names.type), names)
-    with pq.ParquetWriter(
+    with ParquetWriter(
         sink,
         table.schema,
         compression="zstd",
