@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from shardtool.cli.text_layout import terminal_width
 from shardtool.errors import InvalidRequest
 from shardtool.messages import FAMILY_KEYS
 from shardtool.request.option_checks import suggest_choice
@@ -263,9 +264,7 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 class _HelpPage(click.HelpFormatter):
     def __init__(self) -> None:
-        import shutil  # slow
-
-        super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
+        super().__init__(width=min(_MAX_COLUMNS, max(50, terminal_width(_MAX_COLUMNS))))
 
     def write_text(self, text: str) -> None:
         super().write_text(text.replace("-", _HYPHEN))

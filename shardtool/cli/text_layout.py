@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -11,11 +13,18 @@ from shardtool.units import format_size, pluralize
 _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
-def terminal_width() -> int:
-    """Return the terminal's columns; 100 without a terminal."""
-    import shutil  # imported late, because this is slow (bz2, lzma)
-
-    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_DEFAULT_COLUMNS, 24)).columns))
+def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
+    """Return the terminal's columns, or COLUMNS; `default` without a terminal."""
+    # like shutil.get_terminal_size, but shutil imports bz2 and lzma
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        width = int(columns)
+    else:
+        try:
+            width = os.get_terminal_size(sys.__stdout__.fileno()).columns or default  # type: ignore[union-attr]
+        except (AttributeError, ValueError, OSError):  # closed, replaced, or not a terminal
+            width = default
+    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, width))
 
 
 def display_width(text: str) -> int:

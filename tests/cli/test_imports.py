@@ -96,12 +96,21 @@ def test_workers_of_a_command_line_are_forked(tmp_path: Path) -> None:
     Without other tools' indexes next to the shards, `verify` imports no module that publishes datasets.
     """
     write_tree(tmp_path, {"in/1.txt": b"text", "in/2.txt": b"more", "keys.txt": b"1"})
-    names = {"create": ["in", "out-{00..}.tar"], "reshard": ["out.json", "more-{00..}.tar"], "index": ["out.json"],
+    names = {"create": ["in", "out-{00..}.tar", "--max-count", "1"],
+             "reshard": ["out.json", "more-{00..}.tar"], "index": ["out.json"],
              "verify": ["out.json"], "extract": ["out.json", "files"],
              "remove": ["more.json", "--keys-from", "keys.txt"]}  # fmt: skip
     for name, words in names.items():
         watched = ("subprocess", *(_WRITERS if name == "verify" else ()))
         assert _imported([[name, *words]], watched, tmp_path) == ["0", "0"], name
+
+
+def test_reading_a_small_dataset_imports_little(tmp_path: Path) -> None:
+    """`verify` and `inspect` of one shard import no file systems of pyarrow, and nothing that other verbs need."""
+    write_tree(tmp_path, {"in/1.txt": b"text", "in/2.txt": b"more"})
+    assert _imported([["create", "in", "out-{00..}.tar"]], (), tmp_path) == ["0", "0"]
+    watched = ("pyarrow.fs", "pyarrow.parquet", "fractions", "difflib", "shutil", "shardtool.fetch.options", *_SLOW)
+    assert _imported([["verify", "out.json"], ["inspect", "out.json"]], watched, tmp_path) == ["0"] * 3
 
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:

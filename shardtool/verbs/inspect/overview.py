@@ -170,6 +170,7 @@ class DatasetOverview:
         self.classes = dataset.file.classes if dataset.file else {}
         self.group_names: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
+        self._all_chosen = False  # whether all samples are examined
         self._reads_left = _MAX_LABEL_READS
 
     @property
@@ -185,8 +186,10 @@ class DatasetOverview:
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
         """Yield the indexes of all shards, or of every n-th shard if there are too many samples."""
         file, step = self.dataset.file, 1
-        if file is not None and not self.options.full:
-            step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
+        if file is not None:
+            samples = sum(shard.samples for shard in file.shards)
+            step = 1 if self.options.full else max(1, -(-samples // MAX_READ_SAMPLES))
+            self._all_chosen = samples <= self.options.looks
         for shard in self.dataset.shards[::step]:
             try:
                 shard_index = shard.index(metadata=True)
@@ -266,7 +269,10 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
+        if self._all_chosen:  # numpy.random takes 8 ms to import
+            ranks = np.zeros(len(shard_index))
+        else:
+            ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
         rows = np.argpartition(ranks, max_chosen)[:max_chosen] if len(ranks) > max_chosen else np.arange(len(ranks))
         for row in rows.tolist():
             rank = -float(ranks[row])
