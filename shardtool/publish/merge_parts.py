@@ -39,6 +39,7 @@ from shardtool.request.run_part import RunPart
 from shardtool.request.run_record import RunRecord, make_writer_record
 from shardtool.skipped import Skipped, count_reasons, sort_rows
 from shardtool.storage.folders import open_folder
+from shardtool.storage.remote.call_options import with_options, without_markers
 from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from shardtool.publish.parts import PartRecord, WriterPart
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.remote.call_options import StorageOptions
     from shardtool.values import OutputNames
 
 
@@ -57,7 +59,9 @@ _SHOWN_DIGITS = 8
 
 
 @explaining_missing_cwd()
-def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
+def merge(
+    output: OutputNames, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
+) -> IndexResult:
     """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
 
     To add parts that finish later, merge again.
@@ -65,6 +69,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     Args:
         output: The pattern of the writers, such as `out-{000000..}.tar`.
         observer: Receives notes.
+        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: Parts are missing or unfinished, share a key, or have contradictory fields or columns. Nothing
@@ -73,7 +78,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
         OutputExists: The dataset file is not the result of a merge, or another run is writing.
         OutputFailed: The file system reports an error.
     """
-    pattern = parse_pattern(output)
+    pattern = parse_pattern(with_options(output, storage_options))
     check_writable(pattern)
     folder = open_folder(pattern.folder)
     names = folder.names()
@@ -86,7 +91,8 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     samples, shards = sum(shard.samples for shard in dataset.shards), len(dataset.shards)
     note = f"{pluralize(samples, 'sample')} of {pluralize(count, 'part')}"
     (observer or default_observer()).note(note)
-    return IndexResult(folder.full_path(pattern.dataset_file), shards, shards, samples, (note,))
+    path = str(without_markers(folder.full_path(pattern.dataset_file)))
+    return IndexResult(path, shards, shards, samples, (note,))
 
 
 class _WriterMerge:

@@ -103,8 +103,10 @@ def address_with_options(address: str, options: StorageOptions) -> str:
     return parts._replace(marker=f"{OPTIONS_MARKER}{key}").text()
 
 
-def with_options(values: Any, options: StorageOptions) -> Any:
+def with_options(values: Any, options: StorageOptions | None) -> Any:
     """Return values in which all addresses have a marker. The values may be in lists, tuples and dicts."""
+    if options is None:
+        return values
     if not isinstance(options, Mapping):
         raise InvalidRequest(_WHERE, f"a {type(options).__name__}", expected="a dict of settings")
     marked = list[str]()

@@ -13,11 +13,13 @@ from shardtool.notebook import record_html
 from shardtool.request.observer import Observer, default_observer
 from shardtool.request.output_options import WorkerOptions
 from shardtool.request.results import LazyList
+from shardtool.storage.remote.call_options import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.source.base import Listing
+    from shardtool.storage.remote.call_options import StorageOptions
     from shardtool.values import DatasetLike
 
 
@@ -72,18 +74,21 @@ class DuplicateGroups(NamedTuple):
 
 
 @explaining_missing_cwd()
-def find_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
+def find_duplicates(
+    dataset: DatasetLike, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
+) -> DuplicateGroups:
     """Return the samples of datasets that have the same content, across keys and splits.
 
     Args:
         dataset: One or several datasets, as for `verify`.
         observer: Receives progress and notes.
+        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist.
         CorruptShard: A dataset is damaged.
     """
-    observer = observer or default_observer()
+    observer, dataset = observer or default_observer(), with_options(dataset, storage_options)
     with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports
         from shardtool.source import duplicates as content
         from shardtool.source.shard_listing import list_datasets

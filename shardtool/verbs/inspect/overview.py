@@ -25,7 +25,7 @@ from shardtool.dataset.shard_file import CompressedFile, ShardFile, is_compresse
 from shardtool.dataset.shard_index import ShardIndex, part_ends
 from shardtool.dataset.sidecar_schema import FIELDS_COLUMN, FieldRow
 from shardtool.entries.arrow import to_python_rows
-from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.errors import CorruptShard, InvalidRequest, redact_secrets
 from shardtool.fingerprint import crc32c
 from shardtool.verbs.inspect.summary import ColumnTally, Label, SizeTally, ValueCounts, is_scalar_type, sort_labels
 
@@ -212,7 +212,8 @@ class DatasetOverview:
         if len(shard_index):
             self._choose_samples(shard, shard_index)
         self.observer.listed(len(shard_index))
-        self.observer.log(f"{shard.path}: {len(shard_index):,} samples{', scanned' if shard_index.walk else ''}")
+        how = ", scanned" if shard_index.walk else ""
+        self.observer.log(f"{redact_secrets(shard.path)}: {len(shard_index):,} samples{how}")
         return fields
 
     def _add_columns(self, shard_index: ShardIndex) -> None:

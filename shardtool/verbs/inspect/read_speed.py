@@ -15,10 +15,12 @@ from shardtool.read.dataset import Dataset
 from shardtool.read.decode import Decode
 from shardtool.read.options import ReadOptions
 from shardtool.read.sample_reader import SampleReader
+from shardtool.storage.remote.call_options import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardtool.storage.remote.call_options import StorageOptions
     from shardtool.values import DatasetLike
 
     Sample = dict[str, Any]
@@ -101,9 +103,11 @@ class ReadSpeed(NamedTuple):
         }
 
 
-def read_speed(dataset: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
+def read_speed(
+    dataset: DatasetLike, *, decode: bool = False, seed: int = 0, storage_options: StorageOptions | None = None
+) -> ReadSpeed:
     """Measure the read speed of a dataset, for two seconds per measurement. `decode` also measures decoding."""
-    catalog = open_catalog(dataset)
+    catalog = open_catalog(with_options(dataset, storage_options))
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
         raise InvalidRequest(catalog.name, "no samples", expected="at least one sample")

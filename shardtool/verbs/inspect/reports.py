@@ -9,15 +9,22 @@ from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, explaining_missing_cwd
 from shardtool.messages import choose_text
+from shardtool.storage.remote.call_options import with_options
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredDataset
+    from shardtool.storage.remote.call_options import StorageOptions
     from shardtool.values import DatasetLike
 
 
 @explaining_missing_cwd()
 def inspect_html(
-    dataset: DatasetLike, output: str | os.PathLike[str], *, seed: int = 0, overwrite: bool = False
+    dataset: DatasetLike,
+    output: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Write a web page about one or several datasets. The page works offline.
 
@@ -26,6 +33,7 @@ def inspect_html(
         output: The file name of the page, which ends in `.html`.
         seed: Seed for choosing the samples to show.
         overwrite: Whether to replace an existing file.
+        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist, or the name of the output is not valid.
@@ -33,17 +41,22 @@ def inspect_html(
     """
     from shardtool.verbs.inspect.page.page import write_page
 
-    write_page(_open_all(dataset), os.fspath(output), seed=seed, overwrite=overwrite)
+    write_page(_open_all(dataset, storage_options), os.fspath(output), seed=seed, overwrite=overwrite)
 
 
 @explaining_missing_cwd()
 def inspect_contact_sheet(
-    dataset: DatasetLike, output: str | os.PathLike[str], *, seed: int = 0, overwrite: bool = False
+    dataset: DatasetLike,
+    output: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Write a PNG with thumbnails of samples of one dataset. The parameters are those of `inspect_html`."""
     from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
 
-    datasets = _open_all(dataset)
+    datasets = _open_all(dataset, storage_options)
     if len(datasets) > 1:
         where = choose_text("inspect_contact_sheet", "--contact-sheet")
         expected = f"one dataset, or {choose_text('`inspect_html`', '--html')} for several"
@@ -53,7 +66,12 @@ def inspect_contact_sheet(
 
 @explaining_missing_cwd()
 def inspect_table(
-    dataset: DatasetLike, output: str | os.PathLike[str], *, where: str | None = None, overwrite: bool = False
+    dataset: DatasetLike,
+    output: str | os.PathLike[str],
+    *,
+    where: str | None = None,
+    overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> int:
     """Write a table with one row per sample: keys, locations and metadata. Return the number of rows.
 
@@ -63,6 +81,7 @@ def inspect_table(
             JSON.
         where: Query that selects samples.
         overwrite: Whether to replace an existing file.
+        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist, or the query or the name of the output is not valid.
@@ -70,8 +89,8 @@ def inspect_table(
     """
     from shardtool.verbs.inspect.table import write_table
 
-    return write_table(_open_all(dataset), os.fspath(output), where=where, overwrite=overwrite)
+    return write_table(_open_all(dataset, storage_options), os.fspath(output), where=where, overwrite=overwrite)
 
 
-def _open_all(dataset: DatasetLike) -> list[StoredDataset]:
-    return [open_dataset(path) for path in expand_datasets(dataset)]
+def _open_all(dataset: DatasetLike, storage_options: StorageOptions | None) -> list[StoredDataset]:
+    return [open_dataset(path) for path in expand_datasets(with_options(dataset, storage_options))]

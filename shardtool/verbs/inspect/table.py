@@ -13,6 +13,7 @@ from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.messages import cli_name
 from shardtool.names import to_output_name
 from shardtool.read.metadata import SelectedShard, selected_shards
+from shardtool.storage.remote.call_options import without_markers
 from shardtool.storage.target_file import create_target
 from shardtool.verbs.inspect.samples import check_report_path, json_value
 from shardtool.verbs.inspect.summary import is_scalar_type
@@ -99,7 +100,9 @@ def _shard_table(selected: SelectedShard, schema: pa.Schema, *, all_rows: bool) 
     codes = pa.array([0] * rows, pa.int32())
     columns = {field.name: pa.nulls(rows, field.type) for field in schema if field.name not in stored.column_names}
     columns |= {name: _cast_column(stored.column(name), schema.field(name), selected) for name in stored.column_names}
-    columns[SHARD_COLUMN] = pa.DictionaryArray.from_arrays(codes, [to_output_name(selected.shard.path)])
+    columns[SHARD_COLUMN] = pa.DictionaryArray.from_arrays(
+        codes, [to_output_name(without_markers(selected.shard.path))]
+    )
     return pa.table(columns, schema=schema)
 
 

@@ -82,6 +82,11 @@ def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytes
         shardtool.remove("s3://b/copied/x.json", where="n > 2", workers=0, storage_options=both),
         shardtool.export("s3://b/x/x.json", "timm", workers=0, storage_options=first),
     ]
+    results += [
+        shardtool.find_duplicates("s3://b/x/x.json", storage_options=first),
+        shardtool.inspect_table("s3://b/x/x.json", tmp_path / "t.csv", storage_options=first),
+        shardtool.inspect_html("s3://b/x/x.json", tmp_path / "page.html", storage_options=first),
+    ]
     with shardtool.ShardWriter("s3://b/w/z-{0..}.tar", storage_options=second) as writer:
         writer.write({"__key__": "a", "txt": "text"})
     assert (results[3].sound, results[7].same, results[9].datasets[0].removed) == (True, True, 2)
@@ -94,7 +99,12 @@ def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytes
     documents = [result.to_json() for result in results if hasattr(result, "to_json")]
     _check_clean(results, documents, writer, writer.notes, caplog.text, _all_files(one, two), dict(os.environ))
     opened = shardtool.open("s3://b/new/y.json", storage_options=second, cache=shardtool.Cache(tmp_path / "cache"))
-    assert len([*opened]) == 8
+    assert (len([*opened]), opened.table().to_table().num_rows) == (8, 8)
+    for part in range(2):
+        with shardtool.ShardWriter("s3://b/m/z-{0..}.tar", part=part, parts=2, storage_options=second) as writer:
+            writer.write({"__key__": f"{part}", "txt": "text"})
+    merged = shardtool.merge("s3://b/m/z-{0..}.tar", storage_options=second)
+    assert (merged.dataset_file, merged.samples) == ("s3://b/m/z.json", 2)
     _check_clean(opened, *(data.decode("latin-1") for data in read_tree(tmp_path).values()))
 
 
