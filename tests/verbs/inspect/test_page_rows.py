@@ -56,7 +56,7 @@ def test_the_table_contains_all_values(dataset: Path) -> None:
         assert page.column(name) == _TABLE[name].to_pylist()
     assert page.column("single") == [round(at / 10, 1) for at in range(_COUNT)]
     assert page.column("id")[1] == str(2**60 + 1)  # JavaScript has no such integer
-    assert page.column("ok")[:2] == ["true", "false"]
+    assert page.column("ok")[:2] == ["True", "False"]
     assert page.column("day")[2] == "2024-01-03"
     assert page.column("tags")[:4] == [None, ["x"], ["x", "x"], ["x", "x", "x"]]
     assert [len(text) for text in page.column("long")[39:42]] == [195, 200, 201]

@@ -85,7 +85,7 @@ class ColumnCharts:
         import pyarrow.compute as pc
 
         for name in [name for name in shard_index.schema.names if not name.startswith("__")][:_MAX_COLUMNS]:
-            values = shard_index.table.column(name).combine_chunks().drop_null()
+            values = shard_index.table.column(name).combine_chunks()
             values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
             kind = values.type
             if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
@@ -100,7 +100,7 @@ class ColumnCharts:
             else:
                 continue
             kept = self._numbers.setdefault((name, unit), _KeptNumbers())
-            kept.add(numbers.to_numpy(zero_copy_only=False).astype(np.float64))
+            kept.add(numbers.drop_null().to_numpy(zero_copy_only=False).astype(np.float64))
 
     def _count_classes(self, name: str, values: object, class_names: list[str]) -> None:
         import pyarrow.compute as pc

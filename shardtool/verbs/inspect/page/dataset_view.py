@@ -79,8 +79,7 @@ class LabelSet(NamedTuple):
 def set_rows(views: Sequence[DatasetView]) -> None:
     """Set each sample's row in the table of the page."""
     for view in views:
-        for sample in view.shown + view.unusual_shown:
-            sample.row = view.rows.row_of(sample, view.overview)
+        view.rows.set_rows(view.shown + view.unusual_shown, view.overview)
     first = 0
     for view in views:
         for sample in view.shown + view.unusual_shown:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.stored import StoredShard
-    from shardtool.verbs.inspect.overview import DatasetOverview, FieldPayloads, StoredSample
+    from shardtool.verbs.inspect.overview import DatasetOverview, FieldPayloads
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
@@ -59,13 +59,12 @@ class RowTable:
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
         self.name, self.rows, self.first = name, 0, 0
-        self.shards: list[tuple[str, int]] = []
+        self.shards: list[str] = []
         self.columns: dict[str, list[_Values]] = {}
         self.keys: list[pa.Array] = []
         self.sizes: list[pa.Array] = []
         self._max_rows, self._bytes_left = max_rows, max_bytes
         self._ranges: dict[str, tuple[int, int]] = {}
-        self._added: dict[tuple[str, int], int] = {}
 
     def add(
         self,
@@ -98,46 +97,50 @@ class RowTable:
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
             sizes = table.column("__size__").combine_chunks().slice(0, fitting)
-            self._append(shard.file_name, keys.values.slice(0, fitting), sizes, columns)
+            self._append([shard.file_name] * fitting, keys.values.slice(0, fitting), sizes, columns)
             self.first = self.rows
 
-    def _append(self, shard: str, keys: pa.Array, sizes: pa.Array, columns: Mapping[str, _Values]) -> None:
+    def _append(self, shards: Sequence[str], keys: pa.Array, sizes: pa.Array, columns: Mapping[str, _Values]) -> None:
         count = len(keys)
         self.keys.append(keys)
         self.sizes.append(sizes)
-        self.shards.append((shard, count))
+        self.shards += shards
         for name in {**self.columns, **columns}:
             missing = [_Values("", pa.nulls(self.rows, pa.string()))] if self.rows else []
             values = columns[name].slice(count) if name in columns else _Values("", pa.nulls(count, pa.string()))
             self.columns.setdefault(name, missing).append(values)
         self.rows += count
 
-    def row_of(self, sample: ShownSample, overview: DatasetOverview) -> int:
-        """Return the row of a sample; add the sample if it is beyond the limits."""
-        chosen = sample.chosen
-        first, count = self._ranges.get(chosen.shard.path, (0, 0))
-        if chosen.number < count:
-            return first + chosen.number
-        identity = chosen.shard.path, chosen.number
-        if identity not in self._added:
-            self._added[identity] = self.rows
-            columns = {
-                name: _Values("text", pa.array([sample.labels.get(name)], pa.string()))
-                if name in overview.fields
-                else _convert(_single_value(chosen, name), class_names_of(overview.classes, name))
-                for name in self.columns
-            }
-            keys, sizes = pa.array([chosen.key]), pa.array([chosen.size], pa.uint64())
-            self._append(chosen.shard.file_name, keys, sizes, columns)
-        return self._added[identity]
+    def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
+        """Set the row of each sample; samples beyond the limits are added."""
+        added: dict[tuple[str, int], ShownSample] = {}
+        for sample in samples:
+            path, number = sample.chosen.shard.path, sample.chosen.number
+            first, count = self._ranges.get(path, (0, 0))
+            if number < count:
+                sample.row = first + number
+            else:
+                added.setdefault((path, number), sample)
+                sample.row = self.rows + [*added].index((path, number))
+        chosen = [sample.chosen for sample in added.values()]
+        columns = {
+            name: _Values("text", pa.array([sample.labels.get(name) for sample in added.values()], pa.string()))
+            if name in overview.fields
+            else _convert(_column_of([sample.metadata.get(name) for sample in chosen]), class_names)
+            for name in self.columns
+            for class_names in [class_names_of(overview.classes, name)]
+        }
+        keys = pa.array([sample.key for sample in chosen], pa.string())
+        sizes = pa.array([sample.size for sample in chosen], pa.uint64())
+        self._append([sample.shard.file_name for sample in chosen], keys, sizes, columns)
 
 
-def _single_value(sample: StoredSample, name: str) -> pa.ChunkedArray:
-    value = sample.metadata.get(name)
+def _column_of(values: list[object]) -> pa.ChunkedArray:
     try:
-        return pa.chunked_array([pa.array([value])])
-    except pa.ArrowException:  # Arrow has no type for the value, or it is a list of several types
-        return pa.chunked_array([pa.array([str(value)])])
+        return pa.chunked_array([pa.array(values)])
+    except pa.ArrowException:  # Arrow has no type for the values, or they have several types
+        texts = (None if value is None else _value_text(value, ()) for value in values)
+        return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def _convert(column: pa.ChunkedArray, class_names: Sequence[str]) -> _Values:
@@ -155,7 +158,9 @@ def _convert(column: pa.ChunkedArray, class_names: Sequence[str]) -> _Values:
         return _Values("number", values)
     if pt.is_string(kind) or pt.is_large_string(kind):
         texts = pc.utf8_slice_codeunits(values, 0, _MAX_VALUE_CHARS + 1).cast(pa.string())
-    elif (is_integer and not class_names) or pt.is_boolean(kind) or pt.is_date(kind) or pt.is_timestamp(kind):
+    elif pt.is_boolean(kind):
+        texts = pc.if_else(values, "True", "False")
+    elif (is_integer and not class_names) or pt.is_date(kind) or pt.is_timestamp(kind):
         texts = values.cast(pa.string())
     else:
         texts = pa.array((_value_text(value, class_names) for value in to_python_values(column)), pa.string())
@@ -219,7 +224,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     hidden_keys = {row: key for row, (key, shown) in enumerate(zip(keys, shown_keys, strict=True)) if key != shown}
     documents = [script_json({"name": "key", "kind": "text", "values": shown_keys})]
     if len(tables) > 1:
-        documents.append(_constants_json("dataset", [(table.name, table.rows) for table in tables]))
+        documents.append(_names_json("dataset", [table.name for table in tables for _ in range(table.rows)]))
     ranks = [
         (overview.rank(name), position, name)
         for table, overview in pairs
@@ -235,7 +240,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
         documents.append(script_json({"name": cell_text(name), "label": is_label, **_column_document(parts)}))
     sizes = [size for table in tables for part in table.sizes for size in part.to_pylist()]
     documents.append(script_json({"name": "size", "kind": "number", "values": sizes}))
-    documents.append(_constants_json("shard", [shard for table in tables for shard in table.shards]))
+    documents.append(_names_json("shard", [shard for table in tables for shard in table.shards]))
     file = _UNSAFE_IN_FILE_NAMES.sub("_", tables[0].name)[:60] if len(tables) == 1 else "selection"
     has_metadata = any(overview.rank(name) > 1 for table, overview in pairs for name in table.columns)
     head = {"file": f"{file}.keys", "datasets": len(tables), "metadata": has_metadata, "count": len(keys)}
@@ -243,14 +248,10 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     return f'{script_json(head, ascii_only=True)[:-1]},"columns":[{",".join(documents)}]}}'
 
 
-def _constants_json(name: str, runs: Sequence[tuple[str, int]]) -> str:
-    names = dict.fromkeys(text for text, _ in runs)
-    numbers = {text: number for number, text in enumerate(names)}
-    codes = [numbers[text] for text, count in runs for _ in range(count)]
-    label = name == "dataset"
-    return script_json(
-        {"name": name, "label": label, "kind": "text", "names": [*map(cell_text, names)], "codes": codes}
-    )
+def _names_json(name: str, values: Sequence[str]) -> str:
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(values))}
+    document = {"kind": "text", "names": [*map(cell_text, numbers)], "codes": [numbers[text] for text in values]}
+    return script_json({"name": name, "label": name == "dataset", **document})
 
 
 def _name_groups(part: _Values, names: Mapping[int, str]) -> _Values:
