@@ -309,7 +309,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
     shard: ShardFile | CompressedFile, task: ShardScanTask, scan: ShardScan
 ) -> None:
     last_key: bytes | None = None
-    fields: dict[bytes, int] = {}
+    first_offset, fields = 0, dict[bytes, int]()
     keys, starts, sizes, counts = scan.keys, scan.starts, scan.sizes, scan.counts
     codes, offsets, lengths, first_dot = scan.codes, scan.offsets, scan.lengths, task.dots == "first"
     checksum = task.checksum
@@ -339,7 +339,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
             starts.append(offset)
             sizes.append(0)
             counts.append(0)
-            last_key = key
+            last_key, first_offset = key, offset
         try:
             codes.append(fields[ending])
         except KeyError:
@@ -347,7 +347,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
         counts[-1] += 1
         offsets.append(start)
         lengths.append(size)
-        sizes[-1] = end - starts[-1]
+        sizes[-1] = end - first_offset
         if checksum:
             _checksum_member(shard, scan, start, size, end)
         if end > next_check:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import adler32
 
 from shardtool.errors import CorruptShard, printable
-from shardtool.format.tar_write import TAR_BLOCK_BYTES
+from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +48,7 @@ _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
 # the fields type, link name, magic and version of a regular file
 _PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"
+_HEADER_TAIL_SUM = sum(HEADER_TAIL) + _BLANK_CHECKSUM - 1
 DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
 
 
@@ -136,23 +137,22 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 def _plain_file_size(block: bytes) -> int:
     """Return the size in a common header (regular file, short name); -1 for other or damaged headers.
 
-    The low half of Adler-32 is the sum of the bytes plus one. Half of the block is zero, so the sum does not overflow.
+    The low half of Adler-32 is the sum of the bytes plus one. At most half of the bytes are not zero, so the sum does
+    not overflow.
     """
-    size_text = block[124:135]
-    if (
-        block[156:265] != _PLAIN_FILE_FIELDS
-        or block[345]
-        or block[135]
-        or block.count(0) <= _HALF
-        or not size_text.isdigit()
-    ):
+    size_text, checksum, tail = block[124:136], block[148:156], block[156:]
+    if tail == HEADER_TAIL:  # the tail of all headers that shardtool writes
+        total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
+    elif tail.startswith(_PLAIN_FILE_FIELDS) and not block[345] and block.count(0) > _HALF:
+        total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _BLANK_CHECKSUM
+    else:
+        return -1
+    if size_text[11] or not size_text[:11].isdigit() or checksum != b"%06o\0 " % total:
         return -1  # `int` accepts signs, blanks and `0o`
     try:
-        size = int(size_text, 8)
+        return int(size_text[:11], 8)
     except ValueError:
         return -1
-    total = (adler32(block) & 0xFFFF) - (adler32(block[148:156]) & 0xFFFF) + _BLANK_CHECKSUM
-    return size if block[148:156] == b"%06o\0 " % total else -1
 
 
 class _ExtendedHeaders:

@@ -27,11 +27,11 @@ _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
 _AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # the fields type 0, link name, magic, users and device numbers
-_HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
+HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
 _HEADER_FIELDS = "100s24s12s12s8s356s"
 _pack_header = Struct(_HEADER_FIELDS).pack
 _put_headers = [Struct(f"{padding}x{_HEADER_FIELDS}").pack_into for padding in range(TAR_BLOCK_BYTES)]
-_FIXED_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_HEADER_TAIL) + 8 * 0x20
+_FIXED_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(HEADER_TAIL) + 8 * 0x20
 _PAX_NAME = b"././@PaxHeader"
 
 
@@ -47,7 +47,7 @@ def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, pa
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
         total = b"%06o\0 " % (_FIXED_SUM - 1 + (adler32(name + octal) & 0xFFFF))
-        _put_headers[padding](into, at, name, _MODE_UID_GID, octal, _MTIME, total, _HEADER_TAIL)
+        _put_headers[padding](into, at, name, _MODE_UID_GID, octal, _MTIME, total, HEADER_TAIL)
         return at + padding + TAR_BLOCK_BYTES
     blocks = PADDING[padding] + _long_header(name, size)
     into[at : at + len(blocks)] = blocks
@@ -60,7 +60,7 @@ def encode_header(name: bytes, size: int) -> bytes:
         return _long_header(name, size)
     octal = b"%011o\0" % size
     total = b"%06o\0 " % (_FIXED_SUM - 1 + (adler32(name + octal) & 0xFFFF))
-    return _pack_header(name, _MODE_UID_GID, octal, _MTIME, total, _HEADER_TAIL)
+    return _pack_header(name, _MODE_UID_GID, octal, _MTIME, total, HEADER_TAIL)
 
 
 def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]) -> list[bytes | memoryview]:

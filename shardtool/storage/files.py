@@ -108,7 +108,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         max_gap_bytes: Up to this size, a gap between two ranges is read, too, to save a system call.
     """
 
-    sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**20, 2**12, 2**16
+    sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
