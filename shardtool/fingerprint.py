@@ -47,17 +47,17 @@ def content_digest(
     Source: docs/format.md, "Content fingerprint".
     """
     total = end = 0
-    from_bytes = int.from_bytes
+    from_bytes, new_hash = int.from_bytes, blake2b(digest_size=DIGEST_SIZE).copy  # a copy takes half of the time
     names_of: dict[bytes, bytes] = {}
     for key, count in zip(keys, counts, strict=True):
         row, end = end, end + count
         code = codes[2 * row : 2 * end]
-        if code not in names_of:
-            names_of[code] = b"\0%b\0" % b"\0".join(
-                names[code[at] + 256 * code[at + 1]] for at in range(0, 2 * count, 2)
-            )
-        text = key + names_of[code] + lengths[8 * row : 8 * end] + crcs[4 * row : 4 * end]
-        total += from_bytes(blake2b(text, digest_size=DIGEST_SIZE).digest(), "little")
+        if (field_names := names_of.get(code)) is None:
+            field_names = b"\0%b\0" % b"\0".join(names[code[at] + 256 * code[at + 1]] for at in range(0, 2 * count, 2))
+            names_of[code] = field_names
+        sample_hash = new_hash()
+        sample_hash.update(key + field_names + lengths[8 * row : 8 * end] + crcs[4 * row : 4 * end])
+        total += from_bytes(sample_hash.digest(), "little")
     return total % _MODULUS
 
 

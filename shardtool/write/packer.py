@@ -49,10 +49,9 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 def _open_root(root: bytes) -> int | None:
     """Return a descriptor of a local folder, from which paths are shorter; None if there is none."""
-    if not root or is_address(root):
-        return None
-    with suppress(OSError):
-        return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
+    if root and not is_address(root):
+        with suppress(OSError):
+            return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
     return None
 
 
@@ -104,6 +103,8 @@ class Packer:
         is_ahead = task.reads > 1
         self.ahead = ReadAhead(self._planned_files(), task.reads, read, self.max_ctime_ns) if is_ahead else None
         self.read_file = self.ahead.read if self.ahead else read
+        is_remote = any(map(is_address, (self.root, *samples.folders.values())))
+        self.reads_local_files = self.read_file is read_file and not is_remote
         self.folder = None if self.ahead else _open_root(self.root)
         self.read_base = self.root if self.folder is None else b""
         self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
