@@ -12,6 +12,7 @@ import pytest
 from shardtool import CreateOptions, create
 from shardtool.errors import SampleFailed
 from shardtool.storage import files
+from shardtool.write import tar_packer
 from shardtool.write.buffers import BUFFER_SIZE
 from tests.stored import contents, sound
 
@@ -48,7 +49,8 @@ def _change_during_reads(monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
         change()
         return got
 
-    monkeypatch.setattr(files, "_readv", lambda fd, views: read(readv, fd, views))
+    for module in (files, tar_packer):
+        monkeypatch.setattr(module, "_readv", lambda fd, views: read(readv, fd, views))
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: read(preadv, fd, views, offset))
 
 
