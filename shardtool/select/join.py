@@ -132,6 +132,9 @@ def _unique_rows(
         remedy = f"Collect the rows of each key into lists with {option_text('collect', ALL_COLUMNS)}."
         table.refuse_repeated_keys(keys, expected=expected, remedy=remedy)
         return keys, {name: columns[name] for name in names}, []
+    if source.on:
+        problem, expected = f"used with {source.name}, whose columns are lists already", "a table with a row per value"
+        raise InvalidRequest(option_text("collect"), problem, expected=expected)
     groups = group_rows(keys.array())
     unique, collected = keys.take(groups.first), collect_rows(table, names, collect, groups)
     return unique, collected, [collected_note(len(keys), len(unique), source.name)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OLD_KEY_COLUMN = "old_key"
 _CHUNK_KEYS = 2**12  # limits the memory for long replacements
-_MAX_LISTED_KEYS, _MAX_LISTED_RENAMES = 3, 1
+_MAX_LISTED_KEYS = 3
 
 
 def check_key_rename(rename: str) -> None:
@@ -68,18 +68,12 @@ def rename_keys(
         found = f"{pluralize(len(invalid), 'key')} that a shard cannot store, from {examples}"
         shape = "without control characters and parts such as '', '.' or '..'"
         raise _error(found, f"text of 1 to {MAX_NAME_BYTES:,} bytes, {shape}")
-    changed = _changed_positions(keys, new_keys)
-    if column is None and not len(changed):
-        raise _error(f"{rename} changes no key", f"a pattern for keys such as '{printable(keys[0])}'")
     _check_unique(keys, new_keys)
     rows, old = entries.rows, entries.metadata
     if has_paths:
         rows = replace(rows, paths=list_source_paths(entries))
     metadata = with_column(old, OLD_KEY_COLUMN, arrow.strip_nuls(keys.data, pa.large_string()))
-    pairs = [f"'{printable(keys[at])}' -> '{printable(new_keys[at])}'" for at in changed[:_MAX_LISTED_RENAMES].tolist()]
-    listed = format_list(pairs, _MAX_LISTED_RENAMES, total=len(changed))
-    undo = option_text("rename_keys", OLD_KEY_COLUMN)
-    notes = [f"{pluralize(len(changed), 'key')} renamed: {listed} (undo with `reshard` and {undo})"]
+    notes = [_rename_note(keys, new_keys)]
     if old is not None and OLD_KEY_COLUMN in old.column_names and rename != OLD_KEY_COLUMN:
         notes.append(f"column {OLD_KEY_COLUMN!r} replaced by the previous keys")
     return replace(entries, keys=new_keys, rows=rows, metadata=metadata), notes
@@ -152,10 +146,15 @@ def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
         raise _error(found, "a unique new key for each sample", "Keep a part of the key that differs.")
 
 
-def _changed_positions(keys: PackedStrings, new_keys: PackedStrings) -> NDArray[np.int64]:
+def _rename_note(keys: PackedStrings, new_keys: PackedStrings) -> str:
     import pyarrow.compute as pc
 
-    return arrow.true_positions(pc.not_equal(keys.array(), new_keys.array()))
+    changed = arrow.true_positions(pc.not_equal(keys.array(), new_keys.array()))
+    if not len(changed):
+        return f"{option_text('rename_keys')} changes no key"
+    first = f"'{printable(keys[int(changed[0])])}' -> '{printable(new_keys[int(changed[0])])}'"
+    undo = f"undo with `reshard` and {option_text('rename_keys', OLD_KEY_COLUMN)}"
+    return f"{pluralize(len(changed), 'key')} renamed: {format_list([first], 1, total=len(changed))} ({undo})"
 
 
 def _show(keys: PackedStrings, positions: NDArray[np.int64]) -> str:

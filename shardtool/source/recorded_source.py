@@ -13,7 +13,7 @@ import numpy as np
 from shardtool.dataset.expand import expand_if_pattern, sibling_splits
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.skipped_list import read_skipped_rows
-from shardtool.entries.arrow import append_nuls, to_one_chunk
+from shardtool.entries.arrow import append_nuls, to_one_chunk, to_plain
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.messages import option_text
@@ -21,6 +21,7 @@ from shardtool.request.create_options import ReshardOptions
 from shardtool.select.rename_keys import OLD_KEY_COLUMN
 from shardtool.source.duplicates import drop_duplicate_samples
 from shardtool.source.open import open_source
+from shardtool.table.columns import is_text_type
 from shardtool.table.keys import find_positions
 
 if TYPE_CHECKING:
@@ -157,9 +158,9 @@ def _stored_keys(datasets: Sequence[StoredDataset], *, old: bool = False) -> Pac
     encoded = []
     for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):
-            metadata = shard.index(metadata=True).table if old else None
-            if metadata is not None and OLD_KEY_COLUMN in metadata.column_names:
-                encoded.append(append_nuls(to_one_chunk(metadata.column(OLD_KEY_COLUMN))))
-            else:
-                encoded.append(shard.index().keys_with_nul())
+            index = shard.index(metadata=old)
+            names = index.table.column_names if old else ()
+            column = to_one_chunk(to_plain(index.table.column(OLD_KEY_COLUMN))) if OLD_KEY_COLUMN in names else None
+            is_valid = column is not None and is_text_type(column.type)  # the sidecar is untrusted
+            encoded.append(append_nuls(column) if is_valid else index.keys_with_nul())
     return PackedStrings.parse(b"".join(encoded))

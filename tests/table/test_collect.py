@@ -138,6 +138,15 @@ def test_rows_that_cannot_be_joined(options: dict[str, Any], said: str, source: 
     assert not (tmp_path / "o.json").exists()
 
 
+def test_coco_annotations_are_lists_already(source: Path, tmp_path: Path) -> None:
+    """Columns of COCO annotations are not collected again."""
+    (tmp_path / "coco.json").write_text(
+        '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "caption": "x"}]}'
+    )
+    with pytest.raises(InvalidRequest, match="collect: used with coco.json, whose columns are lists already"):
+        create(source, tmp_path / "o.tar", join=tmp_path / "coco.json", collect="all")
+
+
 def test_manifests_that_cannot_be_collected(source: Path, tmp_path: Path) -> None:
     """A key needs one file, bytes cannot be collected, and a table without keys has nothing to collect."""
     paths = pd.DataFrame({"key": ["a", "a", "b"], "path": ["a.jpg", "c.jpg", "b.jpg"], "n": range(3)})
