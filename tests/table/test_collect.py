@@ -143,7 +143,7 @@ def test_coco_annotations_are_lists_already(source: Path, tmp_path: Path) -> Non
     (tmp_path / "coco.json").write_text(
         '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "caption": "x"}]}'
     )
-    with pytest.raises(InvalidRequest, match="collect: used with coco.json, whose columns are lists already"):
+    with pytest.raises(InvalidRequest, match=r"collect: used with coco\.json, whose columns are lists already"):
         create(source, tmp_path / "o.tar", join=tmp_path / "coco.json", collect="all")
 
 
