@@ -187,7 +187,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_meanings(kind: str) -> list[tuple[list[str], str]]:
-    """Return names of other tools and their meaning here, for `options` or `verbs`."""
+    """Return names of other tools and their meaning here, for `options`, `verbs` or searched words of `help`."""
     lines = _read_resource("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 

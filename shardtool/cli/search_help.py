@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.cli.help import VerbCommand, VerbOption, topic_sentences
+from shardtool.cli.help import VerbCommand, VerbOption, read_meanings, topic_sentences
 from shardtool.errors import InvalidRequest
 from shardtool.units import pluralize
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import click
 
 _MAX_MATCHES = 3
+_MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
 _MAX_COUNTED_HITS = 2  # count a word at most twice per passage, so that a long page does not outweigh a title
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8  # score of a word in the title of a section, and in the name of a topic or option
@@ -40,15 +41,18 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches for all `words`, with the commands that print them; empty without a match."""
+    """Return the best matches for `words`, with the commands that print them; empty without a match."""
     query = " ".join(words)
-    patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(word.lstrip('-'))}", re.IGNORECASE) for word in query.split()]
+    patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
     scored = [(_score(passage, patterns), passage) for passage in passages]
-    matches = sorted((item for item in scored if item[0]), key=lambda item: -item[0])
-    if not matches:
+    most_words = max(words for (words, _), _ in scored)
+    if not most_words:
         return ""
-    lines = [f"{pluralize(len(matches), 'text')} with {query!r}; the best:"]
+    matches = [(score, passage) for (words, score), passage in scored if words == most_words]
+    matches.sort(key=lambda item: -item[0])
+    found = f"with {query!r}" if most_words == len(patterns) else f"with some of the words {query!r}"
+    lines = [f"{pluralize(len(matches), 'text')} {found}; the best:"]
     for _, passage in matches[:_MAX_MATCHES]:
         texts = _find_snippet(passage, patterns), passage.command
         lines += ["", passage.title, *(f"  {text}" for text in texts if text)]
@@ -128,14 +132,23 @@ def _make_anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
-def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> int:
-    total = 0
+def _word_pattern(word: str) -> re.Pattern[str]:
+    """Match the start of a word, of its singular, and of the names for it here."""
+    words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
+    for kind in ("help", "options"):
+        meanings = [meaning for names, meaning in read_meanings(kind) if word in names]
+        words += [name.lstrip("-") for meaning in meanings for name in re.findall(r"^--[a-z-]+|^[a-z ]+$", meaning)]
+    return re.compile(rf"(?<![a-z0-9])(?:{'|'.join(map(re.escape, words))})", re.IGNORECASE)
+
+
+def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, int]:
+    """Return how many of the words a passage contains, and its score."""
+    words = total = 0
     for pattern in patterns:
         title_hits, hits = len(pattern.findall(passage.title)), len(pattern.findall(passage.text))
-        if not title_hits and not hits:
-            return 0
+        words += bool(title_hits or hits)
         total += passage.title_weight * min(title_hits, 1) + min(hits, _MAX_COUNTED_HITS)
-    return total
+    return words, total
 
 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:

@@ -21,6 +21,11 @@ from tests.helpers import REPO, typed
         ("--join", "shardtool help create --join"),
         ("RESUME", "shardtool help create --resume"),
         ("tables", "shardtool help create tables"),
+        ("dedup", "shardtool help create --drop-duplicates"),
+        ("stratified split", "shardtool help create --stratify"),
+        ("multi gpu", "shardtool help training.md#order-ranks-and-resuming"),
+        ("speech", "shardtool help have/audio.md"),
+        ("captions", "shardtool help have/captions.md"),
     ],
 )
 def test_a_word_names_the_command_to_read_on(words: str, expected: str) -> None:
