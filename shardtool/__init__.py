@@ -136,7 +136,11 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
     if name not in _MODULES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
+        hints = {"load": "open", "load_dataset": "open", "Loader": "torch.loader", "loader": "torch.loader",
+                 "concat": "open([a, b])", "concatenate": "open([a, b])", "pack": "create", "write": "ShardWriter",
+                 "Writer": "ShardWriter", "Reader": "open", "stats": "inspect", "info": "inspect"}  # fmt: skip
+        hint = f". Use {__name__}.{hints[name]}" if name in hints else ""
+        msg = f"module {__name__!r} has no attribute {name!r}{hint}"
         raise AttributeError(msg)
     from importlib import import_module
 

@@ -84,6 +84,8 @@ class Dataset(Streamable[SampleT]):
         def batch(self, size: int | None = None, **options: Any) -> Any: ...
 
     def __init__(self, reader: SampleReader, shares: SplitOptions | None = None) -> None:
+        if not isinstance(reader, SampleReader):
+            raise InvalidRequest("Dataset", f"{reader!r:.80}", remedy="Open a dataset with `shardtool.open(...)`.")
         super().__init__(reader, CatalogSamples(reader.catalog))
         self.stages = Pipeline(types=reader.catalog.types, on_error=reader.options.on_error)
         self._shares = shares

@@ -148,3 +148,24 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile(code, "tour.ipynb", "exec"), names)  # noqa: S102 - our own notebook
     assert len(names["train"]) == 78  # type: ignore[arg-type]
     assert {key.partition("/")[0] for key in names["cats"].keys} == {"cat"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_rows", "Use len(dataset)"), ("labels", "Use column('cls')"), ("split", "Use partition('train')"),
+        ("shuffle", "Use stream(shuffle=True, seed=0)"), ("save_to_disk", "Use shardtool.reshard(path, output)"),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_have_hints(photos: Path, name: str, hint: str) -> None:
+    """A method of another library is missing, and the error names the equivalent."""
+    with pytest.raises(AttributeError, match=re.escape(f"Dataset has no {name}. {hint}")):
+        getattr(shardtool.open(photos), name)
+
+
+def test_other_ways_to_open_have_hints(photos: Path) -> None:
+    """`shardtool.load`, and a path passed to `Dataset`, name `open`."""
+    with pytest.raises(AttributeError, match=r"has no attribute 'load'\. Use shardtool\.open$"):
+        shardtool.load(photos)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequest, match=r"^Dataset: .*Open a dataset with `shardtool\.open\(\.\.\.\)`"):
+        shardtool.Dataset(photos)  # type: ignore[arg-type]
