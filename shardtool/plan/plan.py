@@ -215,7 +215,7 @@ def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, s
         return ()
     if shards > pattern.count:
         remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
-        raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {shards:,} shards", remedy=remedy)
+        raise InvalidRequest(pattern.text, f"{pluralize(pattern.count, 'name')} for {shards:,} shards", remedy=remedy)
     if shards == pattern.count or (bounds.max_size, bounds.max_count, bounds.shards) != (None, None, None):
         return ()
     planned = f"{pluralize(shards, 'shard')} of at most {format_size(DEFAULT_MAX_SIZE)}"

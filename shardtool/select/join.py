@@ -106,10 +106,8 @@ def join_table(
     unmatched = np.flatnonzero(matched_rows < 0)
     if len(unmatched) == len(keys):
         side = "keys" if on not in sample_types else f"values of the samples' column {on!r}"
-        problem = f"no row matches a sample: column {on!r} contains {show_keys(rows, np.arange(1))}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
-        remedy = f"Choose another column with {option_text('on')}."
-        raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
+        raise _no_match_error(source.location, on, rows, keys, expected)
     used = np.zeros(len(rows) + 1, bool)  # the last element counts samples without a row (-1)
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
@@ -194,6 +192,26 @@ def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArr
 def _strip_endings(names: PackedStrings) -> PackedStrings:
     folders = (name.rpartition(b"/") for _, chunk in names.chunks() for name in chunk)
     return PackedStrings.of(folder + slash + name.partition(b".")[0] for folder, slash, name in folders)
+
+
+def _no_match_error(where: str, on: str, rows: PackedStrings, keys: PackedStrings, expected: str) -> InvalidRequest:
+    problem = f"no row matches a sample: column {on!r} contains {show_keys(rows, np.arange(1))}"
+    remedy = f"Choose another column with {option_text('on')}."
+    if folder := _find_extra_folder(keys, rows):
+        include = option_text("include", (f"{folder}**",))
+        remedy = f"These paths start with {folder}: pack the folder that contains {folder}, with {include}."
+    return InvalidRequest(where, problem, expected=expected, remedy=remedy)
+
+
+def _find_extra_folder(keys: PackedStrings, rows: PackedStrings) -> str:
+    """Return the folder before a key in the first row, such as `images/`; empty if there is none."""
+    if not len(rows):
+        return ""
+    path = _strip_endings(PackedStrings.of([rows[0]]))[0]
+    for end in (end for end in range(1, len(path)) if path[end - 1 : end] == b"/"):
+        if np.any(find_positions(keys, PackedStrings.of([path[end:]])) >= 0):
+            return printable(path[:end])
+    return ""
 
 
 def _default_key_column(source: Table) -> str:

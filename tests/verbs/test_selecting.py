@@ -117,6 +117,13 @@ def test_no_row_matches_a_file(source: Path) -> None:
         create(source, "out-{0..}.tar", _options(join=table, on="file"), dry_run=True)
 
 
+def test_paths_from_a_higher_folder(source: Path) -> None:
+    """Where the paths of a table start in a folder above the source, the message names that folder and the option."""
+    table = pd.DataFrame({"file": ["all/in/a/1.jpg"], "n": [1]})
+    with pytest.raises(InvalidRequest, match=r"start with all/in/: pack the folder .* include=\('all/in/\*\*',\)"):
+        create(source, "out-{0..}.tar", _options(join=table, on="file"), dry_run=True)
+
+
 def test_verify_against_a_joined_table(source: Path, tmp_path: Path) -> None:
     """`verify --source` compares all but joined columns; `--repair` says why it cannot rebuild shards."""
     table = pd.DataFrame({"id": list(KINDS)[:3], "label": ["x", "y", "x"]})
