@@ -489,7 +489,9 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """Text in another encoding is reported with its rows."""
     path = tmp_path / "t.csv"
     path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
-    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. If Excel" in _error(path)
+    expected = "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. If Excel"
+    assert expected in _error(path)
+    assert expected in _error(path, path="path", meta="none")
 
 
 def test_rows_keep_their_numbers(tmp_path: Path) -> None:

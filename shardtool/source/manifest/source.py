@@ -65,7 +65,7 @@ from shardtool.table import rows as table_rows
 from shardtool.table.base import reading_table
 from shardtool.table.collect import collect_rows, collected_note, group_rows
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
-from shardtool.table.open import open_table, read_columns
+from shardtool.table.open import check_column, open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
 from shardtool.units import pluralize
 
@@ -443,12 +443,11 @@ class ManifestSource(Source):
             with reading_table(self._where):
                 batch = next(iter(self._table.batches(unread)), None)
             if batch is not None and self._numbers is None:
-                columns |= {name: batch.column(index) for index, name in enumerate(unread)}
+                columns |= {name: pa.chunked_array([batch.column(index)]) for index, name in enumerate(unread)}
         texts = {name: column for name, column in columns.items() if tables.is_text_type(column.type)}
-        with reading_table(self._where):
-            heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
-            for head in heads.values():
-                head.validate(full=True)
+        heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
+        for name, head in heads.items():
+            check_column(self._where, name, head)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
