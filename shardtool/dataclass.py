@@ -37,6 +37,7 @@ else:
                 methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None}
             if frozen:
                 methods |= {"__setattr__": _refuse_change, "__delattr__": _refuse_change}
+            if frozen and parameters.get("slots"):
                 methods |= {"__getstate__": _get_state, "__setstate__": _set_state}
             own = {name for name in methods if kind.__dict__.get(name) is not None}
             kind = _standard_dataclass(init=False, eq=False, repr=False, **parameters)(kind)

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.dataset_file import merge_value_types
 from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.features import number_features

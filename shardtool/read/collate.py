@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 
 if TYPE_CHECKING:

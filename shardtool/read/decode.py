@@ -11,7 +11,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from inspect import signature
 from io import BytesIO
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import content_type, is_named_type
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
 from shardtool.request.option_checks import check_choice

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.plan.random_order import derive_state
 from shardtool.read.order import DEFAULT_PARTS, Order, OrderOptions, epoch_order, permuted_windows

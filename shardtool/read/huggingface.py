@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import content_type
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.read.catalog import hash_texts

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload, runtime_checkable
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.request.option_checks import check_choice
 from shardtool.values import OnError

@@ -5,12 +5,13 @@ An order depends only on the data, the seed and the epoch. Any position can be c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.plan.random_order import derive_state, permute_positions, random_at, random_numbers
 from shardtool.request.option_checks import check_minimum

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, format_list
 from shardtool.read.bundles import Bundle, each_dataset, metadata_sizes, sample_sizes
 from shardtool.read.decode import read_npy

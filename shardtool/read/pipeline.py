@@ -6,12 +6,13 @@ output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.read.collate import Batch, sample_name
 from shardtool.read.decode import Decode, NewRng, RngOf, has_rng_parameter, seeded_rng

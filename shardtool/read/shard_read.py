@@ -5,13 +5,14 @@ Of many samples, small payloads are cut from common blocks, and large payloads a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import feature_numbers
 from shardtool.dataset.scan import index_text
 from shardtool.dataset.shard_file import is_compressed

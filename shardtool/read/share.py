@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.plan.random_order import derive_state, permute_positions, random_at
 from shardtool.request.option_checks import check_choice, check_minimum
