@@ -19,7 +19,7 @@ from shardtool.verbs.inspect.samples import check_report_path
 
 _MAX_SAMPLES = 2000
 _DEFAULT_SAMPLES = 200
-_IMAGE_BYTES = 3_000_000  # limit for all thumbnails: 4 MB in base64, so that the page stays below 5 MB
+_IMAGE_BYTES = 3_000_000  # limit for all thumbnails: 4 MB in base64
 _TEXT_BYTES = 600_000
 _OUTLINES = 10_000  # maximum number of outlines on the page; an outline takes about 150 bytes
 _MEDIA_BYTES = 6_000_000
