@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar_write import PADDING, TRAILER, encode_header, padding_size, put_header
@@ -85,10 +85,9 @@ class TarPacker(packer.Packer):
         return True
 
     def _names(self, first: int, last: int, rows: list[int]) -> list[bytes]:
-        endings, codes, names = self.endings, self.codes, []
-        for key, row, end in zip(self.keys[first:last], rows[first:last], rows[first + 1 : last + 1], strict=True):
-            names += [key + endings[code] for code in codes[row:end]]
-        return names
+        endings, codes = self.endings, self.codes[rows[first] : rows[last]]
+        keys = chain.from_iterable(map(repeat, self.keys[first:last], self.counts[first:last]))
+        return [key + endings[code] for key, code in zip(keys, codes, strict=True)]
 
     def pack(self, first: int, last: int, row: int) -> None:
         """Write samples one by one; `row` is the first row of sample `first`."""
