@@ -188,7 +188,8 @@ def _from_folder(folder: str) -> StoredDataset:
         raise InvalidRequest(folder, os_error_text(error), expected=EXPECTED_DATASET) from None
     if len(files) > 1:
         found = f"{len(files)} datasets: {format_list(files)}"
-        raise InvalidRequest(folder, found, expected="one dataset", remedy="Name the dataset file instead.")
+        remedy = f"Name one of the dataset files, or all of them with the glob '{printable(join(folder, '*.json'))}'."
+        raise InvalidRequest(folder, found, expected="one dataset", remedy=remedy)
     if files:
         return _from_dataset_file(join(folder, files[0]))
     if not shards:

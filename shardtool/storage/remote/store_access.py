@@ -336,7 +336,7 @@ def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
 def not_installed_error(library: str) -> InvalidRequest:
     """Return the error for a missing library of the extra `remote`."""
     return InvalidRequest(
-        library, "not installed", expected="the libraries for remote files", remedy="pip install 'shardtool[remote]'"
+        library, "not installed", expected="the libraries for stores", remedy="Run `pip install 'shardtool[remote]'`."
     )
 
 
