@@ -78,7 +78,7 @@ def register_verb(
         else arguments
     )
 
-    def made(function: Callable[..., int | None]) -> click.Command:
+    def make_command(function: Callable[..., int | None]) -> click.Command:
         kinds = [running] if options is None else [options, running]
         option_names = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
         params = [
@@ -118,7 +118,7 @@ def register_verb(
         return VerbCommand(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)
 
     def register(function: _CommandT) -> _CommandT:
-        VERBS[function.__name__] = partial(made, function)
+        VERBS[function.__name__] = partial(make_command, function)
         return function
 
     return register

@@ -40,7 +40,7 @@ class PlainProgress:
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
-            self._thread = Thread(target=self._tell, daemon=True)
+            self._thread = Thread(target=self._print_periodically, daemon=True)
             self._thread.start()
 
     def update(self, more: int) -> None:
@@ -65,7 +65,7 @@ class PlainProgress:
         if self._thread is not None:
             self._thread.join(1)  # writing to stderr may block
 
-    def _tell(self) -> None:
+    def _print_periodically(self) -> None:
         before = ("", 0)
         while not self._ended.wait(PERIOD_S):
             if self._label and LOG.is_enabled:
@@ -86,7 +86,7 @@ class PlainProgress:
         if total is None:
             return f"{self._label}: {done:,} samples{retries}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
-        left = self.fetched.left() if self.fetched else ""
+        left = self.fetched.remaining_text() if self.fetched else ""
         left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
         share = f" ({min(done / total, 1):.0%})" if total else ""
         label, shards = self._label, self._shards
@@ -107,7 +107,7 @@ class FetchEstimate:
         self._begun = time.monotonic()
         self.heard: dict[int, tuple[float, FetchProgress]] = {}
 
-    def more(self, samples: int, size: int, shards: int) -> str:
+    def add_finished(self, samples: int, size: int, shards: int) -> str:
         """Add finished samples; return success rate and speed."""
         self._samples += samples
         self._size += size
@@ -115,7 +115,7 @@ class FetchEstimate:
         good = 1 - self.failed / self._samples if self._samples else 1
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
-    def left(self) -> str:
+    def remaining_text(self) -> str:
         """Return the remaining seconds and the slowest host; empty without reports of workers."""
         now, heard = time.monotonic(), [*self.heard.values()]
         if not heard:

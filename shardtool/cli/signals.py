@@ -51,20 +51,20 @@ class SignalHandler:
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._ended:
             self.first = self.first or signum
-            self._ring(_CLEANUP_LIMIT_S)
+            self._start_timer(_CLEANUP_LIMIT_S)
             return
         if self.first is not None:
             if self._latest_end is None:
                 self._latest_end = time.monotonic() + _CLEANUP_LIMIT_S
-                self._ring(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
+                self._start_timer(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
             return
         self.first = signum
         if requests := sys.modules.get("shardtool.storage.remote.retry"):  # loaded only for stores
             requests.end_requests(_LOCK_RELEASE_S)
-        self._ring(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
+        self._start_timer(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
         raise Interrupted(signum)
 
-    def _ring(self, after_s: float, again_s: float = 0) -> None:
+    def _start_timer(self, after_s: float, again_s: float = 0) -> None:
         signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
 
@@ -85,7 +85,7 @@ class SignalHandler:
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:
-            self._ring(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
+            self._start_timer(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
 
 
 def _is_unwinding() -> bool:

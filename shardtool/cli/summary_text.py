@@ -240,6 +240,6 @@ def read_speed_text(speed: ReadSpeed) -> str:
     if speed.shards > 1:
         verdict = "large enough" if speed.large_enough else f"use {format_size(speed.advised_size)} or more"
         opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of the reading time"
-        shards += f" on average; opening one takes {opening}: {verdict}"
+        shards += f" on average; opening a shard takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")
     return "\n".join(lines)

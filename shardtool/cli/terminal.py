@@ -136,9 +136,9 @@ class Terminal(Observer):
             self._shards = (done + shards, total)
             with self._ignoring_closed_stderr():
                 if total:
-                    rate = "" if self._fetched is None else self._fetched.more(samples, size, shards)
+                    rate = "" if self._fetched is None else self._fetched.add_finished(samples, size, shards)
                     if self._fetched is not None and self._bar is not self._plain:
-                        rate += self._fetched.left()
+                        rate += self._fetched.remaining_text()
                     self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=not samples)
                 self._bar.update(size if self._fetched is None else samples)
 

@@ -110,7 +110,7 @@ def parse_footer(data: bytes) -> ParquetFooter:
     chunks = tuple((_number(group, _GROUP_ROWS, _I64), _chunks(group, leaves)) for group in groups)
     rows = _number(footer, _ROWS, _I64)
     if rows != sum(group_rows for group_rows, _ in chunks):
-        raise ValueError("another number of rows in the footer than in the row groups")
+        raise ValueError("different numbers of rows in the footer and in the row groups")
     return ParquetFooter(rows, leaves, _key_values(footer), chunks)
 
 
@@ -169,7 +169,7 @@ def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, .
         if thrift_type != _STRUCT or _number(chunk, _CHUNK_TYPE, _I32) != leaf.kind:
             raise ValueError(f"a row group that lacks the column {leaf.path}")
         if ".".join(name.decode("utf-8", "backslashreplace") for name in _list(chunk, _PATH, _BINARY)) != leaf.path:
-            raise ValueError(f"a row group with another column in place of {leaf.path}")
+            raise ValueError(f"a row group with a different column where {leaf.path} should be")
         chunks.append(chunk)
     return tuple(chunks)
 

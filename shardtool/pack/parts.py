@@ -103,7 +103,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
         problem = f"{found}; expected {expected}"
-        planned.run.notes.add(f"{problem}. Only parts of one plan can be merged: run the others again, too")
+        planned.run.notes.add(f"{problem}. Only parts of one plan can be merged: run the other parts again, too")
     if (name := parts.part_record_name(pattern, own_part)) in destination.existing:
         destination.folder.remove([name])
     return fingerprint

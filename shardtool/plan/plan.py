@@ -121,7 +121,9 @@ class Plan:
         """Return a plan for the samples at some positions, with the same limits."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)
-        return replace(self, order=order, total=total, ends=ShardRuns(total, self.limits).fill(), skipped=(), notes=())
+        return replace(
+            self, order=order, total=total, ends=ShardRuns(total, self.limits).find_fewest_ends(), skipped=(), notes=()
+        )
 
     def which(self, shard: int) -> NDArray[np.int64]:
         """Return the sample indexes of a shard."""

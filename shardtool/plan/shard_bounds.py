@@ -85,7 +85,7 @@ def cut_shards(
         ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
         if runs.fit(ends):
             return ends
-    elif len(runs.fill()) <= count:
+    elif len(runs.find_fewest_ends()) <= count:
         return runs.divide(count)
     found = f"{pluralize(count, 'shard')} cannot hold {pluralize(samples, 'sample')} within the limits"
     sufficient = option_text("shards", len(_cut_fewest(runs, bounds)))
@@ -94,7 +94,7 @@ def cut_shards(
 
 
 def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
-    ends = runs.fill()
+    ends = runs.find_fewest_ends()
     multiple, samples = bounds.multiple_of, runs.samples
     count = -(-len(ends) // multiple) * multiple
     if bounds.equal_count:
@@ -137,7 +137,7 @@ class ShardRuns:
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
-    def fill(self) -> NDArray[np.int64]:
+    def find_fewest_ends(self) -> NDArray[np.int64]:
         """Return the ends of the fewest shards."""
         ends, position = [], 0
         while position < self.samples:
@@ -148,7 +148,7 @@ class ShardRuns:
     def divide(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards, as close to equal bytes as the limits allow.
 
-        `count` must be at least the number of shards that `fill` returns.
+        `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
         # earliest[k]: the first position where shard k may start, so that the remaining samples fit
         earliest = [0] * (count + 1)

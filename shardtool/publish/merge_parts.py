@@ -281,7 +281,7 @@ def find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
     usual_record = next(record for _, part_plan, record in parts if part_plan == plan)
     _, other_plan, record = others[0]
     found = (
-        f"another plan in {format_list([str(part) for part, *_ in others])}: "
+        f"a different plan in {format_list([str(part) for part, *_ in others])}: "
         f"{_describe_difference(usual_record, record)} ({other_plan[:_SHOWN_DIGITS]})"
     )
     return found, f"the plan of the other {pluralize(count, 'part')} ({plan[:_SHOWN_DIGITS]})"

@@ -62,7 +62,7 @@ def _check_recreated(dataset: DatasetFile, expected_dataset: DatasetFile) -> Non
         [(shard.name, shard.size, shard.crc) for shard in file.shards] for file in (dataset, expected_dataset)
     )
     if shards != expected_shards:
-        found = "other content than the dataset was created from"
+        found = "content that differs from the dataset's"
         raise InvalidRequest(option_text("source"), found, expected="the same content")
 
 
@@ -116,7 +116,7 @@ def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> Non
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return the dataset file of old and new shards. `new.skipped` and its checksum already cover both."""
+    """Return the dataset file of old and new shards. `new.skipped` already covers the samples of both."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}

@@ -92,7 +92,7 @@ def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:
         if sample_form is not form or (form is tuple and len(sample_fields) != len(fields)):
-            raise SampleFailed(sample_name(key), "has another form than the first sample of its batch")
+            raise SampleFailed(sample_name(key), "differs in structure from the first sample of its batch")
         if differing := expected.symmetric_difference(sample_fields):
             name = min(differing, key=str)
             remedy = f"Add fields({name!r}, ..., missing='none') for None, or missing='skip' to skip such samples."

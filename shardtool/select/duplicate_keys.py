@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LISTED = 3
-_APPENDED_TO = "the dataset appended to"
+_EXISTING_DATASET = "the existing dataset"
 _INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
 
 
@@ -86,7 +86,7 @@ def _duplicate_keys_error(
         files = {_shard_number(entries, sample): None for sample in group.samples}
         interleaved &= len(files) == 1 and not group.exists and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        appended_to = f", and {_APPENDED_TO}" if group.exists else ""
+        appended_to = f", and {_EXISTING_DATASET}" if group.exists else ""
         shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + appended_to
         named.append(f"'{printable(group.key)}' ({times}{shard_names})")
     found = f"{pluralize(len(groups), 'key')} more than once: {format_list(named, _MAX_LISTED, total=len(groups))}"
@@ -143,7 +143,7 @@ def _keep_one_each(
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.exists else group.samples[keep]
-        where = _APPENDED_TO if kept is None else printable(shards[_shard_number(entries, kept)])
+        where = _EXISTING_DATASET if kept is None else printable(shards[_shard_number(entries, kept)])
         messages |= dict.fromkeys(group.samples, f"another sample with this key is in {where}")
         messages.pop(-1 if kept is None else kept, None)
     lost = sorted(messages)

@@ -171,8 +171,11 @@ def _check_entries(entries: SampleTable) -> None:
         (any(not name or {*to_bytes(name)} & forbidden for name in entries.fields), "an invalid field name"),
         (rows.code.max(initial=0) >= max(1, len(entries.fields)), "a field without a name"),
         (has_bad_size or rows.size.sum(dtype=float) > _MAX_TOTAL_BYTES, "impossible payload sizes"),
-        (rows.paths is not None and len(rows.paths) != len(rows.code), "another number of paths than fields"),
-        (has_bad_kind, "payloads of another kind of source"),
+        (
+            rows.paths is not None and len(rows.paths) != len(rows.code),
+            "a number of paths that differs from the number of fields",
+        ),
+        (has_bad_kind, "payloads of a different kind of source"),
     ):
         if is_invalid:
             raise ValueError(problem)
@@ -185,9 +188,9 @@ def _check_entries(entries: SampleTable) -> None:
     for name, texts in entries.values.inline.items():
         field_rows = np.flatnonzero(remaining & (rows.code == entries.fields.index(name)))
         if len(texts) != len(entries) or not isinstance(texts, PackedStrings):
-            raise ValueError(f"another number of values of {name!r} than samples")
+            raise ValueError(f"a number of values of {name!r} that differs from the number of samples")
         if not np.array_equal(_payload_lengths(texts)[entries.owners(field_rows)], rows.size[field_rows]):
-            raise ValueError(f"values of {name!r} with other sizes than listed")
+            raise ValueError(f"values of {name!r} whose sizes differ from the listed sizes")
         remaining[field_rows] = False
     if remaining.any():
         raise ValueError("inline fields without values")

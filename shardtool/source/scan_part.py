@@ -136,7 +136,7 @@ def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPa
 def link_failure(error: OSError) -> tuple[SkipCode, str]:
     """Return the reason code and message for a link that cannot be followed."""
     if isinstance(error, FileNotFoundError):
-        return "dangling-link", "a link to nothing"
+        return "dangling-link", "a broken link"
     return "link-loop" if error.errno == errno.ELOOP else "unreadable", os_error_text(error)
 
 

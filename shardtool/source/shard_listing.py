@@ -104,7 +104,9 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     notes += [*class_notes, *label_notes]
     for part in parts:
         if part.regrouped:
-            notes.append(f"{part.name}: grouped the fields of {pluralize(part.regrouped, 'sample')}, which were apart")
+            notes.append(
+                f"{part.name}: grouped the fields of {pluralize(part.regrouped, 'sample')}, which were not adjacent"
+            )
     skipped = tuple(row for part in parts for row in part.skipped)
     damaged = numbers.damaged(parts)
     entries = _make_entries(parts, numbers, seen)

@@ -181,7 +181,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
     part, listed_index = sort_fields(part), sort_fields(shard).index
     if any(shard_index.compare_indexes(listed_index, part.index)):
         remedy = f"{_verify_advice()} Or move {sidecar_name(shard.name)} away, which loses its metadata."
-        raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
+        raise CorruptShard(shard.path, "its samples, offsets or checksums differ from its sidecar", remedy=remedy)
     return replace(part, index=replace(part.index, metadata=listed_index.metadata))
 
 

@@ -284,7 +284,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
     while existing and not os.path.lexists(existing):
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
-    description = "exists" if existing == path else f"does not exist yet; {folder.path} does"
+    description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
     if existing not in (path, parent):  # the path is a new folder or misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)

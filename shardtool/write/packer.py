@@ -134,7 +134,7 @@ class Packer:
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {expected:08x}"
-            raise SourceFailed(self.span_path(row, self._name_of(row)), "corrupt", message)
+            raise SourceFailed(self.span_path(row, self._field_name(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
         """Return the file of a row's span, for messages, with a colon and the name of an archive member.
@@ -152,7 +152,7 @@ class Packer:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
 
-    def _name_of(self, row: int) -> bytes:
+    def _field_name(self, row: int) -> bytes:
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:

@@ -129,4 +129,4 @@ class TFRecordPacker(packer.Packer):
 
 
 def _size_mismatch(key: bytes) -> Bug:
-    return Bug(repr(key), "a record of another size than planned")
+    return Bug(repr(key), "a record whose size differs from the plan")

@@ -158,7 +158,7 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
 @pytest.mark.parametrize(
     ("change", "facts", "found"),
     [
-        (_named("out-0.tar", "out-1.tar"), {}, "rows of another shard than out-0.tar"),
+        (_named("out-0.tar", "out-1.tar"), {}, "rows of a shard other than out-0.tar"),
         (_named("x.tar", "x.tar"), {}, "rows of another shard"),
         (_named("out-0.tar", None), {}, "rows of another shard"),
         (_named(None, None), {}, "rows of another shard"),
@@ -166,7 +166,7 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
         (lambda table: table, {"format_version": "1"}, "unknown columns: __shard__"),
         (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of type int64"),
         (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "not a valid sidecar"),
-        (lambda table: table, {"shard": "out-1.tar"}, "rows of another shard than out-1.tar"),
+        (lambda table: table, {"shard": "out-1.tar"}, "rows of a shard other than out-1.tar"),
     ],
 )
 def test_rows_of_other_shards_are_rejected(

@@ -154,15 +154,15 @@ def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> N
         terminal.start(600, 0, 6)
         fetched = terminal._fetched  # noqa: SLF001 - the estimate of progress lines
         assert fetched is not None
-        assert fetched.left() == ""
+        assert fetched.remaining_text() == ""
         emit(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))
         emit(FetchProgress(2, 100, 0.5, 30, 20, "slow.org", 15, 50, 1.5))
         terminal.advance(100, 0, 0)
-        assert fetched.left() == ", 140 s left, waiting for slow.org: 25 of 100, 1.5 s each"
+        assert fetched.remaining_text() == ", 140 s left, waiting for slow.org: 25 of 100, 1.5 s each"
         emit(FetchProgress(1, 100, 1, 60, 0, "", 0, 0, 0))
         emit(FetchProgress(2, 100, 0.9, 40, 10, "", 0, 0, 0))
         terminal.advance(480, 0, 4)
-        assert fetched.left().endswith(" s left")
+        assert fetched.remaining_text().endswith(" s left")
 
 
 def test_packing_may_be_the_bottleneck(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:

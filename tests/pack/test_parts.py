@@ -199,7 +199,7 @@ def test_parts_with_another_plan_are_refused(place: Path, change: dict[str, Any]
     if more := change.pop("more", ""):
         write_tree(place / "in", {more: b"text of 9"})
     pattern = (
-        rf"another plan in 2/3: {found} \([0-9a-f]{{8}}\); expected the plan of the other 2 parts \([0-9a-f]{{8}}\)"
+        rf"a different plan in 2/3: {found} \([0-9a-f]{{8}}\); expected the plan of the other 2 parts \([0-9a-f]{{8}}\)"
     )
     before = read_tree(place / "out")
     with pytest.raises(InvalidRequest, match=pattern):

@@ -354,9 +354,9 @@ def test_batches_of_different_samples() -> None:
             f"no field {field}, which other samples of its batch have",
         )
     for other in ((1,), [1, 2]):
-        with pytest.raises(SampleFailed, match="another form than the first"):
+        with pytest.raises(SampleFailed, match="differs in structure from the first"):
             collate([(1, 2), other])
-    with pytest.raises(SampleFailed, match=r"^a sample: has another form than the first"):
+    with pytest.raises(SampleFailed, match=r"^a sample: differs in structure from the first"):
         collate([{"a": 1}, (1,)])
 
 

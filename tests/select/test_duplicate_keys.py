@@ -67,7 +67,7 @@ def test_one_sample_per_key_is_kept(
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
     assert samples_of(found) == [samples[at] for at in kept]
-    messages = [f"another sample with this key is in {where.get(key, 'the dataset appended to')}" for key in lost]
+    messages = [f"another sample with this key is in {where.get(key, 'the existing dataset')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
     assert (skipped, note) == (tuple(rows), "")
 
@@ -109,7 +109,7 @@ def test_the_error_names_shards() -> None:
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
-    assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
+    assert "1 key more than once: 'b' (x-1.tar, and the existing dataset)" in found
     assert "rename', or skip them with first." in found
 
 

@@ -671,7 +671,7 @@ def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dic
         path.write_bytes(told)
         _rewritten(path, change)
         _list_again(tmp_path / f"{ending}.json", path)
-        with pytest.raises(CorruptShard, match=rf"{ending}-0\.{ending}: other samples"):
+        with pytest.raises(CorruptShard, match=rf"{ending}-0\.{ending}: its samples"):
             listed(tmp_path)
 
 

@@ -186,7 +186,7 @@ def test_datasets_of_several_runs_have_no_common_source(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {"a.txt": b"a"})
     for name in ("a", "b"):
         shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=0)
-    with pytest.raises(InvalidRequest, match="created by another run than the others"):
+    with pytest.raises(InvalidRequest, match="created by a different run than the other datasets"):
         shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
     with pytest.raises(InvalidRequest, match="no such file or folder"):
         shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")

@@ -817,7 +817,7 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
     asked: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "append": True}
     if rule in ("error", "last"):
         found = refused(made.file(), place / "out", on_duplicate=rule, **asked)
-        assert "the dataset appended to" in found.found or "appended to" in found.found
+        assert "the existing dataset" in found.found or "appended to" in found.found
         assert identity(file.parent) == before
         return
     run(made.file(), place / "out", on_duplicate=rule, **asked)

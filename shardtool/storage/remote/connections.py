@@ -109,7 +109,7 @@ class PacedSocket(io.RawIOBase):
             self._bytes, self._waited_s = 0, 0.0
 
     def _too_slow(self, min_bytes_per_s: float) -> str:
-        observed = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
+        observed = f"{self._peer} transferred {self._bytes:,} bytes in {self._waited_s:,.0f} s"
         return f"too slow: {observed}; expected at least {min_bytes_per_s:,.0f} bytes per second"
 
 

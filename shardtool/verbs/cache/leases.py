@@ -107,7 +107,7 @@ def _copy_shard(
         evicted = space.reserve(reservation, original.size)
     if evicted is None:
         raise NotCopiedWarning(
-            "room", "full of shards that are in use or kept; others are read from their original location"
+            "room", "full of shards that are in use or kept; other shards are read from their original location"
         )
     staged = copy_verified(folder, original)
     try:

@@ -113,7 +113,7 @@ def dataset_and_source(
     for dataset in datasets[1:]:
         if dataset.file is None or not dataset.file.made.is_sibling_split_of(files[0].made):
             expected = "all splits of one run, or one dataset"
-            raise InvalidRequest(dataset.where, "created by another run than the others", expected=expected)
+            raise InvalidRequest(dataset.where, "created by a different run than the other datasets", expected=expected)
     folders = table_folders(given, [dataset.folder for dataset in datasets])
     run = recorded_run(files[0] if files else None, options, folders)
     if run.map:

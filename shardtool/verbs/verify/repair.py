@@ -259,7 +259,7 @@ class Repair:
                 for entries in (plan.planned, file.shards)
             )
             if planned != recorded:
-                found, remedy = "other samples than the dataset was created from", "Nothing was changed."
+                found, remedy = "samples that differ from the dataset's", "Nothing was changed."
                 raise InvalidRequest(option_text("source"), found, expected="the same samples", remedy=remedy)
 
 

@@ -62,7 +62,7 @@ def test_shards_are_large_enough() -> None:
 
 def test_the_text_reports_speeds_and_a_shard_size() -> None:
     """The text reports each speed, and a better shard size unless there is only one shard."""
-    opening = "opening one takes 1.0 ms, 50% of the reading time"
+    opening = "opening a shard takes 1.0 ms, 50% of the reading time"
     assert read_speed_text(_MADE).splitlines() == [
         "out.json",
         "stream          1 GB/s          500 samples/s  shuffled, fields as bytes",
