@@ -65,7 +65,7 @@ def _verify_advice() -> str:
 
 
 def load_sidecar(path: str) -> bytes:
-    """Return the bytes of a sidecar, if the end of the file is that of a sidecar.
+    """Return the bytes of a sidecar, if the file ends like a sidecar.
 
     Raises:
         OSError: The file is missing, not a regular file, or cannot be read.

@@ -94,7 +94,7 @@ def redact_url_bytes(url: bytes) -> bytes:
 
 
 def url_host(url: str) -> str:
-    """Return the host of a URL without its port; empty if it has none."""
+    """Return the host of a URL without its port; empty without a host."""
     match = _URL_HOST.match(url)
     return (match[1] or match[2] or "").lower() if match else ""
 

@@ -43,7 +43,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped, and add notes about the others.
+    """Return a mask of the samples that no dataset contains or lists as skipped, and add notes about the other samples.
 
     If the files of a packed sample have changed, the packed sample stays unchanged.
     """

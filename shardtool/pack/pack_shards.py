@@ -29,7 +29,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish import dataset_keys
 from shardtool.publish.append_target import FinishedAppend
-from shardtool.publish.publish_dataset import check_same_append
+from shardtool.publish.publish_dataset import check_append_is_unchanged
 from shardtool.publish.totals import DatasetTotals
 from shardtool.skipped import Skipped, count_reasons, failed_rows
 from shardtool.source.base import no_match_error
@@ -311,7 +311,7 @@ class Packing:
         if isinstance(append, FinishedAppend):
             if not is_kept:
                 folder.temporary.discard_staged([name])
-            check_same_append(append, number, entry, self.destination)
+            check_append_is_unchanged(append, number, entry, self.destination)
         else:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)

@@ -61,7 +61,7 @@ class Journal:
         self._lines += 1
 
     def remove(self) -> None:
-        """Delete the journal, and those of earlier versions."""
+        """Delete the journal, and journals of earlier versions."""
         self._folder.remove(list_journals(self._base, self._folder.names()))
 
 

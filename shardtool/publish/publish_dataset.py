@@ -39,7 +39,7 @@ def publish_dataset(
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
-        check_same_append(destination.append, last, None, destination)
+        check_append_is_unchanged(destination.append, last, None, destination)
         destination.folder.remove(parts.list_run_files(destination.folder, pattern))
         return destination.append.old
     skipped = _merge_skipped_rows(destination, sort_rows(totals.skipped))
@@ -98,7 +98,9 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
     return skipped_list.merge_new_rows(destination.load_skipped(), old_dataset, skipped, destination.skipped_file)
 
 
-def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:
+def check_append_is_unchanged(
+    append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
+) -> None:
     """Refuse an append that the dataset already contains with other content."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"

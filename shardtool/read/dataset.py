@@ -195,7 +195,7 @@ class Dataset(Streamable[SampleT]):
             return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):
             positions = np.arange(*which.indices(self.source.length), dtype=np.int64)
-            return self._with_chosen(self._resolve_positions(positions))
+            return self._view_of(self._resolve_positions(positions))
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas objects
@@ -255,7 +255,7 @@ class Dataset(Streamable[SampleT]):
             raise UnknownKey(format_list([*map(repr, unknown)]), problem, expected=expected, remedy=remedy)
         return numbers
 
-    def _with_chosen(self, chosen: Numbers) -> Self:
+    def _view_of(self, chosen: Numbers) -> Self:
         view = copy(self)
         view.source = CatalogSamples(self.reader.catalog, chosen)
         return view
@@ -271,7 +271,7 @@ class Dataset(Streamable[SampleT]):
             expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"
             raise InvalidRequest("select", repr(indices), expected=expected, remedy="fields(...) keeps fields.")
         indices = indices if hasattr(indices, "__len__") else [*indices]
-        return self._with_chosen(self._resolve_many(cast("SampleIndexes", indices)))
+        return self._view_of(self._resolve_many(cast("SampleIndexes", indices)))
 
     def take(self, n: int) -> Self:
         """Return a view of at most the first `n` samples."""
@@ -297,12 +297,12 @@ class Dataset(Streamable[SampleT]):
         if assignment is not None:
             number = names.index(split)
             samples = assignment.samples(number)
-            return self._with_chosen(samples if chosen is None else chosen[assignment.number[chosen] == number])
+            return self._view_of(samples if chosen is None else chosen[assignment.number[chosen] == number])
         if chosen is None:
             reader = SampleReader(join_catalogs(splits[split]), self.reader.options)
             return Dataset[SampleT](reader).with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
-        return self._with_chosen(chosen[np.logical_or.reduce(inside)])
+        return self._view_of(chosen[np.logical_or.reduce(inside)])
 
     def where(self, query: str) -> Self:
         """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
@@ -315,7 +315,7 @@ class Dataset(Streamable[SampleT]):
         """
         if not isinstance(query, str):
             raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"label == 'dog'\"")
-        return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
+        return self._view_of(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
         """Return a sidecar column, with None for missing values.
@@ -345,7 +345,8 @@ class Dataset(Streamable[SampleT]):
         """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
 
         Images and audio are decoded by `datasets`, fields with class names become `ClassLabel`, and sidecar columns
-        become columns. `options` are those of `datasets.Dataset.from_generator`, which copies the samples to its cache.
+        become columns. `options` are passed to `datasets.Dataset.from_generator`, which copies the samples to its
+        cache.
 
         Raises:
             InvalidRequest: `datasets` is not installed, or the dataset already has stages.

@@ -86,7 +86,7 @@ class RunRecord:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits of the run; empty if it has none or did not record them."""
+        """All splits of the run; empty without splits, or if they were not recorded."""
         found = self.document.get("splits")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 

@@ -75,7 +75,7 @@ def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
 
 
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
-    """Return the options of a call: those of an options object or the defaults, overridden by keyword arguments."""
+    """Return the options of a call: an options object or the defaults, overridden by keyword arguments."""
     check_option_names(where, named, kind)
     if options is None:
         return kind(**named)
@@ -94,7 +94,7 @@ def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
         parameters = {item.name: item for item in [*own, *_cached_signature(kind).parameters.values()]}
         parameters["options"] = parameters["options"].replace(default=None, annotation=f"{kind.__name__} | None")
         function.__signature__ = Signature(sorted(parameters.values(), key=lambda item: item.kind))  # type: ignore[attr-defined]
-        if function.__doc__:  # python -OO has none
+        if function.__doc__:  # `python -OO` removes docstrings
             function.__doc__ = "\n".join([cleandoc(function.__doc__), "", "Options:", *doc_lines(kind)])
         return function
 

@@ -38,7 +38,7 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that have fields, and the others as skipped."""
+    """Return the samples that have fields, and the other samples as skipped."""
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
@@ -96,7 +96,7 @@ def order_rows(
 
 
 class SampleGroups(NamedTuple):
-    """The first part of each sample, int64[samples], and the sample of each part, int64[parts]."""
+    """The grouping of parts into samples. `first` is each sample's first part, and `of_part` each part's sample."""
 
     first: NDArray[np.int64]
     of_part: NDArray[np.int64]

@@ -68,7 +68,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples whose names a shard can store, and the others as skipped."""
+    """Return the samples whose names a shard can store, and the other samples as skipped."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)

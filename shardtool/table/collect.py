@@ -58,7 +58,7 @@ def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], co
 def collect_rows(
     rows: TableRows, names: Sequence[str], requested: Sequence[str], groups: RowGroups
 ) -> dict[str, pa.Array]:
-    """Return the requested columns as lists, and the others with one value for each group.
+    """Return the requested columns as lists, and other columns with one value for each group.
 
     Args:
         rows: All rows.

@@ -48,7 +48,7 @@ class ArrowStrings:
     """Lazily rendered texts.
 
     Attributes:
-        render: Renders the texts of a slice or of positions, each followed by a NUL.
+        render: Function that renders the texts of a slice or at given positions, each followed by a NUL.
         positions: Selected positions among `count`; None for all.
         size: Payload bytes of each text, if all texts are encoded (see `inline_payload`) and equally long.
     """

@@ -171,7 +171,7 @@ def _new_keras_sequence() -> Any:
 
 
 def import_library(module: str) -> Any:
-    """Return a module that is, or needs, an optional library."""
+    """Import an optional library, or a module that needs one."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -323,7 +323,7 @@ def tf_dataset(
 def feature_spec(dataset: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
     """Return the feature specification of TFRecord shards for `tf.io.parse_example`.
 
-    Arguments and errors are those of `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
+    For arguments and errors, see `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
     `tf.io.FixedLenFeature`.
     """
     return _feature_spec(find_tfrecords(dataset, fields).features)

@@ -91,7 +91,7 @@ class StreamOptions:
             environment, or is 0 of 1.
         world_size: Number of ranks, with the same default as `rank`.
 
-    The other options are those of `Dataset.stream`.
+    For the other options, see `Dataset.stream`.
     """
 
     source: Streamable | Stream

@@ -111,7 +111,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def samples(self) -> int:
-        """Number of samples written, including those of resumed writers."""
+        """Number of samples written, including samples of resumed writers."""
         return self._output.totals.samples + (0 if self._shard is None else len(self._shard))
 
     @property

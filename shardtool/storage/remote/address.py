@@ -161,7 +161,7 @@ def split_address(text: str) -> tuple[str, str]:
 
 
 def check_endpoint(url: str, where: str) -> None:
-    """Refuse a URL that is not that of a server, or that contains a user."""
+    """Refuse a URL that does not name a server, or that contains a user."""
     parts = parse_address(url) if is_web(url) else None
     if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
         found = "not a server URL" if parts is None else "a URL with a user or a query"

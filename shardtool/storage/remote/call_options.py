@@ -81,7 +81,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment of a new worker process; None to inherit that of this process."""
+    """Return the environment of a new worker process; None to inherit this process's environment."""
     if not _known:
         return None
     import json
@@ -148,7 +148,7 @@ def without_markers(value: Any) -> Any:
 
 
 def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
-    """Return the options themselves, or those of the longest matching start of addresses."""
+    """Return the options themselves, or the options of the longest matching start of addresses."""
     by_prefix = {name: chosen for name, chosen in options.items() if isinstance(name, str) and "://" in name}
     if not by_prefix:
         return options

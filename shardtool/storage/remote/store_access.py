@@ -137,7 +137,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_for(address: str) -> Mapping[str, str]:
-    """Return the environment of an address with settings of its own, or that of the process."""
+    """Return the environment of an address that has its own settings, or else of the process."""
     parts = parse_address(address)
     if parts.marker.startswith(SOURCE_MARKER):
         return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))

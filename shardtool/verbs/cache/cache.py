@@ -317,7 +317,7 @@ class Cache:
         In a forked process, first release the leases inherited from `refresh`: the writer would wait for them forever.
 
         Args:
-            part: Part of the shard names, which never clash with those of another writer.
+            part: Part of the shard names, which keeps them different from names of other writers.
             format: `tar` or `tfrecord`.
             max_size: Maximum bytes per shard; None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.

@@ -53,7 +53,7 @@ def inspect_contact_sheet(
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
-    """Write a PNG with thumbnails of samples of one dataset. The parameters are those of `inspect_html`."""
+    """Write a PNG with thumbnails of samples of one dataset. For the parameters, see `inspect_html`."""
     from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
 
     datasets = _open_all(dataset, storage_options)

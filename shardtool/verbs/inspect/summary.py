@@ -348,7 +348,7 @@ class StatisticsScope:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Summary(Displayed):
-    """The content of a dataset. The names are those of `--json` (docs/json.md).
+    """The content of a dataset. `--json` uses the same names (docs/json.md).
 
     Attributes:
         dataset: The dataset file, or else the given path.
