@@ -23,7 +23,7 @@ class Displayed:
     """A value with a short `repr`, which notebooks show as a table."""
 
     __slots__ = ()
-    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; empty: all fields that are not empty
+    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all nonempty fields are shown
 
     def __repr__(self) -> str:
         return short_repr(self)

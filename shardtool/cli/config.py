@@ -192,7 +192,7 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
                 texts = [_rebase_name(where, text, "", folder) for text in texts]
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
-    first = max(len(typed) - len(words) + 1, 1)  # the first argument gets all words except the last ones
+    first = max(len(typed) - len(words) + 1, 1)  # the first argument gets all words that the last arguments do not need
     for (word, is_path), values in zip(
         words.items(), [typed[:first], *([name] for name in typed[first:])], strict=False
     ):

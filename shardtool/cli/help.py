@@ -68,7 +68,7 @@ class VerbOption(click.Option):
     section = "output"
     common = False
     rare = False
-    family = ""  # the option that contains this one as a key
+    family = ""  # the option that contains this option as a key
     old: tuple[str, ...] = ()  # earlier names: accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
@@ -159,7 +159,10 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options of a section or of all, common ones first; rare ones only with `rare`."""
+        """Return the visible options of a section or of all sections.
+
+        Common options are first, and rare options are included only with `rare`.
+        """
         options = [
             option
             for option in self.params

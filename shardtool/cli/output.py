@@ -122,7 +122,7 @@ class EventLog:
         self.begin("")
 
     def begin(self, style: str) -> None:
-        """Start a log as `json` or `text`; empty: no log."""
+        """Start a log as `json` or `text`; no log if it is empty."""
         self.is_enabled, self._style = bool(style), style
         self.samples, self.size, self._started = 0, 0, time.monotonic()
         self.result: dict[str, object] = {}

@@ -26,7 +26,7 @@ class Terminal(Observer):
 
     Args:
         progress: `plain` prints lines instead of a bar.
-        on_valid_request: Called when work starts, after all checks of the request.
+        on_valid_request: Function that is called when work starts, after all checks of the request.
     """
 
     def __init__(

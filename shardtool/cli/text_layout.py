@@ -71,7 +71,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str)
 
 
 def join_lines(*lines: str) -> str:
-    """Join printable lines and omit empty ones."""
+    """Join printable lines. Empty lines are omitted."""
     return "\n".join(map(printable, filter(None, lines)))
 
 

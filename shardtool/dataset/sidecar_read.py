@@ -237,7 +237,7 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = parquet_schema(data)
     reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
-    # pyarrow 26.0.1 cannot read lists of several row groups at once.
+    # pyarrow 26.0.1 cannot read lists of several row groups together.
     read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)
     groups = [read(index) for index in range(reader.num_row_groups)]
     table = pa.concat_tables(groups) if groups else reader.schema_arrow.empty_table().select(requested)

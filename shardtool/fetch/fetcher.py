@@ -120,7 +120,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while the current ones are cancelled
+        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while the current downloads are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -76,7 +76,7 @@ class Plan:
     regions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples, without skipped ones."""
+        """Return the number of samples, without skipped samples."""
         return len(self.total) - 1
 
     @property

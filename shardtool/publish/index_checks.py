@@ -193,7 +193,7 @@ class DifferingSidecar(NamedTuple):
 def compare_sidecar(
     path: str, scanned: ShardIndex, where: str, data: bytes
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
-    """Return how a sidecar differs; or its index, completed from the scan, and its bytes (None: rewrite)."""
+    """Return how a sidecar differs; or its index, completed from the scan, and its bytes (None to rewrite it)."""
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 

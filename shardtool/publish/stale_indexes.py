@@ -110,7 +110,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Mark the index files of all shards except the given ones."""
+        """Mark the index files of all shards except the given shards."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)

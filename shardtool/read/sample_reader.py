@@ -311,7 +311,7 @@ AnySampleReader = SampleReader | MixedReader
 
 
 def read_valid(reader: AnySampleReader, numbers: Numbers) -> list[Sample]:
-    """Return samples, without damaged ones if `reader` skips these."""
+    """Return samples, without damaged samples if `reader` skips these."""
     samples = []
     for index, sample in enumerate(reader.read(numbers)):
         if isinstance(sample, ShardError):

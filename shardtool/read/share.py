@@ -99,7 +99,7 @@ class Share:
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def after(self, position: int) -> int:
-        """Return the position of all ranks after this one has read a position."""
+        """Return the position of all ranks after this rank has read a position."""
         return position - self.rank + self.world_size
 
 

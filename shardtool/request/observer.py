@@ -45,7 +45,7 @@ class Observer:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Finish: the verb returns or fails. Called only for observers that a verb creates itself."""
+        """Finish, because the verb returns or fails. Verbs close only the observers that they create."""
 
 
 class NotebookObserver(Observer):

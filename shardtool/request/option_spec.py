@@ -112,20 +112,20 @@ class OptionSpec(NamedTuple):
     """Description of an option, in addition to its type, default and text.
 
     Attributes:
-        section: Section of `--help`; empty: the section of the previous option.
-        typed: Command-line names separated by slashes; empty: the field name.
+        section: Section of `--help`; empty for the section of the previous option.
+        typed: Command-line names separated by slashes; empty for the field name.
         old: Earlier command-line name; accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        family: The option that contains this one, and its form there: `fields -{}`; `fetch` is short for `fetch
+        family: The option that contains this option, and its form there: `fields -{}`; `fetch` is short for `fetch
             timeout={}`.
         expand: Converts the value to values of other options.
-        metavar: Placeholder for the value in the help; empty: derived from the type.
+        metavar: Placeholder for the value in the help; if empty, it is derived from the type.
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value; `sample` is a share above 0.
         example: An example value.
         range: Minimum and maximum of a number.
-        only_for: Kind of source to which the option applies; empty: any source.
+        only_for: Kind of source to which the option applies; empty for any source.
         requires: Rules about options that must also be given. A function may return them, to name options defined
             later.
         conflicts: Conditions that must not be true.
@@ -138,7 +138,7 @@ class OptionSpec(NamedTuple):
         typed_choices: Maps command-line words to values, where they differ.
         choices: The accepted values, if the annotation does not list them.
         use: Function to call with the typed value.
-        origin: The class whose docstring describes the option; None: the class of the field.
+        origin: The class whose docstring describes the option; None for the class of the field.
     """
 
     section: str = ""

@@ -79,7 +79,7 @@ DEFAULT_FORMAT = DelimitedFormat()
 
 
 class Substitution(NamedTuple):
-    """A substitution as in sed: an RE2 pattern, an RE2 replacement, and how often to replace (None: always)."""
+    """A substitution as in sed: an RE2 pattern, an RE2 replacement, and how often to replace (None for always)."""
 
     pattern: str
     replacement: str

@@ -61,7 +61,7 @@ def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...
     """Return the readers to print compatibility notes for.
 
     Args:
-        targets: The readers in `target`; empty: webdataset.
+        targets: The readers in `target`; empty for webdataset.
         exports: Exported indexes, whose names start with a reader: `dali-webdataset`.
     """
     exported = {name.partition("-")[0] for name in exports}

@@ -453,7 +453,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorResult(Displayed):
-    """The result of `doctor`: the checks of `place`; later checks depend on earlier ones."""
+    """The result of `doctor`: the checks of `place`; later checks depend on earlier checks."""
 
     place: str
     checks: tuple[Check, ...]

@@ -1,6 +1,6 @@
 """Convert between the numbers of TFRecord shards and the texts of tar shards. Workers import neither NumPy nor pyarrow.
 
-A number and a text are equivalent only if each converts exactly to the other.
+A number and a text are equivalent only if both conversions are exact.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, try again: other processes cannot see a lock on a deleted file.
+    If another process deletes the file, try again: nobody else can see a lock on a deleted file.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -91,7 +91,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return self._fd
 
     def sync(self) -> None:
-        """Make the bytes written so far durable; another thread may write meanwhile."""
+        """Make the bytes written so far durable. Another thread may write at the same time."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 

@@ -88,7 +88,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
-    """Refuse pairs of (new, existing) names that were typed the other way round."""
+    """Refuse pairs of (new, existing) names that were typed in reverse order."""
     if swapped := {old: new for new, old in pairs if new in names and old not in names}:
         old, new = next(iter(swapped.items()))
         found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)

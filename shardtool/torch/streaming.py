@@ -86,7 +86,7 @@ class StreamOptions:
         batch_size: Samples per batch of a rank; 1 for batches by size (`batch(by=...)`).
         decode: True to decode all fields by name, or decoders by field; None to decode nothing.
         labels: Labels by key, stored in the field `label`.
-        transform: Called with each sample after all other stages.
+        transform: Function that is called with each sample after all other stages.
         rank: Rank of this process. The default comes from torch.distributed, or from RANK and WORLD_SIZE in the
             environment, or is 0 of 1.
         world_size: Number of ranks, with the same default as `rank`.

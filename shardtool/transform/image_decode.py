@@ -99,7 +99,7 @@ def decode_image(
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Return stored values; raise an error for an image whose values Pillow does not preserve.
         max_bytes: Memory limit, including turning and conversion to RGB.
-        on_loss: Called if the image has more bits or pages than the result.
+        on_loss: Function that is called if the image has more bits or pages than the result.
     """
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)

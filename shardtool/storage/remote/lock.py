@@ -229,7 +229,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
         else:
             check_conditional_writes(address, holder.encode(1))
             return version
-        if existing is None:  # the holder released the lock meanwhile
+        if existing is None:  # the holder has released the lock
             continue
         if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)

@@ -78,7 +78,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` (None: nothing) for each event, in its thread, and reset the retry counts."""
+    """Call `listener` (or nothing if it is None) for each event, in the event's thread, and reset the retry counts."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 

@@ -191,7 +191,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.came_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        for lock in locks:  # mark all shards as used, including released ones, so that each may be evicted
+        for lock in locks:  # mark all shards as used, including released shards, so that each may be evicted
             lock.record_use(time.time_ns())
         size = sum(lock.fact.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:

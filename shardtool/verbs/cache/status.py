@@ -144,7 +144,7 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete unused shards, and map their paths to the given reasons.
 
-    A shard whose inode differs from the given one (None: any) remains. The folder's lock must be held.
+    A shard whose inode differs from the given inode (None for any) remains. The folder's lock must be held.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():

@@ -71,7 +71,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file, copied even if the file changes meanwhile.
+        data: The bytes of the dataset file, which are copied even if the file changes during the run.
         pairs: The shards and sidecars in order, before they are compared with the destination.
         skipped: The list of skipped samples; empty without a list.
     """

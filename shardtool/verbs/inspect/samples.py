@@ -1,6 +1,6 @@
 """Find samples of datasets, decode their fields for display, and write them to files.
 
-Files are never written outside the folder, whatever the keys are.
+No key can cause a write outside the folder.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class SourceComparison:
         self.subject, self.observer = subject, observer
         recorded = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
-        # The pattern covers all shards, not only the given ones.
+        # The pattern covers all shards, not only the given shards.
         if subject.file is not None and (pattern := recorded_range(subject.file)) is not None:
             outputs.append(replace(pattern, folder=outputs[0].folder))
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")
