@@ -66,7 +66,6 @@ def register_verb(
 
     Args:
         arguments: Names of the arguments in the usage line, or click arguments.
-        without: Options that the command line lacks.
     """
     typed = (
         (
@@ -366,7 +365,7 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
     DATASET is a dataset file, in a folder or a store. Several datasets, such as splits, are processed one by one. The
-    old shards are deleted only after the new ones are complete. To continue an interrupted run, run the same
+    old shards are deleted only after the new shards are complete. To continue an interrupted run, run the same
     command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
     again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
 
@@ -393,7 +392,7 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
-    shards are never changed. Valid sidecars are kept, missing ones are created, and invalid ones are replaced only
+    shards are never changed. Valid sidecars are kept, missing sidecars are created, and invalid sidecars are replaced only
     with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
 
     \b

@@ -336,7 +336,6 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, record: Json) -> None:
-    """Check that numbers are finite, and that strings are valid Unicode, except file names in options."""
     try:
         _to_json({**document, "shardtool": {**record, "made": None}}).encode()
         _to_json(record["made"]).encode("utf-8", "surrogateescape")
@@ -485,7 +484,6 @@ def _parse_shard(entry: Json, folder: str) -> ShardEntry:
 
 
 def _get_typed(document: Json, name: str, value_type: type[Value]) -> Value:
-    """Return a value of exactly this type. Numbers must be counts below 2**63."""
     value = document[name]
     if type(value) is not value_type or (isinstance(value, int) and not 0 <= value <= _MAX_COUNT):
         raise TypeError(f"{name} is {value!r:.80}")

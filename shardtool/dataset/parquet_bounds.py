@@ -159,7 +159,6 @@ def _leaves_below(
 
 
 def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, ...]:
-    """Return the metadata of each leaf in a row group. pyarrow relies on the order of leaves."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
         raise ValueError("a row group whose columns differ from the schema")

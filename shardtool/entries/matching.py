@@ -26,7 +26,6 @@ def field_ids(
 
     Args:
         samples: The id of each sample, equal on both sides; -1 for samples that are only on this side.
-        counts: Number of rows of each sample.
         codes: Index in `names` of each row's field.
         known: The id of each name, equal on both sides; -1 for fields that are not compared.
     """

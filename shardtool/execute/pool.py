@@ -46,9 +46,6 @@ class Pool:
     ) -> Iterator[tuple[int, Result]]:
         """Yield the number and result of each task as it finishes. The next task is requested when a worker is free.
 
-        Args:
-            function: A module-level function of the task and, with `progress`, a callback.
-
         Raises:
             ShardError: Raised by `function`.
             Bug: `function` raised another exception.

@@ -165,7 +165,6 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield at most `size` + 1 decompressed bytes; stop at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:

@@ -66,7 +66,6 @@ def permute_positions(
 
     Args:
         positions: int64 [n], each below `size`.
-        size: Number of elements of the permutation, from 1 to 2^62.
         keys: uint64 [n], or one number: selects the permutation for each position.
 
     Returns:

@@ -42,14 +42,6 @@ def add_columns(
 ) -> tuple[tuple[str, ...], set[int]]:
     """Add columns to the sidecars of a dataset, and return their names and the numbers of the changed sidecars.
 
-    Args:
-        folder: The folder of the dataset file and the sidecars, which is locked.
-        name: The name of the dataset file.
-        fields: The fields.
-        pool: Reads the fields.
-        notes: Receives notes.
-        overwrite: Whether to replace existing columns with other values.
-
     Raises:
         SampleFailed: A payload is neither a JSON object, a number nor a short text.
         OutputExists: A sidecar has such a column with other values. Nothing was changed.

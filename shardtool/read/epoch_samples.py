@@ -280,7 +280,6 @@ def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
 
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Return weights as integers, with an error of at most 2^-20 of the largest weight."""
     _check_numbers("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))

@@ -367,7 +367,6 @@ def _read_each(
     keys: list[str], files: list[OpenFile], names: list[str], edges: Numbers,
     reads: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Yield samples. `edges` is int64 [samples, 2 * fields] (starts and ends)."""
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
     cuts = zip(*map(zip, map(repeat, names), map(map, repeat(slice), columns[::2], columns[1::2])), strict=True)

@@ -70,10 +70,6 @@ def order_rows(
 
     Rows are numbered across the parts. If several parts have a field of a sample, the first part is used. Samples are
     merged in chunks to limit memory.
-
-    Args:
-        firsts: For each part, the first row of each sample, int64[samples + 1].
-        codes: For each part, the field of each row.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])

@@ -161,7 +161,6 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
 
 
 def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
-    """Compare times of any units and ranges exactly."""
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
@@ -223,7 +222,6 @@ def _to_utc(seconds: int, zone: str) -> int:
 
 
 def _offset_seconds(zone: str) -> int | None:
-    """Return the seconds of an offset such as `+09:00`; None for a named zone."""
     if not (match := _FIXED_OFFSET.fullmatch(zone)):
         return 0 if zone == "Z" else None
     return int(f"{match[1]}1") * (int(match[2]) * 3600 + int(match[3]) * 60)

@@ -50,8 +50,6 @@ def rename_keys(
     """Return the samples under new keys, in the same order, and notes.
 
     Args:
-        entries: The samples.
-        rename: A substitution, or the name of `column`.
         column: The new keys; None for a substitution.
         has_paths: Whether keys without paths are paths of files.
     """

@@ -129,7 +129,6 @@ def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
 
 
 def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[str, str], to_format: str) -> None:
-    """Refuse to merge fields if a sample has two of them, or if labels, lists or number types would be lost."""
     values = entries.values
     for new, merged in _merged_names(new_names).items():
         owners, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)

@@ -80,7 +80,6 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     digest, as recorded in the dataset files, covers all samples.
 
     Args:
-        givens: Dataset files, patterns, globs, folders, or lists of shards.
         only: The fields to pack; empty for all. Other fields are not checked.
         without: Fields that will not be packed, and are not checked.
         salvage: Whether to skip damaged numbers, and damage in shards without an index.

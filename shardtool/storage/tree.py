@@ -170,7 +170,6 @@ def _write_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) 
 
 
 def _compare_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> Literal["whole", "start", ""]:
-    """Return `whole` if a file has exactly these bytes, `start` if it is truncated, else ""."""
     with suppress(OSError), LocalFile(os.open(name, READ_PLAIN, dir_fd=parent)) as file:
         offset, size = 0, file.fact().st_size
         for block in blocks:

@@ -61,10 +61,7 @@ def collect_rows(
     """Return the requested columns as lists, and other columns with one value for each group.
 
     Args:
-        rows: All rows.
-        names: The columns to return.
         requested: The columns to collect; `all`: every column in `names`.
-        groups: The rows that share a key.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

@@ -133,7 +133,6 @@ def _collect_names(location: str, rows: int, data: bytes) -> tuple[set[bytes], i
 
 
 def _is_plain_block(data: bytes) -> bool:
-    """Return whether each line looks like one object of allowed depth, in which `":` only follows names."""
     newlines, ends = data.count(b"\n"), data.count(b"}\n")
     if ends < newlines:
         ends += data.count(b"}\r\n")
@@ -148,7 +147,6 @@ def _is_plain_block(data: bytes) -> bool:
 
 
 def _is_deep(line: bytes) -> bool:
-    """Check whether brackets are nested more than `MAX_NESTING` deep, or some are not closed."""
     brackets = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", line).translate(None, _NON_MARKS))
     for _ in range(MAX_NESTING):
         brackets = re.sub(rb"\[\]|{}", b"", brackets)

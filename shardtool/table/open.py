@@ -58,7 +58,6 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     """Open the table `source`.
 
     Args:
-        source: A path or an object, as for `is_table`.
         named: Requested columns. If there are any, standard input is a table, not a list of paths.
         form: Text format, if the file name does not imply it.
     """

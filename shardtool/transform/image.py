@@ -195,8 +195,6 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
 
 
 class _Placement(NamedTuple):
-    """Three sizes of a resize, as width and height in display orientation."""
-
     kept: tuple[float, float]  # the central area of the source that is kept
     scaled: tuple[int, int]  # the kept area after resampling
     canvas: tuple[int, int]  # the output, on which the resampled area is centred
@@ -307,7 +305,6 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the transparent colour, else black; 0 if the palette has neither."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":

@@ -102,11 +102,7 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG in RGB, writable uint8 [height, width, 3]; None if Pillow must decode the image.
-
-    Args:
-        head: The header of the JPEG; None to read it from the data.
-    """
+    """Return the pixels of a JPEG in RGB, writable uint8 [height, width, 3]; None if Pillow must decode the image."""
     import numpy as np
 
     decode = jpeg_decoder()

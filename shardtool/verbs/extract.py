@@ -366,7 +366,6 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
 
 @contextmanager
 def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, overwrite: bool) -> Iterator[bool]:
-    """Mark the folder as unfinished during the run. Yield whether a run with the same request was interrupted here."""
     digest = blake2b(names.data, digest_size=16)
     for column in (listing.entries.rows.size, listing.entries.known_spans.expected):
         digest.update(column.tobytes())

@@ -116,7 +116,6 @@ class TFRecordPacker(packer.Packer):
         self.field_crcs.extend(crcs)
 
     def _note_single_number(self, written: int, row: int, payload: memoryview) -> None:
-        """Record the text of a number that is alone in its list, for the content fingerprint."""
         value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
         if value is not None:
             text = b"%d" % value

@@ -170,7 +170,6 @@ class TransformPacker(packer.Packer):
             return ReadSample(sample_index, rows, {}, rejection=error)
 
     def _main_field(self, rows: range) -> str:
-        """Return the field to measure: a downloaded file, else an image, audio or video, else the first."""
         if not self._work.transform.found:
             return ""
         names = {row: to_text(self.content.fields[self.codes[row]]) for row in rows}

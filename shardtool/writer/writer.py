@@ -157,7 +157,6 @@ class ShardWriter(SampleWriter):
             output.start_part()
 
     def _find_merged_part(self) -> DatasetFile | None:
-        """Return the dataset of a part that was merged already, or refuse to write this part again."""
         if not self._tag:
             return None
         dataset = listed_files.read_existing_dataset(self._output.folder, self._dataset_pattern.dataset_file)

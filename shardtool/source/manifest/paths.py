@@ -219,7 +219,6 @@ def _regular_file(folder: str, path: str) -> os.stat_result | None:
 
 
 def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Do the same as `find_unused_file` in a store. Only examine paths with the extension of a binary format."""
     packed_texts = {text for column in packed for text in column}
     unpacked = [text for text in texts if text and text not in packed_texts and "\0" not in text]
     candidates = [text for text in unpacked if path_ending(text, "last").lower() in BINARY_ENDINGS]

@@ -273,7 +273,6 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version. If the request fails, check whether it wrote the lock."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:

@@ -20,8 +20,6 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option: its allowed values, its headers for S3 and Azure, and its AWS environment variable."""
-
     values: str
     expected: str
     s3: str = ""

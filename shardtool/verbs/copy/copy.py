@@ -101,7 +101,6 @@ def _target_folder(given: object) -> str:
 
 
 def _target_folders(sources: Sequence[CopySource], where: str) -> list[str]:
-    """Return the destination folder of each dataset: a subfolder if the datasets are in several folders."""
     is_one_folder = len({source.folder for source in sources}) == 1
     folders = [where if is_one_folder else paths.join(where, paths.base_name(source.folder)) for source in sources]
     names = Counter(

@@ -103,9 +103,6 @@ def run_in_threads(
     """Yield each task and its result when the task finishes. With `workers=0`, run the tasks one by one in this thread.
 
     However the iteration ends, no other thread is still running.
-
-    Args:
-        work: The function that runs a task; it calls `ByteMeter.add` for each block.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

@@ -113,10 +113,6 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
 
 
 def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSample | None:
-    """Find a key by the key ranges in the dataset file, and read only one index.
-
-    Return None if the key is not found.
-    """
     dataset = datasets[0]
     entries = dataset.file.shards if dataset.file is not None else ()
     if len(datasets) > 1 or len(entries) != len(dataset.shards):

@@ -264,7 +264,6 @@ class Repair:
 
 
 def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:
-    """Return a shard's index with its label columns, recovered from the checksums of the payloads."""
     import numpy as np
     import pyarrow as pa
 

@@ -66,9 +66,6 @@ def find_outlines(
 
     Args:
         values: Parsed JSON fields, texts and metadata columns by name.
-        image: Width and height in pixels.
-        classes: Class names by the name of a field or column.
-        max_outlines: Maximum number of outlines.
     """
     for shapes in _candidates(values, image):
         if shapes:
