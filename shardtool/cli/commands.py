@@ -392,8 +392,8 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
-    shards are never changed. Valid sidecars are kept, missing sidecars are created, and invalid sidecars are replaced only
-    with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
+    shards are never changed. Valid sidecars are kept, missing sidecars are created, and invalid sidecars are replaced
+    only with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
