@@ -82,7 +82,8 @@ def _datasets(here: Path) -> None:
         where = here if name == "more" else here / name
         create(here / "new" / name, f"{where}/{name}-{{0..}}.tar", workers=0)
     for name, pattern in (("old", "old"), ("new", "new"), ("old", "v1/{split}"), ("new", "v2/{split}")):
-        files = write_tree(here / "versions" / name, {f"{at}.txt": name.encode() for at in range(9)})
+        fields = {"txt": name.encode(), "cls": b"1", "json": b'{"width": 5}'}
+        files = write_tree(here / "versions" / name, {f"{at}.{end}": fields[end] for at in range(9) for end in fields})
         create(
             files, f"{here}/{pattern}-{{0..}}.tar", split="train=0.5,val=0.5" if "split" in pattern else None, workers=0
         )
