@@ -171,7 +171,7 @@ def doctor_text(result: DoctorResult, room: int) -> str:
 
 
 def cache_status_text(status: CacheStatus) -> str:
-    """Return the result of `cache status`."""
+    """Return the text of a `cache status`."""
     counts, rate = status.counts, status.counts.hit_rate
     held = [shard for shard in status.shards if shard.held]
     taken = f"; {format_size(status.taken)} reserved for writing" if status.taken else ""

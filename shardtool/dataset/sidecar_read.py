@@ -418,4 +418,4 @@ def _check_numbers(fact: ShardFacts) -> None:
     if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
         raise ValueError("an invalid checksum")
     if fact.made is not None and fact.made.left_out and len(fact.made.left_out) != fact.made.skipped:
-        raise ValueError("a list of skipped samples that differs from their number")
+        raise ValueError("a list of skipped samples whose length differs from their recorded number")

@@ -48,7 +48,7 @@ _REFUSED_NETWORKS = [
         "168.63.129.16/32",  # Azure's platform services, in no registry
         "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",
-        "192.0.0.0/24",  # protocol assignments; Oracle's metadata
+        "192.0.0.0/24",  # protocol assignments, and the metadata service of Oracle's cloud
         "192.0.2.0/24",  # documentation, like 198.51.100.0 and 203.0.113.0
         "192.88.99.0/24",  # 6to4 relays
         "192.168.0.0/16",

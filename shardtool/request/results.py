@@ -108,7 +108,7 @@ class JoinedTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
-    """A created dataset, or one per split; in a dry run, the dataset that would be created.
+    """The created dataset, or all datasets together with splits. In a dry run, the dataset that would be created.
 
     Attributes:
         dataset_file: Path of the dataset file; with splits, it contains `{split}`.

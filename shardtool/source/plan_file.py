@@ -149,7 +149,7 @@ def check_plan_target(path: str, *, overwrite: bool) -> None:
 
 @reporting_memory_errors("reading the plan")
 def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray | None, bool]:
-    """Return the `listed`, `divides` and `by_key` of `write_plan`."""
+    """Return the samples, the column for splitting, and whether the samples are in key order."""
     try:
         with open_mappable(path, PARQUET_MAGIC) as opened, _open_bounded(opened) as file:
             metadata = _read_metadata(file, path)

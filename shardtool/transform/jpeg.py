@@ -53,7 +53,7 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         block_rows: Pixel rows per row of blocks.
-        is_supported: Whether simplejpeg decodes it: eight bits, in one or three colours.
+        is_supported: Whether simplejpeg decodes the JPEG, which must have eight bits and one or three colours.
         is_cropped: Whether `height` was reduced, so that more rows follow.
     """
 

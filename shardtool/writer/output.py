@@ -58,8 +58,8 @@ class JournalEntry:
 
     Attributes:
         skipped: Key, code and message of samples skipped since the previous shard.
-        version: The store's version of the shard, with which a resumed run need not read the shard; empty if there is
-            none.
+        version: The store's version of the shard; empty if unknown. A resumed run need not read a shard of known
+            version.
     """
 
     shard: str
@@ -152,7 +152,7 @@ class WriterOutput:
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the shards that match the journal of an earlier writer; return the entry of the last one."""
+        """Add the shards that match the journal of an earlier writer. Return the last shard's entry."""
         entries = self._read_entries()
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):
