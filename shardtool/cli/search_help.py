@@ -52,7 +52,7 @@ def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None])
     matches = [(score, passage) for (words, score), passage in scored if words == most_words]
     matches.sort(key=lambda item: -item[0])
     found = f"with {query!r}" if most_words == len(patterns) else f"with some of the words {query!r}"
-    lines = [f"{pluralize(len(matches), 'text')} {found}; the best:"]
+    lines = [f"{pluralize(len(matches), 'text')} {found}; best matches:"]
     for _, passage in matches[:_MAX_MATCHES]:
         texts = _find_snippet(passage, patterns), passage.command
         lines += ["", passage.title, *(f"  {text}" for text in texts if text)]
