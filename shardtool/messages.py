@@ -29,7 +29,7 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Tell whether messages use command-line names; workers inherit this from their parent."""
+    """Return whether messages use command-line names; workers inherit this from their parent."""
     return _cli_names_in_use
 
 

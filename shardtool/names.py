@@ -97,7 +97,7 @@ def to_output_name(name: str) -> str:
 
 
 def to_local_name(name: str) -> str:
-    """The inverse of `to_output_name`."""
+    """Undo `to_output_name`."""
     return os.fsdecode(to_bytes(name))
 
 

@@ -98,7 +98,7 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def rivals(self, name: str) -> bool:
-        """Tell whether a shard of another format has the sidecar name of a shard of this dataset."""
+        """Return whether a shard of another format has the sidecar name of a shard of this dataset."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
@@ -111,7 +111,7 @@ class ShardPattern:
         return next((name for name in names if other.owns(name)), None)
 
     def owns(self, name: str) -> bool:
-        """Tell whether the file `name` in `folder` can belong to this dataset, and may be replaced.
+        """Return whether the file `name` in `folder` can belong to this dataset, and may be replaced.
 
         Numbers must be written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
         """

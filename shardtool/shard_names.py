@@ -44,12 +44,12 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Tell whether a name has a known extension or is one of TensorFlow's."""
+    """Return whether a name has a known extension or is one of TensorFlow's."""
     return parse_shard_name(name) is not None or bool(count_suffix(name))
 
 
 def is_compressed_name(name: str) -> bool:
-    """Tell whether a shard is compressed, by its name."""
+    """Return whether a shard is compressed, by its name."""
     facts = parse_shard_name(name)
     return bool(facts and facts.packing)
 

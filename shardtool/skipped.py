@@ -93,7 +93,7 @@ def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
 
 
 def has_same_content(row: Skipped) -> bool:
-    """Tell whether a `duplicate` has the content of another sample, not only its key."""
+    """Return whether a `duplicate` has the content of another sample, not only its key."""
     return row.code == "duplicate" and row.message.startswith(_SAME_CONTENT_TEXT)
 
 
@@ -115,7 +115,7 @@ def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
 
 
 def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
-    """Tell whether a list of skipped keys contains a key, or its hash if the sample was removed."""
+    """Return whether a list of skipped keys contains a key, or its hash if the sample was removed."""
     return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 

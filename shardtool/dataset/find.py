@@ -79,7 +79,7 @@ def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDatase
 
 
 def is_local(dataset: DatasetLike) -> bool:
-    """Tell whether no name of a dataset is a URL."""
+    """Return whether no name of a dataset is a URL."""
     return not any(map(is_url, list_names("the dataset", dataset, EXPECTED_DATASET)))
 
 

@@ -223,7 +223,7 @@ class Stream(SampleSource[SampleT]):
         return self._last_position(current).replace_skipped(error)
 
     def rewind(self) -> None:
-        """Go to the start of the next iteration."""
+        """Move to the start of the next iteration."""
         if self._is_started:
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
@@ -286,7 +286,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, unless the next iteration reads that epoch anyway."""
+        """Start a given epoch next, unless the next iteration reads this epoch anyway."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 

@@ -273,7 +273,7 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Tell whether a value from JSON has the type of an option; choices are not checked."""
+    """Return whether a value from JSON has the type of an option; choices are not checked."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
@@ -286,7 +286,7 @@ def has_option_type(value: object, options: type, name: str) -> bool:
 
 
 def is_list_option(options: type, name: str) -> bool:
-    """Tell whether an option is a list of texts."""
+    """Return whether an option is a list of texts."""
     return option_specs(options)[name].expand is None and any(
         get_args(kind)[1:] == (...,) for kind in option_types(options)[name]
     )

@@ -136,13 +136,13 @@ class RunRecord:
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Tell whether this append packed new samples of the first run's source, selected in the same way."""
+        """Return whether this append packed new samples of the first run's source, selected in the same way."""
         only_new = self.options.get("on_duplicate") == "first"
         alike = (self.source, self.choosing) == (first.source, first.choosing)
         return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Tell whether one run created both datasets as two splits; later changes are ignored."""
+        """Return whether one run created both datasets as two splits; later changes are ignored."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**one.document, **later} for one in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)

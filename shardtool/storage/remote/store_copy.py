@@ -45,7 +45,7 @@ def can_copy_inside(source: str, target: str) -> bool:
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
-    """Ask a store to copy an object over `target`; return its CRC-32C of the copy, or None.
+    """Ask a store to copy an object over `target`. Return the CRC-32C that the store reports for the copy, or None.
 
     Raises:
         NotCopied: The store made no copy, or size or checksum differ.
