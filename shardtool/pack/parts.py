@@ -156,7 +156,7 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     if (state := _find_merge_state(output)) is not None:
         if not state and output.part is not None:
             finished, count = len(parts.find_run_parts(pattern, folder.names())[0]), output.part.parts
-            notes.add(f"{finished:,} of {count:,} parts have finished; the last one publishes the dataset file")
+            notes.add(f"{finished:,} of {count:,} parts have finished; the last part publishes the dataset file")
         return state
     with ExitStack() as stack:
         try:

@@ -141,7 +141,7 @@ def link_failure(error: OSError) -> tuple[SkipCode, str]:
 
 
 def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
-    """Return a skipped row from bytes."""
+    """Return the row of a skipped file whose key and path are bytes."""
     return Skipped(to_text(key), to_text(path), code, message)
 
 

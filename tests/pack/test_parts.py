@@ -402,7 +402,7 @@ def test_summary_and_json(place: Path) -> None:
         r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, after all parts have finished\n",
         ran.out,
     )
-    assert "note: 1 of 2 parts have finished; the last one publishes the dataset file" in ran.err
+    assert "note: 1 of 2 parts have finished; the last part publishes the dataset file" in ran.err
     found = json.loads(typed(*words, "2/2", "--json").out)
     assert (found["part"], found["merged"], found["shards"]) == ("2/2", True, 1)
     ran = typed(*words, "slurm")

@@ -188,23 +188,23 @@ class Findings:
     def add(self, number: int, *findings: Finding) -> None:
         """Add findings about shard `number`."""
         self.counts.update(finding.code for finding in findings)
-        self._list((number, finding) for finding in findings)
+        self._append_to_listed((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
         """Add the first of `total` findings with one code. Count the other findings."""
-        self._list((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
+        self._append_to_listed((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
 
     def take(self, other: Findings) -> None:
         """Add the findings of another check."""
-        self._list(other.listed)
+        self._append_to_listed(other.listed)
         self.counts.update(other.counts)
         self.checked += other.checked
         self.unchecked += other.unchecked
         self.uncompared += other.uncompared
 
-    def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
+    def _append_to_listed(self, findings: Iterable[tuple[int, Finding]]) -> None:
         for number, finding in findings:
             self._alike[finding.code, finding.file] += 1
             if self._alike[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
