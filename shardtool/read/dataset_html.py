@@ -1,7 +1,4 @@
-"""The HTML that notebooks show for a dataset: its fields, its columns, and the first samples.
-
-Building it reads a few small samples, takes a few seconds at most, and never fails.
-"""
+"""The HTML of a dataset in notebooks. It reads a few small samples, for a few seconds at most, and never fails."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ _SAMPLE_STYLE = f"width:{_EDGE_PIXELS}px; margin:4px 8px 4px 0; overflow-wrap:an
 
 
 def dataset_html(title: str, reader: SampleReader, numbers: Numbers | None) -> str:
-    """Return the HTML of a dataset, or of the samples with these numbers.
-
-    After three seconds, return the parts that are finished.
-    """
+    """Return the HTML of a dataset, or of the samples with these numbers, as far as it can be built in time."""
     parts: list[str] = []
     samples: list[str] = []
     builder = Thread(target=_build, args=(reader, numbers, parts, samples), daemon=True)
