@@ -159,9 +159,9 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
     ("change", "facts", "found"),
     [
         (_named("out-0.tar", "out-1.tar"), {}, "rows of a shard other than out-0.tar"),
-        (_named("x.tar", "x.tar"), {}, "rows of another shard"),
-        (_named("out-0.tar", None), {}, "rows of another shard"),
-        (_named(None, None), {}, "rows of another shard"),
+        (_named("x.tar", "x.tar"), {}, "rows of a shard other than"),
+        (_named("out-0.tar", None), {}, "rows of a shard other than"),
+        (_named(None, None), {}, "rows of a shard other than"),
         (lambda table: table.drop_columns(["__shard__"]), {}, "missing or unknown columns"),
         (lambda table: table, {"format_version": "1"}, "unknown columns: __shard__"),
         (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of type int64"),
