@@ -635,7 +635,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
       shardtool help exit codes
       shardtool help tables.md
     """
-    from shardtool.cli.help import VerbCommand, topic_help
+    from shardtool.cli.help import VerbCommand, suggest_verb, topic_help
     from shardtool.cli.search_help import read_page, search_help
 
     parent = context.parent
@@ -649,6 +649,10 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     if names[0] not in verbs and (matches := search_help(names, verbs)):
         print_text(matches)
         return
+    if names[0] not in verbs and not suggest_verb(names[0], verbs):
+        raise InvalidRequest(
+            " ".join(names), "no verb, option or page of this name or with this word", remedy="See `shardtool --help`."
+        )
     command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
         raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")

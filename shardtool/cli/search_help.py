@@ -27,8 +27,10 @@ _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # commands that prepare documentation tests
 _UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the options again; for contributors
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
-_SENTENCE_END = re.compile(r"(?<=[.:?])\s+|\n\n|\n(?=[-|])")
-_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*|^[-|] |[`|]", re.MULTILINE)
+_TABLE_HEADER = re.compile(r"^\|.*\n\|[-:| ]+\|\n", re.MULTILINE)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_SENTENCE_END = re.compile(r"(?<=[.?])\s+|\n\n|\n(?=[-|])")
+_MARKUP = re.compile(r"\*\*|`|^[-|] | \|$", re.MULTILINE)
 
 
 class Passage(NamedTuple):
@@ -152,7 +154,8 @@ def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, 
 
 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:
-    text = _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))
-    sentences = [" ".join(_MARKUP.sub(r"\1", sentence).split()) for sentence in _SENTENCE_END.split(text)]
+    text = _LINK.sub(r"\1", _TABLE_HEADER.sub("", _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))))
+    texts = [" ".join(_MARKUP.sub("", sentence).split()) for sentence in _SENTENCE_END.split(text)]
+    sentences = [sentence.replace(" | ", ": ", 1).replace(" | ", "; ") for sentence in texts]  # cells of a table
     best = max(filter(None, sentences), key=lambda line: sum(bool(word.search(line)) for word in patterns), default="")
     return best if len(best) <= _MAX_SNIPPET_COLUMNS else best[: _MAX_SNIPPET_COLUMNS - 4].rsplit(" ", 1)[0] + " ..."

@@ -56,9 +56,7 @@ class NotebookObserver(Observer):
 
     def note(self, text: str) -> None:
         """Show a note."""
-        from tqdm.auto import tqdm
-
-        tqdm.write(f"note: {printable(text)}")
+        _notebook_bar_class().write(f"note: {printable(text)}")
 
     def phase(self, text: str, size: int) -> None:
         """Start the bar of a preparatory step."""
@@ -80,10 +78,18 @@ class NotebookObserver(Observer):
             self._bar = None
 
     def _start_bar(self, label: str, total: int, unit: str) -> None:
-        from tqdm.auto import tqdm
-
         self.close()
-        self._bar = tqdm(desc=printable(label), total=total, unit=unit, unit_scale=True)
+        if total:
+            self._bar = _notebook_bar_class()(desc=printable(label), total=total, unit=unit, unit_scale=True)
+
+
+def _notebook_bar_class() -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without ipywidgets, tqdm warns and prints text
+        from tqdm.auto import tqdm
+    return tqdm
 
 
 def default_observer() -> Observer:

@@ -8,9 +8,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from shardtool.names import to_bytes
+from shardtool.source.manifest.roles import KEY_NAMES
 from shardtool.storage import files
 from shardtool.storage.remote import address
 from shardtool.table.columns import PATH_NAMES
@@ -25,12 +26,11 @@ from shardtool.table.detect import (
 )
 
 _HEAD_BYTES = 2**18
-_HEAD_ROWS = 8
+_HEAD_ROWS = 32
 _MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
-_KEY_NAMES = ("key", "__key__", "id", "sample_id", "uid", "uuid")
 
 
 class TableHead(NamedTuple):
@@ -58,9 +58,7 @@ def read_table_head(path: str) -> TableHead | None:
     with suppress(Exception):  # damage is ignored, because the user did not pass this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
-        if any(path.lower().endswith(compression) for compression in COMPRESSIONS):
-            return None
-        text = files.read_head(path, _HEAD_BYTES)[0].decode("utf-8-sig", "ignore")
+        text = _read_head(path).decode("utf-8-sig", "ignore")
         if ending in DELIMITERS:
             return TableHead((*_delimited(text, DELIMITERS[ending]),))
         if ending in JSON_LINES_ENDINGS or text.lstrip().startswith("["):
@@ -69,6 +67,17 @@ def read_table_head(path: str) -> TableHead | None:
             rows: list[dict[str, object]] = [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]
             return TableHead((({}, rows),), is_coco=True)
     return None
+
+
+def _read_head(path: str) -> bytes:
+    if not path.lower().endswith((*COMPRESSIONS,)):
+        return files.read_head(path, _HEAD_BYTES)[0]
+    import pyarrow as pa
+
+    if address.is_url(path):
+        return b""
+    with pa.input_stream(path, compression="detect") as stream:
+        return cast("bytes", stream.read(_HEAD_BYTES))
 
 
 def _arrow_rows(path: str, ending: str) -> list[dict[str, object]]:
@@ -124,10 +133,16 @@ def matching_column(
                 if head.is_coco:
                     return Match({}, as_source=False)
                 path_option = {} if [column] == usual[:1] else {"path": column}
-                return Match({**form, **path_option}, as_source=True)
+                has_keys = any(name.casefold() in KEY_NAMES for name in columns if name != column)
+                collected = {} if has_keys else _collecting_option(values)
+                return Match({**form, **path_option, **collected}, as_source=True)
             if _do_most_match(values, root, has_key):
-                return Match({**form, "on": column}, as_source=False)
+                return Match({**form, "on": column, **_collecting_option(values)}, as_source=False)
     return None
+
+
+def _collecting_option(keys: Sequence[bytes]) -> dict[str, object]:
+    return {"collect": ("all",)} if len({*keys}) < len(keys) else {}
 
 
 def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], bool]) -> bool:
@@ -147,7 +162,7 @@ def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
         return {}, True
     if any(isinstance(value, bytes | dict) for value in row.values()):
         return {}, False
-    texts = [name for name, value in row.items() if isinstance(value, str) and name.casefold() not in _KEY_NAMES]
+    texts = [name for name, value in row.items() if isinstance(value, str) and name.casefold() not in KEY_NAMES]
     usual = [names[name] for name in _TEXT_NAMES if names.get(name) in texts]
     column = next(iter((*usual, *texts)), None)
     return {} if column is None else {"field": {"txt": column}}, False

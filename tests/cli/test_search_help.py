@@ -42,6 +42,17 @@ def test_a_word_names_the_command_to_read_on(words: str, expected: str) -> None:
         assert text.out.strip()
 
 
+@pytest.mark.parametrize("words", ["audio", "exit codes", "s3", "masks", "resume", "page"])
+def test_excerpts_are_plain_text(words: str) -> None:
+    """An excerpt contains no markup, and is not the header of a table."""
+    lines = typed("help", *words.split()).out.splitlines()
+    excerpts = [line.strip() for line in lines if line.startswith("  ") and "shardtool help" not in line]
+    assert excerpts
+    for text in excerpts:
+        assert [mark for mark in ("](", "`", "|", "**") if mark in text] == []
+        assert text not in {"code: meaning", "existing file: what --resume does"}
+
+
 def test_quoted_words_are_searched_one_by_one() -> None:
     """Words in one argument find the same texts as separate arguments."""
     assert typed("help", "zip archive").out == typed("help", "zip", "archive").out != ""
@@ -61,7 +72,7 @@ def test_a_page_and_a_section_are_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["zzzzz"], "zzzzz: no such verb. See `shardtool --help`."),
+        (["zzzzz"], "zzzzz: no verb, option or page of this name or with this word. See `shardtool --help`."),
         (["craete"], "craete: no such verb. Did you mean `shardtool create`?"),
         (["zzzzz.md"], "zzzzz.md: no such page; expected one of "),
         (["cli.md#zzzzz"], "cli.md#zzzzz: no such section. `shardtool help cli.md` prints the whole page."),

@@ -45,5 +45,7 @@ def test_notebooks_show_notes_and_a_bar(
     shown = capfd.readouterr()
     assert shown.out.splitlines() == [f"note: {note}" for note in result.notes]
     assert "2 samples: 100%" in shown.err
+    shardtool.diff(tmp_path / "out.json", tmp_path / "out.json")
+    assert "0.00B" not in capfd.readouterr().err
     shardtool.create(source, tmp_path / "more-{0..}.tar", workers=0, observer=shardtool.Observer())
     assert capfd.readouterr() == ("", "")

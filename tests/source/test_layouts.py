@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -152,6 +153,24 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         "shardtool create src/wavs OUTPUT --join src/metadata.csv --delimiter '|' --no-header --on 1",
         ["LJ-0000.wav", "LJ-0001.wav"],
     ),
+    "boxes": (
+        {**_files("imgs/{:04}.jpg"), "boxes.csv": b"ImageID,XMin\n0000,1\n0001,2\n0001,3\n"},
+        "6 samples lack the columns of boxes.csv, which is packed as a separate sample",
+        "shardtool create src/imgs OUTPUT --join src/boxes.csv --on ImageID --collect all",
+        ["0000.jpg", "0001.jpg"],
+    ),
+    "captions": (
+        {**_files("{}.jpg"), "captions.csv": b"image,caption\n0.jpg,a\n0.jpg,b\n1.jpg,c\n"},
+        "6 samples lack the columns of captions.csv, which is packed as a separate sample",
+        "shardtool create src/captions.csv OUTPUT --collect all",
+        ["0.jpg", "0.json", "1.jpg", "1.json"],
+    ),
+    "captions with keys": (
+        {**_files("{}.jpg"), "captions.csv": b"id,image,caption\n7,0.jpg,a\n8,0.jpg,b\n9,1.jpg,c\n"},
+        "6 samples lack the columns of captions.csv, which is packed as a separate sample",
+        "shardtool create src/captions.csv OUTPUT",
+        ["7.jpg", "7.json", "8.jpg", "8.json"],
+    ),
     "COCO": (
         {**_files("val/{:04}.jpg"), "instances.json": _coco("{:04}.jpg")},
         "6 samples lack the columns of instances.json, which is packed as a separate sample",
@@ -247,6 +266,12 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         "3 JSON-lines files, each packed as one sample",
         "shardtool create 'src/*.jsonl' OUTPUT --field txt=text",
         ["0-0.txt", "0-1.txt"],
+    ),
+    "compressed JSON lines": (
+        {f"p{n}.jsonl.gz": gzip.compress(b'{"key": "%d", "text": "a"}\n' % n) for n in range(3)},
+        "3 JSON-lines files, each packed as one sample",
+        "shardtool create 'src/*.jsonl.gz' OUTPUT --field txt=text",
+        ["0.txt", "1.txt", "2.txt"],
     ),
     "zip": (
         {f"z{n}.zip": _zip(f"{n}/0.jpg", f"{n}/0.txt") for n in range(3)},

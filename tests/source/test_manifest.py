@@ -228,6 +228,24 @@ def test_row_numbers_are_the_fallback_keys() -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "field"),
+    [
+        (b"\xff\xd8\xff\xe0", "jpg"),
+        (b"\x89PNG\r\n\x1a\n", "png"),
+        (b"RIFF\n\0\0\0WEBP", "webp"),
+        (b"RIFF\n\0\0\0WAVE", "wav"),
+        (b"fLaC", "flac"),
+        (b"ID3", "mp3"),
+    ],
+)
+def test_bytes_without_paths_are_named_by_their_content(start: bytes, field: str) -> None:
+    """Images and audio of Hugging Face without a path get the extension of the first value's format."""
+    table = pa.table({"media": [{"bytes": start + b"a", "path": None}, {"bytes": start + b"b", "path": None}]})
+    assert _samples(table) == {"000000000": {field: start + b"a"}, "000000001": {field: start + b"b"}}
+    assert "holds bytes of an unknown kind" in _error(pa.table({"media": [{"bytes": b"other", "path": None}]}))
+
+
+@pytest.mark.parametrize(
     ("column", "expected"),
     [
         (pa.array([10, -2], pa.int8()), ["10", "-2"]),

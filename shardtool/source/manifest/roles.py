@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ _MEDIA_ENDINGS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
 })  # fmt: skip
+_SIGNATURES = (
+    (re.compile(rb"\xff\xd8\xff"), "jpg"), (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"), (re.compile(rb"fLaC"), "flac"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"), (re.compile(rb"RIFF....WAVE", re.DOTALL), "wav"),
+    (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "mp3"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def choose_roles(
 ) -> ColumnRoles:
     """Return the role of each column.
 
-    `first_ending` returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
+    `first_ending` returns the extension of the first value in a column of `struct<bytes, path>`, or an empty text.
     """
     _check_columns_exist(schema, options)
     notes: list[str] = []
@@ -218,3 +224,8 @@ def path_ending(path: str | None, dots: Dots) -> str:
     """Return the field that a path's extension names, or an empty text."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""
+
+
+def ending_of_bytes(data: bytes) -> str:
+    """Return the usual extension of an image or audio file, or an empty text for other content."""
+    return next((ending for signature, ending in _SIGNATURES if signature.match(data)), "")

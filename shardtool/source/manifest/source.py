@@ -43,7 +43,7 @@ from shardtool.source.manifest.paths import (
     redact_urls,
     relative_to_root,
 )
-from shardtool.source.manifest.roles import META_FIELD, choose_roles, path_ending, requested_columns
+from shardtool.source.manifest.roles import META_FIELD, choose_roles, ending_of_bytes, path_ending, requested_columns
 from shardtool.source.manifest.rows import (
     BINARY_BATCH_ROWS,
     FieldColumn,
@@ -297,7 +297,8 @@ class ManifestSource(Source):
                     first = batch.column(0).slice(0, 1)
                     first.validate(full=True)
                     for value in first.to_pylist():
-                        return path_ending((value or {}).get("path"), self._options.dots or "first")
+                        path, data = (value or {}).get("path"), (value or {}).get("bytes") or b""
+                        return path_ending(path, self._options.dots or "first") or ending_of_bytes(data)
         return ""
 
     def _sidecar_names(self) -> list[str]:
