@@ -99,7 +99,12 @@ def extract(
         from shardtool.dataset.expand import expand_datasets
         from shardtool.dataset.find import open_dataset
 
-        datasets = [open_dataset(given) for given in expand_datasets(dataset)]  # type: ignore[arg-type]
+        try:
+            datasets = [open_dataset(given) for given in expand_datasets(dataset)]  # type: ignore[arg-type]
+        except InvalidRequest as error:
+            if options.keys and isinstance(dataset, list | tuple) and len(dataset) > 1:
+                error.remedy = f"{error.remedy} Repeat {option_text('keys')} for each key.".lstrip()
+            raise
         listing = _list_samples(datasets, options, pool, notes)
         notes.add(*listing.notes)
         entries, names = listing.entries, _file_paths(listing.entries, by_key=options.by_key)

@@ -86,6 +86,8 @@ def test_samples_and_fields_can_be_selected(tmp_path: Path) -> None:
     wrong = (("--keys-from", keys), ("--keys-from", tmp_path / "none"), ("--fields", "png"), ("--where", "key == ''"))
     for words in wrong:
         assert typed("extract", data, tmp_path / "c", *words).code == 2
+    ran = typed("extract", data, tmp_path / "c", "--keys", "cat/cat-0001", "cat/cat-0002")
+    assert (ran.code, "or shards. Repeat --keys for each key.\n" in ran.err) == (2, True)
     assert not (tmp_path / "c").exists()
 
 
