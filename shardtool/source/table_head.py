@@ -30,6 +30,7 @@ _HEAD_ROWS = 32
 _MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
+_ANNOTATIONS = {"bbox": "boxes", "category_id": "labels", "caption": "captions"}  # column, by COCO's key
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
 
 
@@ -39,10 +40,11 @@ class TableHead(NamedTuple):
     Attributes:
         forms: Options to read the table in different ways, the usual way first, with the resulting rows as
             dictionaries.
+        annotations: Columns of annotations, if the table is COCO's JSON.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
-    is_coco: bool = False
+    annotations: Sequence[str] | None = None
 
 
 class Match(NamedTuple):
@@ -65,7 +67,8 @@ def read_table_head(path: str) -> TableHead | None:
             return TableHead((({}, [*_objects(text)]),))
         if ending == JSON_ENDING and '"images"' in text:
             rows: list[dict[str, object]] = [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]
-            return TableHead((({}, rows),), is_coco=True)
+            text += files.read_tail(path, _HEAD_BYTES).decode("utf-8", "ignore")
+            return TableHead((({}, rows),), [column for key, column in _ANNOTATIONS.items() if f'"{key}"' in text])
     return None
 
 
@@ -130,8 +133,9 @@ def matching_column(
         for column in [*usual, *(name for name in columns if name not in usual)]:
             values = [to_bytes(str(row.get(column))).removeprefix(b"./") for row in rows if row.get(column) is not None]
             if _do_most_match(values, root, has_file):
-                if head.is_coco:
-                    return Match({}, as_source=False)
+                if head.annotations is not None:
+                    fields = {f"{name}.json": name for name in head.annotations}
+                    return Match({"field": fields} if fields else {}, as_source=False)
                 path_option = {} if [column] == usual[:1] else {"path": column}
                 has_keys = any(name.casefold() in KEY_NAMES for name in columns if name != column)
                 collected = {} if has_keys else _collecting_option(values)

@@ -174,8 +174,11 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     "COCO": (
         {**_files("val/{:04}.jpg"), "instances.json": _coco("{:04}.jpg")},
         "6 samples lack the columns of instances.json, which is packed as a separate sample",
-        "shardtool create src/val OUTPUT --join src/instances.json",
-        ["0000.jpg", "0001.jpg"],
+        (
+            "shardtool create src/val OUTPUT --join src/instances.json "
+            "--field boxes.json=boxes --field labels.json=labels"
+        ),
+        ["0000.boxes.json", "0000.jpg", "0000.labels.json"],
     ),
     "COCO by split": (
         {
@@ -189,9 +192,9 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         "12 samples lack the columns of annotations/instances_*",
         (
             'for split in train2017 val2017; do shardtool create src/"$split" out/"$split"-\'{000000..}\'.tar '
-            '--join src/annotations/instances_"$split".json; done'
+            '--join src/annotations/instances_"$split".json --field boxes.json=boxes --field labels.json=labels; done'
         ),
-        ["0000.jpg", "0001.jpg"],
+        ["0000.boxes.json", "0000.jpg", "0000.labels.json"],
     ),
     "Common Voice": (
         {
