@@ -33,6 +33,7 @@ RESERVED_NAMES = frozenset(
 )
 MAX_FIELDS = 2**16 - 1  # field numbers must fit into uint16
 MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse names of a megabyte
+_PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
@@ -64,7 +65,14 @@ def name_problem(name: bytes) -> str:
         return f"more than {MAX_NAME_BYTES:,} bytes"
     if not is_utf8(name):
         return "bytes that are not UTF-8"
+    if has_parent_part(name):
+        return "a part `..`"
     return "control characters" if _CONTROL_CHARS.search(name.decode()) else ""
+
+
+def has_parent_part(name: bytes) -> bool:
+    """Return whether a part of a name between slashes is `..`, which a path would resolve to another folder."""
+    return b".." in name and _PARENT_PART.search(name) is not None  # the first test is cheap and settles most names
 
 
 def field_problem(name: bytes) -> str:

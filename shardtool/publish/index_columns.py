@@ -100,7 +100,7 @@ def _has_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: 
         old, new = index.plain_metadata().column(name), columns.column(name)
         try:
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
-        except pa.ArrowException:  # values of another type
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # values of another type
             same = boolean_array(np.zeros(len(old), bool))
         wrong = pc.and_(pc.is_valid(old), pc.invert(same))
         if pc.any(wrong).as_py() and not overwrite:

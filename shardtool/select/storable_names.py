@@ -62,7 +62,9 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
     total = len(keys) + len(fields)
     summary = f"{pluralize(total, 'name')} that a shard cannot store ({', '.join(kinds)})"
     found = f"{summary}: {format_list(names, total=total)}"
-    expected = f"keys and fields in UTF-8, without control characters, of at most {MAX_NAME_BYTES:,} bytes"
+    expected = (
+        f"keys and fields in UTF-8 of at most {MAX_NAME_BYTES:,} bytes, without control characters or a part `..`"
+    )
     remedy = f"Rename them, or pack them under portable names with {flag_text('portable')}{skip_hint}."
     raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
@@ -126,7 +128,7 @@ def _unsafe_keys(keys: PackedStrings) -> list[int]:
 
 
 def _is_safe(chunk: bytes) -> bool:
-    if len(chunk.translate(None, _CONTROL_BYTES)) < len(chunk):
+    if len(chunk.translate(None, _CONTROL_BYTES)) < len(chunk) or b".." in chunk:
         return False
     return chunk.isascii() or (_C1_LEAD_BYTE not in chunk and is_utf8(chunk))
 

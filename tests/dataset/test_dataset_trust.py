@@ -96,7 +96,7 @@ def test_recorded_options_are_reused_only_if_listed() -> None:
         "on_error", "root", "allow_outside", "stat", "export", "join", "add",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
-        "retry_failed", "plan", "plan_only", "executor", "address", "dry_run",
+        "retry_failed", "keys_from", "plan", "plan_only", "executor", "address", "dry_run",
     }  # fmt: skip
 
 

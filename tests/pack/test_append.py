@@ -513,7 +513,7 @@ def test_a_closed_range_limits_an_append(old: Path, new: Path, tmp_path: Path, n
     dataset = tmp_path / ("out.json" if one else "dataset.json")
     create(old, first, _options())
     if not fits:
-        _refused(new, output, tmp_path, InvalidRequest, "1 names for 2 shards")
+        _refused(new, output, tmp_path, InvalidRequest, "1 name for 2 shards")
         return
     append(new, output)
     assert verify(dataset).sound

@@ -324,7 +324,7 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     assert _command(tmp_path / "one.json", "created") == ["create", "one.csv", *asked]
     assert typed("create", "two.csv", "two-{0..}.tar", *asked, cwd=tmp_path).code == 0
     asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--fields", "txt,cls",
-             "--fields", "txt=caption"]  # fmt: skip
+             "--fields", "caption=txt"]  # fmt: skip
     sources = ["one.json", "two.json"]
     assert typed("reshard", *sources, "new-{0..}.tar", *asked, cwd=tmp_path).code == 0
     command = _command(tmp_path / "new.json", "created")

@@ -12,7 +12,7 @@ from shardtool.dataset.shard_file import describe_missing
 from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar_write import TAR_BLOCK_BYTES
-from shardtool.names import RESERVED_NAMES, is_utf8
+from shardtool.names import RESERVED_NAMES, has_parent_part, is_utf8
 from shardtool.units import pluralize
 from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding, finding_from_error
 from shardtool.verbs.verify.verified_dataset import AS_LISTED, ShardCheck
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import ShardFacts
 
 
-_PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET_MAGIC = b"PAR1"
 _HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"  # types of tar members
 _DEVICE_TYPES = (b"3", b"4", b"6")
@@ -83,15 +82,14 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
         # TFRecord features such as image/encoded often contain a slash. Fields of a tar cannot.
-        if field[:1] == b"/" or _PARENT_PART.search(field) or _CONTROL_CHARS.search(field):
+        if field[:1] == b"/" or has_parent_part(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, field=printable(field))
 
 
 def _unsafe_name_reason(name: bytes) -> str:
-    # The first test of each line is cheap and sufficient for most names.
-    if b".." in name and _PARENT_PART.search(name):
+    if has_parent_part(name):
         return "a part `..`"
     if name[:1] == b"/":
         return "an absolute path"

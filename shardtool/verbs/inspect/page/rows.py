@@ -138,7 +138,8 @@ class RowTable:
 def _column_of(values: list[object]) -> pa.ChunkedArray:
     try:
         return pa.chunked_array([pa.array(values)])
-    except pa.ArrowException:  # Arrow has no type for the values, or they have several types
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        # Arrow has no type for the values, or they have several types
         texts = (None if value is None else _value_text(value, ()) for value in values)
         return pa.chunked_array([pa.array(texts, pa.string())])
 
@@ -185,7 +186,7 @@ def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
         None
         if value is None
         else json.dumps([cell_text(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
-        for value in items.to_pylist()
+        for value in to_python_values(pa.chunked_array([items]))
     )
     return pa.array(texts, pa.string())
 
