@@ -182,12 +182,12 @@ def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
     if not is_scalar_type(values.type.value_type):
         return pc.if_else(values.is_valid(), "[]", None)
     items = pc.list_slice(values, 0, _MAX_LIST_VALUES, return_fixed_size_list=False)
-    texts = (
-        None
-        if value is None
-        else json.dumps([cell_text(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
+    texts = [
+        json.dumps([cell_text(_value_text(item, class_names) or "") for item in value], ensure_ascii=False)
+        if isinstance(value, list)
+        else None
         for value in to_python_values(pa.chunked_array([items]))
-    )
+    ]
     return pa.array(texts, pa.string())
 
 
