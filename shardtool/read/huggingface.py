@@ -114,15 +114,17 @@ def _generate_rows(spans: list[tuple[int, int]], rows: _SampleRows) -> Iterator[
 
 def _feature(datasets: Any, reader: SampleReader, name: str, decode: Decode) -> Any:
     catalog, content = reader.catalog, content_type(name)
+    is_list = name in catalog.lists and content not in _MEDIA_FEATURES
     if name in catalog.classes:
         feature = datasets.ClassLabel(names=catalog.classes[name])
+        is_list = is_list or isinstance(_first_value(reader, name, decode), list)  # labels of boxes in JSON
     elif content in _MEDIA_FEATURES:
         feature = getattr(datasets, _MEDIA_FEATURES[content])()
     elif content == "json" or catalog.types.get(name) == "json":
         feature = datasets.Json()
     else:
         feature = _value_feature(datasets, _first_value(reader, name, decode))
-    return datasets.List(feature) if name in catalog.lists and content not in _MEDIA_FEATURES else feature
+    return datasets.List(feature) if is_list else feature
 
 
 def _first_value(reader: SampleReader, name: str, decode: Decode) -> object:

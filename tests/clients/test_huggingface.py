@@ -118,6 +118,26 @@ def test_converts_fields(tmp_path: Path, *, streaming: bool) -> None:
     assert [row["bin"] for row in found] == [None, b"\1", b"\2"]
 
 
+def test_lists_of_labels_are_converted(tmp_path: Path, *, streaming: bool) -> None:
+    """The labels of boxes are a list of class numbers with names, also if the first list is empty."""
+    import datasets
+
+    images = [{"id": number, "file_name": f"{number}.txt", "width": 9, "height": 9} for number in range(2)]
+    boxes = [{"image_id": 1, "category_id": number, "bbox": [0, 0, 1, 1]} for number in (4, 3)]
+    categories = [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}]
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text("x")
+    table = tmp_path / "coco" / "boxes.json"
+    table.parent.mkdir()
+    table.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}))
+    made = shardtool.create(
+        tmp_path, tmp_path / "o-{0..}.tar", join=table, field={"labels.json": "labels"}, exclude=["boxes.json"]
+    )
+    rows = shardtool.open(made.dataset_file).to_hf(streaming=streaming)
+    assert rows.features["labels.json"] == datasets.List(datasets.ClassLabel(names=["cat", "dog"]))
+    assert [row["labels.json"] for row in rows] == [[], [1, 0]]
+
+
 def test_audio_requires_torchcodec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, streaming: bool) -> None:
     """Without the package with which `datasets` reads audio, the error names it before any sample is read."""
     with shardtool.ShardWriter(tmp_path / "o-{0..}.tar") as writer:
