@@ -384,6 +384,9 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     options = make_options()
     datasets, keys = split_keys(names)
     options = replace(options, keys=[*options.keys, *keys]) if keys else options
+    if len(datasets) > 1 and options.where is None and options.key_list is None:
+        found, expected = "no key: an existing file or the name of a dataset", "DATASET... KEY..., or --where"
+        raise InvalidRequest(datasets[-1], found, expected=expected, remedy="To use it as a key, add --keys.")
     run_and_print(partial(run, datasets, options), how, remove_text, always=options.dry_run)
 
 

@@ -135,7 +135,7 @@ def remove_text(result: RemoveResult) -> str:
         verb = "to remove" if result.dry_run else "removed"
         lines.append(f"{pluralize(dataset.removed, 'sample')} {verb}, {dataset.samples:,} remaining; {shards}")
         lines.append(f"dataset file  {dataset.dataset_file}")
-    return join_lines(*lines, "nothing was written" if result.dry_run else "")
+    return join_lines(*lines or ["0 samples removed"], "nothing was written" if result.dry_run else "")
 
 
 def copy_text(result: CopyResult) -> str:

@@ -5,6 +5,7 @@ The shards stay. Columns that already have the values of the fields stay, so an 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -44,10 +45,13 @@ def add_columns(
 
     Raises:
         SampleFailed: A payload is neither a JSON object, a number nor a short text.
-        OutputExists: A sidecar has such a column with other values. Nothing was changed.
+        OutputExists: A sidecar has such a column with other values, or is a symbolic link. Nothing was changed.
     """
     path = folder.full_path(name)
+    _check_no_link(path)
     file = parse_dataset(folder.read(name), path)
+    for entry in file.shards:
+        _check_no_link(folder.full_path(entry.sidecar))
     columns, shard_numbers = _read_columns(path, fields, pool, notes)
     firsts = np.searchsorted(shard_numbers, np.arange(len(file.shards) + 1))
     parts = [columns.slice(first, last - first) for first, last in pairwise(firsts)]
@@ -65,6 +69,12 @@ def add_columns(
             schema.update({column: types[column] for column in columns.column_names})
     publication.finish(replace(file, shards=tuple(entries), schema=schema).encode())
     return tuple(columns.column_names), changed
+
+
+def _check_no_link(path: str) -> None:
+    if os.path.islink(path):
+        remedy = "Use the dataset that contains the file itself."
+        raise OutputExists(path, "a symbolic link", expected="a regular file", remedy=remedy)
 
 
 def _read_columns(path: str, fields: Sequence[str], pool: Pool, notes: Notes) -> tuple[pa.Table, np.ndarray]:

@@ -99,11 +99,13 @@ def _read_lines(path: str) -> list[bytes]:
     try:
         data = sys.stdin.buffer.read() if path == "-" else read_small(path)
     except OSError as error:
-        remedy = "" if os.path.isfile(path) else similar_path(path) or "To read the keys from a pipe, use -."
+        is_shown = os.path.isfile(path) or os.path.isdir(path)
+        remedy = "" if is_shown else similar_path(path) or "To read the keys from a pipe, use -."
         problem = f"{path}: {os_error_text(error)}"
         raise InvalidRequest(option_text("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
-    lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    return [line for line in lines if line and b"\0" not in line]
+    if b"\0" in data:
+        raise InvalidRequest(option_text("keys_from"), f"{path}: NUL bytes", expected="UTF-8 text, one key per line")
+    return [line for line in data.removeprefix(b"\xef\xbb\xbf").splitlines() if line]
 
 
 def _listed_keys(given: object) -> list[bytes]:
@@ -112,6 +114,8 @@ def _listed_keys(given: object) -> list[bytes]:
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
             with suppress(UnicodeEncodeError):  # a lone surrogate cannot be encoded
                 return [to_bytes(key) for key in keys]
+        if "" in keys:
+            raise InvalidRequest(_option(given), "an empty key", expected="keys such as cat/0001")
     raise InvalidRequest(_option(given), type(given).__name__, expected="a file with one key per line, or keys")
 
 

@@ -218,6 +218,19 @@ def test_any_bytes_give_members_or_damage(data: bytes) -> None:
     assert [one.offset for one in found] == [0, *(one.end for one in found)][: len(found)]
 
 
+@pytest.mark.parametrize("end", [b"\0", b"z"])
+def test_names_end_at_the_first_nul(end: bytes) -> None:
+    """Bytes after the first NUL of a name field are not part of the name, as in GNU tar and `tarfile`."""
+    header = bytearray(tar_write.encode_header(b"a.b", 0))
+    header[50:52], header[99:100] = b"xy", end
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    data = bytes(header) + tar_write.TRAILER
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert tar.getnames() == ["a.b"]
+    assert [member.name for member in members(data)] == [b"a.b"]
+
+
 @given(st.binary(min_size=512, max_size=512), st.binary(max_size=2000), st.sampled_from(b"0xgLKSVDM57\0"))
 def test_any_header_with_a_valid_checksum(block: bytes, rest: bytes, kind: int) -> None:
     """Any header with a valid checksum is a member or damage; no other error is raised."""

@@ -97,6 +97,7 @@ def test_unknown_keys(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [("a.csv", "id\ncat/1\n", "no column 'key' among id"), ("a.csv", "key\n\n", "no key"), ("a.txt", "", "no key"),
+     ("a.txt", "cat/1\ncat/2\0\n", "a.txt: NUL bytes; expected UTF-8 text"),
      ("a.tsv", "key\tn\n../x\t1\n", "cannot be a key"), ("none.csv", None, "no such file"), ("none", None, "no such")],
 )  # fmt: skip
 def test_lists_that_cannot_be_used(name: str, text: str | None, said: str, source: Path, tmp_path: Path) -> None:
@@ -151,6 +152,13 @@ def test_keys_on_the_command_line(source: Path, tmp_path: Path) -> None:
         ran = typed("remove", dataset, *words)
         assert (ran.code, members(tmp_path / "out-0.tar")) == (2, before), ran
     assert "Did you mean cat/1" in typed("remove", dataset, "cat/11").err
+    assert "--keys: an empty key" in typed("remove", dataset, "").err
+    folder = typed("remove", dataset, "--keys-from", tmp_path).err
+    assert ("not a regular file" in folder, "Did you mean" in folder) == (True, False)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1").touch()
+    ran = typed("remove", dataset, "cat/1", cwd=tmp_path)
+    assert (ran.code, "cat/1: no key: an existing file" in ran.err, "add --keys" in ran.err) == (2, True, True)
     for words in (("--where", "key > ''"), ("--keys-from", "keys.txt")):
         assert "used with --" in typed("remove", dataset, "cat/1", *words).err
     assert typed("remove", dataset, "cat/1", "dog/2", "--keys", "cat/0").code == 0

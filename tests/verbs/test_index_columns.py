@@ -161,3 +161,16 @@ def test_columns_with_other_values_are_refused(tmp_path: Path) -> None:
     assert verify(dataset, workers=0).sound
     ran = typed("index", "x.json", "--columns-from", "json", "--merge", cwd=dataset.parent)
     assert (ran.code, "--merge: used with --columns-from" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["x.json", "x-1.index"])
+def test_symbolic_links_are_refused(tmp_path: Path, name: str) -> None:
+    """A dataset file or sidecar that is a link stays, because another dataset may use its target."""
+    dataset = _create(tmp_path, "tar")
+    target = tmp_path / "target"
+    (dataset.parent / name).rename(target)
+    (dataset.parent / name).symlink_to(target)
+    before = read_tree(dataset.parent)
+    with pytest.raises(OutputExists, match=f"{name}: a symbolic link; expected a regular file"):
+        index(dataset, columns_from="n", workers=0)
+    assert read_tree(dataset.parent) == before

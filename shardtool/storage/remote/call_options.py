@@ -187,6 +187,8 @@ def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
         check_endpoint(str(options["endpoint"]), f"{_WHERE}['endpoint']")
     if scheme in VARIABLES:
         return {VARIABLES[scheme][name]: str(value) for name, value in options.items()}
+    if not all(isinstance(text, str) for header in options[_HEADERS].items() for text in header):
+        raise InvalidRequest(f"{_WHERE}[{_HEADERS!r}]", "a name or value that is not text", expected="a dict of texts")
     lines = [f"{name}: {value}" for name, value in options[_HEADERS].items()]
     return {_HEADERS: parse_headers(lines, f"{_WHERE}[{_HEADERS!r}]")}
 

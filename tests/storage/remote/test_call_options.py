@@ -214,6 +214,7 @@ _NAMES = "endpoint, account_name, account_key, sas_token, anonymous"
         ("gs://b/x", {"service_account": "no.json"}, "storage_options['service_account']: no.json: no such file"),
         ("https://h/x", {"headers": {"a b": _TOKEN}}, "storage_options['headers']: not a header"),
         ("https://h/x", {"headers": "x"}, "storage_options['headers']: a str; expected a dict of texts"),
+        ("https://h/x", {"headers": {"a": None}}, "storage_options['headers']: a name or value that is not text"),
         ("s3://b/x", {"s3://b/": {}, "region": "x"}, "storage_options: 'region'; expected only addresses such as"),
         ("s3://b/x", {"s3://q/": {"region": "x"}}, "storage_options: no argument starts with 's3://q/'; expected an"),
         ("s3://b/x", "x", "storage_options: a str; expected a dict of settings"),
