@@ -134,7 +134,7 @@ def check_not_empty(listed: Listing) -> None:
         filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
         remedy = f"Check that this is the right folder, and check {filters}."
         if skipped:
-            remedy = f"All {len(skipped):,} files were skipped, such as {skipped[0].path}."
+            remedy = f"All {len(skipped):,} files were skipped, such as {skipped[0].path or 'the folder itself'}."
         raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
@@ -148,7 +148,7 @@ def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, 
     """Raise `SampleFailed` if files cannot be packed and may not be skipped."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
-        named = format_list([f"{printable(row.path)} ({row.message})" for row in failed])
+        named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])
         remedy = f"Fix them, {otherwise}, or skip them with {option_text('on_error', 'skip')}. Nothing was written."
         raise SampleFailed(source, f"{pluralize(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
 

@@ -66,7 +66,7 @@ def similar_path(path: str) -> str:
     """Return `Did you mean PATH?` if a missing local path has a similar neighbour, else ""."""
     from difflib import get_close_matches
 
-    if is_url(path):
+    if is_url(path) or os.path.exists(path):
         return ""
     tail, missing = "", path.rstrip("/")
     while missing and not os.path.lexists(parent := os.path.dirname(missing) or "."):
