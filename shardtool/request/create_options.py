@@ -67,13 +67,14 @@ class CreateOptions(SelectingOptions):
     """Options of `create`. The command line has the same names unless noted.
 
     Attributes:
-        split_by: Split by this column, by 'folder' (top folder) or by 'file' (table).
+        split_by: Create a split for each value of this column. 'folder' creates a split for each top folder, and 'file'
+            for each table.
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
-        complete: Treat samples that lack a file in one of the folders as errors; see `on_error`.
+        complete: Fail if a sample lacks a file in one of the folders. See `on_error`.
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
-        dots: Where the key ends in a file name: at the first dot (WebDataset) or the last.
+        dots: End the key at the first dot of the file name (WebDataset) or the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. It is matched against the whole path
             without the extension. The rest of the file name becomes a part of the field name: mask.png.
         label_from_folder: Add a field cls with the class number of the top folder.
@@ -81,9 +82,9 @@ class CreateOptions(SelectingOptions):
             replaces {split} in the output.
         key: Column with the sample keys.
         path: Column with file paths; the extensions become the field names.
-        file: Column with the paths of the files for this field.
-        bytes: Column with the bytes of this field.
-        url: Column with the http or https URLs of the files for this field.
+        file: Create this field from the files whose paths are in the column.
+        bytes: Create this field from the bytes in the column.
+        url: Create this field from the files at the URLs in the column.
         fetch: Set download options: per-host=4,timeout=20.
         connections: Number of concurrent downloads per worker.
         per_host: Number of concurrent downloads per host, across all workers.
@@ -94,17 +95,17 @@ class CreateOptions(SelectingOptions):
         allow_private: Allow addresses of this machine and of private networks.
         robots: Obey or ignore X-Robots-Tag headers such as noai.
         user_agent: User-Agent header to send.
-        require: Required file type; files with other content are skipped.
-        max_failed: Share of a shard's samples that may fail before the run stops.
-        retry_failed: With `resume`, fetch shards again if they have skipped samples.
+        require: Skip files that are not of this type.
+        max_failed: Stop the run if more than this share of a shard's samples fail.
+        retry_failed: With `resume`, download shards with skipped samples again.
         meta: Columns to store in the json field and the sidecars: all, none, or some (a,b,c).
         root: Base folder for relative paths.
         allow_outside: Allow paths outside `root`.
         size_column: Column with file sizes, to plan without reading file metadata.
-        stat: Whether to read file sizes and times; if not, the plan uses `size_column`.
+        stat: Read file sizes and times. Otherwise, the plan uses `size_column`.
         on_duplicate: What to do if the dataset already has a sample's key: fail, or keep the first.
         plan: Use the plan in this file instead of listing the source. All parts of a run can share the file.
-        plan_only: Write the plan to this file, for `plan`; write no shards.
+        plan_only: Write the plan to this file, but no shards. Pass the file to `plan`.
     """
 
     split_by: str | None = option.like(OutputOptions.split_by)
@@ -262,15 +263,16 @@ class CreateOptions(SelectingOptions):
 class ReshardOptions(SelectingOptions):
     """Options of `reshard`. The command line has the same names unless noted.
 
-    `on_duplicate` and `per_class` are applied between `sample` and `sort_by`, `shuffle` and `split` last.
+    `on_duplicate` and `per_class` are applied after `sample` and before `sort_by`. `shuffle` and `split` are applied
+    last.
 
     Attributes:
         add: Add the fields of this dataset to samples with the same keys.
         on_duplicate: What to do with samples that share a key: fail, rename (KEY-2), or keep one.
-        per_class: Maximum number of samples per class, chosen by a hash of key and `seed`.
+        per_class: Keep at most N samples per class, chosen by a hash of key and `seed`.
         of: Column with the classes for `per_class`.
         method: Read samples individually (gather) or in two sequential passes (scatter).
-        memory: Memory limit for scatter across all workers, at least 16MB.
+        memory: Limit the memory of scatter in all workers together, at least 16MB.
         temp_dir: Folder for scatter's temporary file.
     """
 

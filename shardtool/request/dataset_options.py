@@ -21,12 +21,12 @@ class VerifyOptions(WorkerOptions):
     Attributes:
         quick: Check names, sizes, sidecars and numbering; do not read the shards.
         decode: Decode images and JSON fields, and check that labels are numbers.
-        source: Compare the samples, by key, with this folder, manifest or dataset.
+        source: Compare the samples with this folder, manifest or dataset.
         target: Check compatibility with these readers: webdataset,dali.
-        sample: Share of the shards to read, for example 10%. Each `seed` selects other shards.
-        seed: Seed for `sample`. Ten consecutive seeds with 10% read all shards.
-        repair: Repair whatever can be rebuilt from verified data. Repairing shards requires `source`.
-        map: Function that created the samples; `repair` calls it again. Only use code you trust.
+        sample: Read only this share of the shards, for example 10%. `seed` selects the shards.
+        seed: Seed for `sample`. With 10%, ten consecutive seeds read all shards.
+        repair: Repair whatever can be rebuilt from verified data. To repair shards, pass `source`.
+        map: The `map` function that created the samples. `repair` calls it again. Only use code that you trust.
         join: Table that was passed as `join` when the dataset was created.
         root: Base folder for relative manifest paths.
         allow_outside: Allow manifest paths outside `root`.
@@ -92,10 +92,10 @@ class IndexOptions(WorkerOptions):
     Attributes:
         checksum: Read the payloads, to add checksums and the content fingerprint.
         output: Output folder. It must contain the shards' folder, unless you only write exports.
-        columns_from: Store the values of this field as columns of the sidecars. A field is a JSON object, a number or a
-            text.
-        dots: Where the key ends in a member name: at the first dot or the last.
-        overwrite: Replace invalid sidecars, dataset files and indexes, and differing columns.
+        columns_from: Store the values of this field as columns of the sidecars. The field must contain a JSON object, a
+            number or a text.
+        dots: End the key at the first dot of the member name, or at the last.
+        overwrite: Replace invalid sidecars, dataset files and indexes, and changed columns.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
@@ -111,7 +111,7 @@ class ExportOptions(WorkerOptions):
 
     Attributes:
         output: Output folder.
-        overwrite: Replace existing files; otherwise, only files with the same bytes may exist.
+        overwrite: Replace existing files. By default, a file with other bytes is an error.
     """
 
     output: PathLike | None = option(None, shown="next to the shards")
@@ -124,12 +124,12 @@ class CopyOptions(BaseOptions):
 
     Attributes:
         overwrite: Replace existing files, even those of a different dataset. Files that already match are kept.
-        dry_run: Compare, and print the files to copy; write nothing.
+        dry_run: Print the files that would be copied; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
-        trust: Compare existing shards by time or size instead of reading them. Comparing times works between folders;
-            comparing sizes requires sidecars.
+        trust: Compare existing shards by time or size instead of reading them. Times can be compared between folders.
+            Comparing sizes requires sidecars.
         limit: Limit the total bandwidth of reading and copying, for example 100MB/s.
-        source_endpoint: Server for a DATASET at s3://, if DEST uses another server.
+        source_endpoint: Server of DATASET at s3://, if DEST is on another server.
     """
 
     overwrite: bool = option(False, section="copying", typed="overwrite/f", common=True)
@@ -146,8 +146,8 @@ class InspectOptions(BaseOptions):
 
     Attributes:
         full: Read the index of every shard, even above four million samples.
-        looks: Number of samples whose payloads are read to examine images and labels.
-        seed: Seed for choosing these samples.
+        looks: Read the payloads of N samples to examine images and labels.
+        seed: Seed that selects the samples of `looks`.
     """
 
     full: bool = option(False, section="pages", rare=True)
@@ -186,8 +186,8 @@ class FilterOptions(WorkerOptions):
     """Options of verbs that act on selected samples.
 
     Attributes:
-        where: Select samples that match this query: "label == 'dog'". You can use the columns of sidecars, and key,
-            shard, size and fields.
+        where: Select samples that match this query: "label == 'dog'". You can use the columns of sidecars and the names
+            key, shard, size and fields.
         keys: Select the sample with this key.
         dry_run: Print the planned changes; write nothing.
     """

@@ -76,7 +76,8 @@ class OutputOptions(WorkerOptions):
     Attributes:
         max_size: Maximum size of a shard in bytes: 500MB, 1GiB.
         max_count: Maximum number of samples per shard.
-        shards: Exact number of shards. With splits, the number per split; with `append`, the number of new shards.
+        shards: Exact number of shards. With splits, this is the number per split. With `append`, it is the number of
+            new shards.
         equal_count: Put the same number of samples into each shard, plus or minus one.
         shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
         oversize: What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it.
@@ -85,28 +86,28 @@ class OutputOptions(WorkerOptions):
         shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
         seed: Seed for `shuffle` and `split`.
         where: Select samples that match this query: "label == 'dog' and width > 256". You can use the columns of a
-            manifest, of sidecars, of `join` and of `columns_from`. Folders also have key, path, folder and size;
-            datasets have key, shard, size and fields. `probe`, `exif` and `hash` add columns.
+            manifest, of sidecars, of `join` and of `columns_from`. For folders, you can also use key, path, folder and
+            size. For datasets, you can also use key, shard, size and fields. `probe`, `exif` and `hash` add columns.
         split: Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces {split}
             in the output.
         split_by: Column that names each sample's split.
         split_column: Column that names each sample's split.
         stratify: Keep the class proportions of this column in every split of `split`.
         group_by: Keep samples with the same value in this column in one split.
-        portable: Make names safe for every reader; the sidecars keep the original names.
+        portable: Make names safe for every reader. The sidecars keep the original names.
         target: Print notes about compatibility with these readers.
         dry_run: Show the exact plan; write nothing.
         export: Write the index of another tool.
         on_error: Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.
-        update: Add only samples that the existing dataset lacks; its shards are kept. Create the dataset if it does not
-            exist.
+        update: Add only samples that the existing dataset lacks, and keep its shards. If there is no dataset, create
+            it.
         append: Add new shards to the existing dataset. Existing shards are not rewritten.
-        resume: Continue an interrupted run; reuse shards that are complete and unchanged.
-        overwrite: Replace an existing dataset once the new one is complete. With `resume`, replace only the shards that
-            must change.
+        resume: Continue an interrupted run, and keep complete and unchanged shards.
+        overwrite: Replace an existing dataset once the new dataset is complete. With `resume`, replace only the shards
+            that must change.
         max_removed: Fail if `resume` would remove more than this share of the samples.
-        trust: Compare finished shards by time and checksum, or by size, for `resume`.
-        part: Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.
+        trust: With `resume`, compare shards by time and checksum, or by size only.
+        part: Write part K of N parallel runs: 3/64. With slurm or kubernetes, shardtool detects the part.
     """
 
     max_size: str | int | None = option(None, section="shards", form="size", shown="1GB", common=True)

@@ -43,40 +43,42 @@ def _expand_fields(_kind: type, value: object) -> dict[str, object]:
 class SelectingOptions(OutputOptions):
     """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
-    For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by`, `head` and `rename_keys`. For a
-    manifest, only `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head`, `rename_keys` and, last,
-    `drop_duplicates` apply.
+    For folders and datasets, the options are applied in this order: `columns_from`, then `select_fields`, `drop_fields`
+    and `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by`, `head` and `rename_keys`. For
+    a manifest, only `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head`, `rename_keys` and,
+    last, `drop_duplicates` apply.
 
     Attributes:
         keys_from: Use only samples whose keys are in this file (- for stdin). The file has one key per line, or is a
             table with the column key.
-        columns_from: Field whose values become metadata: top-level JSON values, a number, or a text.
+        columns_from: Use the values of this field as metadata columns. The field contains a JSON object, a number or a
+            text.
         fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD). If you list fields to keep,
             renamed fields are kept too.
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
         rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
-        rename_keys: Rename keys with a pattern as in sed, 's/^/2024-/', or to the values of a column. The sidecar
-            column old_key keeps the previous keys.
+        rename_keys: Rename keys with a sed pattern ('s/^/2024-/') or to values of a column. The sidecar column old_key
+            keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column of the `join` table with keys or file paths.
-        collect: Collect the rows of each key into lists: all columns, or some (a,b). The other columns need one value
-            per key. Lists keep the order of rows.
+        collect: Collect the rows of each key into lists: all columns, or some (a,b). In the other columns, the rows of
+            a key must have the same value. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
-        no_header: Treat the first row of a text table as values; name its columns 1, 2, ...
+        no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
-        classes: Field from `field` whose labels become class numbers.
-        classes_from: Class names in order: a dataset file, a JSON list, or text with a name per line.
+        classes: Convert the labels of this `field` to class numbers.
+        classes_from: Read class names, in order, from a dataset file, JSON list or text. A text file has one name per
+            line.
         sort_by: Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.
-        descending: Sort in descending order of `sort_by`.
+        descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
         head: Use only the first N samples.
-        drop_duplicates: Skip samples with the same content as a sample with an earlier key. Images, audio, video and
-            arrays are compared; if a sample has none, its texts are compared.
+        drop_duplicates: Skip a sample if a sample with an earlier key has the same content. Images, audio, video and
+            arrays are compared. If a sample has none of these, its texts are compared.
         resize: Resize images to this many pixels; see `resize_mode`.
         resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). crop fills the size and
-            cuts off the rest; pad fits the image inside and adds borders.
+            cuts off the rest. pad fits the image inside the size and adds borders.
         only_larger: Never enlarge images.
         encode: Convert images to this format.
         quality: Quality for jpg and webp.
