@@ -1,8 +1,8 @@
-"""Order and read bundles of several samples, one bundle per position of an epoch.
+"""Order and read bundles of samples. A bundle, such as a batch, takes one position of an epoch.
 
 A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
-four int64 columns with one row per piece, sorted by bundle: bundle number, sample, start in the sample, and length.
-Ranks, workers and states count bundles as samples.
+four int64 columns with one row per piece of a sample, sorted by bundle: the bundle number, the sample, the start of the
+piece in the sample, and its length. Ranks, workers and states count bundles instead of samples.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 
 
 class Bundle(NamedTuple):
-    """The pieces of samples in a bundle, each int64 [pieces].
+    """The pieces of samples in a bundle, as columns int64 [pieces].
 
-    `starts` and `counts` are the position and length of a piece in its sample.
+    `starts` and `counts` are the position and length of each piece in its sample.
     """
 
     numbers: Numbers
@@ -313,9 +313,10 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 def sample_sizes(
     reader: AnySampleReader, views: EpochSamples, of_shard: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return a size per sample number; 0 for unused samples.
+    """Return the size of each sample by its number, with 0 for unused samples.
 
-    `of_shard` returns the sizes in a shard. A negative size is an error. `what` names the size in messages.
+    `of_shard` returns the sizes of the samples in a shard. A negative size means that the size is unknown, which is an
+    error. `what` names the size in the error.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

@@ -59,13 +59,13 @@ class Catalog:
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: If there are several datasets, the catalog of each; `shared`, `split` and `appends` are then empty.
-        shared: Shared memory: one block per shard index, then one block for keys.
+        parts: The catalogs of several datasets. With several datasets, `shared`, `split` and `appends` are empty.
+        shared: Shared memory, with one block per shard index and one block for keys.
         crcs: int64 [shards], CRC-32C of each shard; -1 if unknown.
         split: Name of the split, dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a scan can find the keys in member names.
-        appends: Position of the first shard of each append, from which on sidecars may have different columns.
+        appends: Position of the first shard of each append. Appended shards may have different sidecar columns.
     """
 
     name: str
@@ -201,7 +201,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads}
     else:
-        # drop the entries for smaller pickles: `firsts` contains the counts
+        # remove the entries to make pickles smaller, because `firsts` contains the counts
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

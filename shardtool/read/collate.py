@@ -47,9 +47,9 @@ class Batch:
 def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
-    Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
-    numbers (int64, float64 or bool), or arrays of one shape and dtype. Otherwise it becomes a list. Fields, or tuple
-    positions, in `lists` always become a list.
+    If the samples are dicts, the batch is a dict with one value per field. If they are tuples, the batch is a tuple.
+    The batch contains an array [samples, ...] for a field of numbers (int64, float64 or bool), or of arrays of one
+    shape and dtype. For other fields, and for the fields or tuple positions in `lists`, it contains a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
@@ -70,14 +70,14 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the structure of a sample, and its values."""
+    """Return the type of a sample (dict, tuple or object), and its values by name or position."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 def join_sample(form: type, parts: dict[object, object]) -> object:
-    """Return values as a sample or batch with this structure."""
+    """Build a sample or batch of this type from its values."""
     if form is dict:
         return parts
     return tuple(parts.values()) if form is tuple else parts[0]

@@ -62,7 +62,7 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 class Dataset(Streamable[SampleT]):
     """The samples of one or several datasets, or a view of some of them; see `open`.
 
-    A dataset can be pickled, without open files, and is safe in threads and after a fork.
+    A dataset can be pickled, and can be used in threads and after a fork. A pickle contains no open files.
     """
 
     reader: SampleReader
@@ -97,7 +97,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """Number of samples that have each field. If no dataset file lists this, the indexes are read."""
+        """The number of samples that have each field. For a view, or without a dataset file, the indexes are read."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -132,7 +132,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the samples. For a whole dataset, its content fingerprint, if known."""
+        """A hash of the samples. For a whole dataset, this is the content fingerprint, if known."""
         content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
@@ -182,7 +182,8 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list of several samples, or a view for a slice.
 
-        Samples pass through the stages. A skipped sample is an error; a list omits and counts skipped samples.
+        The stages run on each sample. If a stage skips a sample, a single index raises an error. A list omits the
+        skipped sample, and counts it.
 
         Raises:
             IndexError: A number is out of range.
@@ -328,8 +329,8 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row is a sample: `__key__`, `__shard__`, the location, and the metadata. The table of a view is in memory.
-        Otherwise, queries read sidecars that were not checked.
+        Each row is a sample, with the columns `__key__` and `__shard__`, the location of the sample, and its metadata.
+        The table of a view is in memory. For other tables, a query reads the sidecar files without checking them.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -395,8 +396,9 @@ def open(  # noqa: A001, PLR0913 - its public name and options
             shards in several processes.
         check: Whether to compare the CRC-32C of each payload with the index.
         cache: The cache to which shards are copied before they are read.
-        on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it.
-        metadata: Whether to add the sidecar columns to samples, unless a field has the same name.
+        on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
+        it.
+        metadata: Whether to add the sidecar columns to samples. A field with the same name as a column is kept.
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.

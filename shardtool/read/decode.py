@@ -1,7 +1,7 @@
 """Decode the fields of a sample. Nothing is unpickled.
 
-The last extension of a field name determines the type: `seg.png` is a png, `multi.cls` a cls. Otherwise the type in the
-dataset file is used. Other fields stay bytes.
+The last extension of a field name determines the decoder. For example, `seg.png` is decoded as a png. Without a known
+extension, the type in the dataset file determines the decoder. Other fields stay bytes.
 """
 
 from __future__ import annotations
@@ -76,25 +76,26 @@ class DecodedField(NamedTuple):
 class Decode:
     """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
 
-    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become 8-bit RGB, upright:
+    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
     - The EXIF orientation is applied. Alpha is dropped, not blended.
-    - Grey becomes three equal channels, and palette indices become colours. Pillow converts CMYK without a colour
-      profile. 16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper
-      eight bits. Float, signed and more than 16-bit images are rejected.
+    - Grey becomes three equal channels. Palette indices become colours. Pillow converts CMYK without a colour profile.
+    - 16-bit grey is scaled to 8 bits, so 65535 becomes 255. If an image has 12 bits, 4095 becomes 255.
+    - 16-bit colours keep the upper eight bits.
+    - Float images, signed images, and images with more than 16 bits are rejected.
     - Only the first frame is decoded. A warning per field and process reports lost frames and bits.
     - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
       is rejected before memory is allocated.
 
-    The decoder `mask` returns the stored values, upright: palette indices, grey as uint8 or uint16 (0 to 15 for 4
-    bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
-    exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
+    The decoder `mask` returns the stored values of the upright image, [height, width] or [height, width, channel]. The
+    values are palette indices, grey as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1. Images that
+    Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-    `cls`, `cls2`, `index`, `inx` and `id` become an int, `json` the parsed value, `jsonl` a list, `npy` an array, and
-    `txt`, `caption` and other text fields a str.
+    The fields `cls`, `cls2`, `index`, `inx` and `id` become an int. `json` becomes the parsed value, `jsonl` a list,
+    and `npy` an array. `txt`, `caption` and other text fields become a str.
 
-    The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio that may need more than `max_bytes`, or
-    is shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
+    The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
+    `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
         on_error: `raise` or `skip`; None for the option of `open`, by default `raise`.
@@ -341,7 +342,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     available = len(data) - stream.tell()
-    # with max(1, ...), a dtype of size 0 does not allow every shape
+    # max(1, ...), because a dtype of size 0 would otherwise allow every shape
     if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) > available:
         raise ValueError(f"truncated: {available:,} bytes for shape {shape} of {dtype}")
     view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")

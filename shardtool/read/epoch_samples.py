@@ -52,8 +52,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Return the parts, window and ranks of an order.
 
-    Without `parts`, each rank has the same number of parts and window for any number of ranks. With `parts`, the number
-    of ranks does not change the order.
+    Without `parts`, the number of parts and the window of a rank do not depend on the number of ranks. With `parts`,
+    the order does not depend on the number of ranks.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -68,7 +68,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or chosen samples, int64 [n] in order."""
+    """All samples of a catalog, or the samples with the numbers `chosen`, in this order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -214,7 +214,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples precede, over all epochs."""
+        """Return the dataset at each position, and how many earlier positions of all epochs belong to this dataset."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -101,7 +101,7 @@ def _require_torchcodec() -> None:
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:
-    """Return a hash of samples and metadata. Columns in sidecars can change while the shards stay the same."""
+    """Return a hash of samples and sidecars, because columns can change while the shards stay the same."""
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     return hash_texts(catalog.fingerprint, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)

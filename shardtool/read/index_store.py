@@ -50,9 +50,10 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """The most recently used values, at least one, with a total `size` of at most `room`.
+    """A cache of the most recently used values, with a total `size` of at most `room`.
 
-    The cache is safe in threads and after a fork. `on_release` is called when a value is removed.
+    The cache always keeps at least one value. It is safe in threads and after a fork. `on_release` is called when a
+    value is removed.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards. A pickle does not contain the indexes.
 
-    A key is first searched in the shard whose first and last key enclose it, then in an index of all keys: ascending
-    hashes with sample numbers (12 to 16 bytes per sample). This index is in shared blocks or, if they have no room, in
-    the memory of each process.
+    To find a key, the store first searches the shard whose first and last key enclose the key. Then it searches an
+    index of all keys, which contains ascending hashes and sample numbers (12 to 16 bytes per sample). This index is in
+    shared blocks. If they have no room, each process has its own copy.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -233,7 +234,7 @@ def _hash_buffer(count: int) -> Hashes:
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError), TemporaryFile() as file:
-            # on a full disk, this raises an error; otherwise, SIGBUS would follow later
+            # allocate the space now, because a write to a mapped file on a full disk kills the process with SIGBUS
             os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)

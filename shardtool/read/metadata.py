@@ -31,7 +31,8 @@ def queryable_table(
 ) -> pa.Table:
     """Return the columns of a shard that a query can use (`select.query`).
 
-    Missing `columns` are null, except labels that the shard has as a field.
+    If the sidecar lacks one of `columns`, its values are null. A missing label column is omitted if the shard has a
+    field of this name, because the values are in the payloads.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)

@@ -78,9 +78,9 @@ def mix(
 ) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    Each block of 64 samples has the exact proportions, in random order, even without `shuffle`. An exhausted dataset
-    starts its own next epoch, in another order. In the next epoch of the mix, each dataset continues where it stopped.
-    Without options, each sample occurs once per epoch.
+    Each block of 64 samples has the exact proportions. The datasets alternate in random order, even without `shuffle`.
+    A dataset without further samples starts its next epoch, in another order. In the next epoch of the mix, each
+    dataset continues where it stopped. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.

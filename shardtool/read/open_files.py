@@ -1,8 +1,8 @@
 """The open shards of a process, limited by its file descriptors. The least recently used shard is closed first.
 
-Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
-truncated or a disk fails, a mapping kills the process, and on a cold disk a sample of 14 KB causes 200 KB of reads.
-Compressed shards are unpacked into unnamed temporary files.
+Threads and forked processes share the file position, so reads use explicit offsets. Shards are not memory-mapped,
+because a mapping kills the process if a file is truncated or a disk fails. On a cold disk, a mapping also reads 200 KB
+for a sample of 14 KB. Compressed shards are unpacked into unnamed temporary files.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class OpenFile:
         return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the system to cache ascending ranges, int64 [n]."""
+        """Ask the operating system to cache the ranges between `starts` and `ends`, in ascending order."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -179,7 +179,7 @@ class OpenFiles(LruCache[str, OpenFile]):
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Delete a damaged cached copy, and return whether to read the shard again.
 
-        A shard is copied again only once: if the second copy is damaged, the source is damaged, too.
+        A shard is copied again only once, because a second damaged copy means that the source is damaged, too.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

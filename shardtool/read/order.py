@@ -103,12 +103,13 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position.
 
-    Shards are in random order, parts are read in parallel, and samples are shuffled in windows.
+    The shards, in random order, are cut into `parts` contiguous parts. Position g reads sample g // parts of part g %
+    parts, so all parts are read in parallel. In each part, every window of `window` samples is permuted. With `ranks`,
+    the parts of a rank are also permuted in each row of positions (one position per part). Each position keeps its
+    rank.
 
-    The permuted shards are cut into `parts` contiguous parts. Position g reads sample g // parts of part g % parts. In
-    each part, every window of `window` samples is permuted. With `ranks`, the parts of a rank are also permuted in each
-    row (one position per part), and a position keeps its rank. For the shards in random order, `starts` contains the
-    number of the first sample, and `ends` the cumulative sample count, int64 [shards].
+    `starts` and `ends` are int64 [shards], for the shards in random order. They contain the number of the first sample,
+    and the cumulative sample count.
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -133,7 +134,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows, int64 [n].
 
-    `sizes` are the sizes of the windows, usually `window`. An index `within` past its window's size is unchanged.
+    `within` contains the index of each item in its window. `sizes` contains the size of each item's window, which is
+    usually `window`. An index that is not less than this size stays unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

@@ -25,7 +25,8 @@ class TokenField(NamedTuple):
     """A field that contains a sequence of values.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values`, whose number cannot be computed from the field's size.
+        form: How values are stored: as `npy`, as plain `bytes`, or as `values` whose number does not follow from the
+        field's size.
         head: For `npy`, the bytes before the shape.
         header: For `npy`, the number of bytes before the values.
     """

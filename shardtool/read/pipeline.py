@@ -45,7 +45,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the result of the function. A parameter `rng` gets a generator."""
+        """Return the result of the function, which gets a generator if it has a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -132,7 +132,7 @@ class Tuple(_FieldStage):
 
 
 class DatasetPipelines(NamedTuple):
-    """The first stages of a mix, by `__dataset__`."""
+    """The stages of each dataset of a mix, by dataset number. They run before the stages of the mix."""
 
     by_dataset: tuple[tuple[Stage, ...], ...]
 
@@ -197,7 +197,7 @@ class Pipeline:
         return replace(self, stages=(*stages, stage))
 
     def with_on_error(self, on_error: OnError) -> Pipeline:
-        """Return the stages; each `decode` has this `on_error`."""
+        """Return the same stages, with this `on_error` for each `decode`."""
         return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
@@ -238,7 +238,7 @@ class Pipeline:
         """Return the state. Raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        # check only then, because cloudpickle, for example, can pickle any function
+        # check only for spawned processes, because other picklers, such as cloudpickle, can pickle any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):

@@ -1,4 +1,4 @@
-"""The methods that add a stage. For methods and options of other libraries, an error names the equivalent."""
+"""The methods that add a stage. Methods and options of other libraries raise an error that names the equivalent."""
 
 from __future__ import annotations
 
@@ -148,20 +148,20 @@ class PipelineMethods(Generic[SampleT]):
         self, own: Mapping[str, Decoder] | None = None, *, images: ImageType = "numpy", reduce: Size | None = None,
         on_error: OnError | None = None, max_bytes: str | int = "1GiB",
     ) -> Any:  # fmt: skip
-        """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
+        """Decode fields by name, for example `jpg` to an array, `cls` to an int, and `txt` to a str.
 
-        Other fields get the type that the dataset file records, or stay bytes. See `read.decode.Decode`.
+        Fields with another name get the type that the dataset file records, or stay bytes. See `read.decode.Decode`.
 
         Args:
-            own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
-                `int`, `float`, `bool`, `text`, `json`, `npy`), or None for bytes. The longest matching extension
-                applies.
+            own: Decoders by field or extension. A decoder is a function of the bytes, None for bytes, or a name
+                (`numpy`, `pil`, `mask`, `audio`, `int`, `float`, `bool`, `text`, `json`, `npy`). The longest matching
+                extension applies.
             images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
                 mode RGB.
             reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if both sides stay
                 large enough.
-            on_error: `raise` an error for a sample that cannot be decoded, or `skip` and count it. The default is the
-                option of `open`.
+            on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
+                The default is the option of `open`.
             max_bytes: Memory limit for decoding an image or audio.
         """
         return self._then(Decode(check_decoders(own), images, reduce, on_error, max_bytes))
@@ -169,30 +169,31 @@ class PipelineMethods(Generic[SampleT]):
     def map(self, function: Callable[..., object]) -> Any:
         """Call `function` with the output of the previous stage. If `function` returns None, the sample is skipped.
 
-        A parameter `rng` gets a NumPy generator, which a stream derives from the seed, the epoch and the position, so
-        draws do not depend on threads, workers, ranks or a resume.
+        If `function` has a parameter `rng`, it gets a NumPy random generator. A stream derives the generator from the
+        seed, the epoch and the position, so its numbers do not depend on threads, workers, ranks or a resume.
         """
         return self._then(Map(function))
 
     def filter(self, function: Callable[..., object]) -> Self:
-        """Skip samples for which `function` returns a false value. A stream counts them.
+        """Skip samples for which `function` returns a false value. A stream counts the skipped samples.
 
-        On a single rank, `len` is then an upper bound. Several ranks replace at most 1 % of the samples: see `Stream`.
-        `Dataset.where` selects samples by columns, without reading any.
+        On a single rank, `len` is then an upper bound. With several ranks, a stream replaces at most 1 % of the
+        samples; see `Stream`. To select samples by columns without reading them, use `Dataset.where`.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
     def fields(self, *names: str, missing: OnMissing = "raise") -> Self:
         """Keep these fields.
 
-        If a sample lacks a field, `missing` is `raise`, `skip` (a stream counts the sample), or `none` (use None).
+        `missing` determines what happens if a sample lacks a field: `raise` an error, `skip` the sample (a stream
+        counts it), or use None (`none`).
         """
         return self.with_stages(self.stages.then(Fields(names, missing)))
 
     def tuple(self, *fields: str, missing: OnMissing = "raise") -> Any:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
-        `missing` is as for `fields`.
+        `missing` has the same meaning as in `fields`.
         """
         return self._then(Tuple(fields, missing))
 

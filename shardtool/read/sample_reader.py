@@ -40,8 +40,8 @@ _MAX_SAMPLES_READ_SINGLY = 50  # for more samples per shard, column arithmetic c
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `shards` counts samples by path, `reasons` by reason (at most a thousand). The difference between `samples` and
-    `damaged` was dropped by stages.
+    `samples` counts all skipped samples, and `damaged` the damaged ones. Stages dropped the others. `shards` counts
+    samples by shard path, and `reasons` by reason, for at most a thousand reasons.
     """
 
     def __init__(self) -> None:
@@ -81,8 +81,9 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, new memory pages for
-        # each list of large samples would take longer than reading (measured: 50 us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Without this, the system would
+        # map new memory pages for each list of large samples, which takes longer than reading the samples (measured: 50
+        # us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -129,7 +130,7 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of these fields, or this reader if fewer fields save no reads.
+        """Return a reader of these fields, or this reader if it reads no other fields.
 
         If a sample may lack a field, return this reader, because the error message lists all fields.
         """
@@ -152,7 +153,8 @@ class SampleReader:
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
         """Return samples in the order of `numbers`, int64 [n], with errors for damaged samples.
 
-        With `on_demand`, large samples are read when requested, and the system reads ahead.
+        With `on_demand`, each large sample is read when the caller requests it. Meanwhile, the operating system reads
+        ahead.
         """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
@@ -311,7 +313,7 @@ AnySampleReader = SampleReader | MixedReader
 
 
 def read_valid(reader: AnySampleReader, numbers: Numbers) -> list[Sample]:
-    """Return samples, without damaged samples if `reader` skips these."""
+    """Return samples. A damaged sample raises its error, or is omitted if `reader` skips damaged samples."""
     samples = []
     for index, sample in enumerate(reader.read(numbers)):
         if isinstance(sample, ShardError):

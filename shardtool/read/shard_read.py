@@ -1,6 +1,6 @@
 """Read samples of an open shard: one at a time, many in file order, or many on demand.
 
-Of many samples, small payloads are cut from common blocks, and large payloads are read directly.
+When many samples are read, one system call reads a block of small payloads. Each large payload has its own system call.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the fields, and their starts and ends per sample, int64 [samples, 2 * fields].
+        """Return the field names, and the start and end of each field, int64 [samples, 2 * fields].
 
         Return None if samples differ in their fields, or payloads are not in order.
         """
@@ -342,9 +342,10 @@ def read_on_demand(
     parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples that need no parsing, in the order of `numbers`, int64 [n]. Each sample is read when requested.
+    """Return samples that need no parsing, in the order of `numbers`. Each sample is read when the caller requests it.
 
-    `parts` are shards with ascending rows. `read_one` reads samples with other fields by number.
+    `parts` contains shards with ascending rows. If the samples differ in their fields, `read_one` reads each sample by
+    number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

@@ -1,6 +1,6 @@
-"""A stream: one reader's share of an epoch, in an exact order, read ahead.
+"""A stream reads one reader's share of an epoch, in an exact order, and reads ahead.
 
-The state of a stream is a few numbers, valid for any number of ranks and workers.
+The state of a stream is a few numbers. It can be loaded with any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, with its order.
+    """The position of a stream, and the options of its order.
 
-    `position` counts the samples that all ranks have read, and is less than the epoch's length.
+    `position` is the number of samples that all ranks together have read. It is less than the length of the epoch.
     """
 
     fingerprint: str
@@ -118,9 +118,9 @@ Result = TypeVar("Result")
 def read_ahead(
     jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
 ) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job with its future result. Threads run up to `ahead` jobs ahead.
+    """Yield each job with the future of its result, while threads run up to `ahead` further jobs.
 
-    Jobs are iterated in the caller's thread. Closing ends the threads.
+    The caller's thread iterates over `jobs`. Closing the generator stops the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
     ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
@@ -154,7 +154,7 @@ class SampleSource(PipelineMethods[SampleT]):
     reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy with other stages; only their fields are read."""
+        """Return a copy with other stages. The copy reads only the fields that these stages use."""
         changed = super().with_stages(stages)
         changed.reader = self.reader.reader_of_fields(stages.required_fields)
         return changed
@@ -172,16 +172,21 @@ class SampleSource(PipelineMethods[SampleT]):
 class Stream(SampleSource[SampleT]):
     """Samples in an exact order. Each iteration is one epoch.
 
-    A complete iteration moves the stream to the next epoch; any other iteration starts the current epoch again. After
-    `load_state_dict`, the next iteration continues from the state. `state_dict` is the state of the newest iterator.
+    After a complete iteration, the next iteration reads the next epoch. After an incomplete iteration, the next
+    iteration starts the same epoch again. After `load_state_dict`, the next iteration continues from the state.
+    `state_dict` returns the state of the newest iterator.
 
-    On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank performs the number of
-    steps that `len` reports: up to 1 % of a rank's samples are replaced, and more are an error. `ends="pad"` replaces
-    any number of samples and marks replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and `pad`
-    also replace damaged samples.
+    On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank must perform the
+    number of steps that `len` reports. The stream therefore replaces dropped samples, depending on `ends`:
+
+    - `drop` replaces up to 1 % of a rank's samples. More dropped samples are an error.
+    - `pad` replaces any number of samples, and marks replacements with `__padding__`.
+    - `uneven` replaces no samples.
+
+    `drop` and `pad` also replace damaged samples.
 
     Attributes:
-        skipped: Damaged samples (`on_error="skip"`), and samples dropped by stages.
+        skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
     if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
@@ -228,7 +233,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch of the next iteration: the current epoch while it has further output."""
+        """Return the epoch that the next iteration reads. This is the current epoch until it has no more output."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -291,7 +296,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state as JSON data, equal for all ranks at the same step."""
+        """Return the state as JSON data. At the same step, all ranks return the same state."""
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -309,7 +314,7 @@ class Stream(SampleSource[SampleT]):
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream[SampleT]:
-        """Return a worker's stream: every `workers`-th batch from here, starting at `position`."""
+        """Return the stream of one worker, which starts at `position` and reads every `workers`-th batch."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         stream = Stream[SampleT](self.reader, self._source, self._options, share)
         stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
@@ -392,7 +397,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position, and replacements of its sample."""
+    """A position of a stream, with replacements in case its sample is skipped."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -400,7 +405,7 @@ class StreamPosition:
         self._remaining: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return a stage's random generator, equal for replacements."""
+        """Return the random generator of a stage. A replacement gets the same generator as the replaced sample."""
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
@@ -454,7 +459,7 @@ class EpochPass:
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
         """Count a position whose own sample was skipped.
 
-        Warn above 1 %, or raise InvalidRequest if ranks would differ in their steps.
+        Warn if more than 1 % were skipped. Raise InvalidRequest if ranks would perform different numbers of steps.
         """
         self.empty += 1
         self.dropped += not damaged

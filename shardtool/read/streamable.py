@@ -61,7 +61,7 @@ class Streamable(SampleSource[SampleT]):
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
-        """Count a sample that a stage dropped from a list, if samples are counted."""
+        """Receive the error of a sample that a stage dropped from a list. This base class ignores the error."""
 
     @property
     def fingerprint(self) -> str:
@@ -76,7 +76,8 @@ class Streamable(SampleSource[SampleT]):
     ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Ranks divide this order among
+        themselves.
 
         Args:
             shuffle: Whether to shuffle shards and samples. With `"full"`, all samples are in one random order.
@@ -87,21 +88,22 @@ class Streamable(SampleSource[SampleT]):
             buffer: Samples in the shuffle buffer, over all ranks. The default is about 64 MB per rank, or 32 MB in
                 total if `parts` is given.
             parts: Number of parts that are read in parallel. The default is 128 per rank.
-            ends: If ranks cannot divide the samples evenly, `drop` the last samples, `pad` with the first samples
-                (marked with `__padding__`), or give ranks `uneven` numbers of samples. The default is `drop` with a
-                shuffle, otherwise `pad`, or `uneven` for a single rank. See `Stream` for skipped samples.
-            groups: Number of groups of adjacent ranks, which get the same samples, for tensor and sequence parallelism.
-                By default, there are no groups.
-            on_error: `raise` an error for a sample that is damaged or cannot be decoded, or `skip` and count it. The
-                default is the option of `open`.
+            ends: What to do if ranks cannot divide the samples evenly: `drop` the last samples, `pad` with the first
+                samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The default is `drop`
+                with a shuffle. Without a shuffle, it is `uneven` for a single rank, otherwise `pad`. For skipped
+                samples, see `Stream`.
+            groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
+                sequence parallelism. By default, there are no groups.
+            on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
+                count the sample. The default is the option of `open`.
 
         Raises:
-            InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.
+            InvalidRequest: The dataset is empty, `drop` has fewer samples than ranks, or an argument is out of range.
 
         Example:
             >>> stream = shardtool.open("out.json").decode().stream(shuffle=True, seed=0)
-            >>> for sample in stream: # each iteration is one epoch
-            ... train(sample["jpg"], sample["cls"])
+            >>> for sample in stream:  # each iteration is one epoch
+            ...     train(sample["jpg"], sample["cls"])
         """
         rank, ranks = read_share.rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
@@ -126,20 +128,25 @@ class Streamable(SampleSource[SampleT]):
     ) -> BundledDataset[dict[str, Any]]:  # fmt: skip
         """Pack documents into blocks of equal length.
 
-        A block is a dict: `tokens` [tokens]; `positions` int32 [tokens], counted from 0 in each document; `segments`
-        int32 [tokens], the document counted from 1, 0 for padding; and `__key__`, the document keys. Lengths come from
-        the sidecars: see `docs/training.md`.
+        Each block is a dict with these values:
+
+        - `tokens`: The tokens, [tokens].
+        - `positions`: The position of each token in its document, from 0, int32 [tokens].
+        - `segments`: The number of each token's document in the block, from 1, or 0 for padding, int32 [tokens].
+        - `__key__`: The keys of the documents.
+
+        Document lengths come from the sidecars; see `docs/training.md`.
 
         Args:
             tokens: Tokens per block.
-            field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. The default is the only
-                field.
-            by: `first-fit` keeps documents whole, the longest first, each in the fullest block with enough room, and
-                splits only documents longer than a block. `concat` concatenates documents, and splits them at block
-                ends.
+            field: Name of the token field, which is a one-dimensional `.npy`, plain bytes, or a TFRecord list. Required
+                if samples have several fields.
+            by: `first-fit` keeps documents whole. Starting with the longest, each document goes into the fullest block
+                with enough room. Only documents longer than a block are split. `concat` concatenates documents, and
+                splits them at block ends.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
             length: Metadata column with the number of tokens. By default, field sizes determine the number.
-            pad: Token after the last document.
+            pad: Token that fills the rest of a block.
 
         Raises:
             InvalidRequest: The lengths of documents are unknown, or the dataset already has stages.
@@ -182,20 +189,20 @@ class Streamable(SampleSource[SampleT]):
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> Any:  # fmt: skip
-        """Make batches of `size` samples; or, with `by`, batches of samples of similar size.
+        """Make batches of `size` samples, or with `by` batches of samples of similar size.
 
         Args:
             size: Samples per batch.
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
-            by: With `length`, a batch, padded to its longest sample, has at most `tokens` tokens. With `aspect`, the
-                images of a batch have similar aspect ratios, from the columns `width` and `height`; `__aspect__` is the
-                ratio.
+            by: `length` groups samples of similar length. A batch, padded to its longest sample, has at most `tokens`
+                tokens. `aspect` groups images of similar aspect ratio, using the columns `width` and `height`, and adds
+                the ratio as `__aspect__`.
             tokens: Tokens per batch with `by="length"`.
-            field: Field whose length counts: the first dimension of a `.npy`; otherwise its bytes, or its values of
-                `dtype`.
+            field: Field that determines the length of a sample. The length of a `.npy` is its first dimension. Other
+                fields have a length in bytes, or in values of `dtype`.
             dtype: Type of values stored as plain bytes.
-            length: Metadata column with the length; replaces `field`.
-            aspects: Ratios of width to height. An image counts as the nearest ratio.
+            length: Metadata column with the length, instead of `field`.
+            aspects: Ratios of width to height. Each image belongs to the nearest ratio.
             lists: Fields that always become a list.
 
         Raises:

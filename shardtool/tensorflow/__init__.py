@@ -184,9 +184,9 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras requests batches from worker threads, whose shared state is constant during an epoch. Keras also ends an epoch
-    after it has read batches only for their shapes. Older releases of Keras do not report the start of an epoch, so
-    every end counts.
+    Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
+    `on_epoch_end` after it has read batches only for their shapes, so an end counts only after a start. Older releases
+    of Keras do not report the start of an epoch, so with these releases every end counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:

@@ -1,8 +1,8 @@
 """Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
-In a baseline JPEG, rows below the crop are not decoded: the height in its header is reduced. A JPEG whose crop is at
-least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are decoded completely.
-Damage below the crop is not detected.
+Rows of a baseline JPEG below the crop are not decoded, because the crop reduces the height in the JPEG header. A JPEG
+whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are
+decoded completely. Damage below the crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -40,8 +40,8 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Name of the field to add with the position of the crop: int64 [5] with left, top, width, height (pixels
-            of the whole upright image) and 1 if mirrored.
+        place: Name of a field to add, with the position of the crop. The field is int64 [5]: left, top, width and
+            height in pixels of the whole upright image, and 1 if the crop is mirrored, else 0.
     """
 
     size: int
@@ -90,8 +90,8 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length of the shorter side after scaling. With None, only images smaller than `size` are scaled, to
-            `size`.
+        shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
+        and other images are not scaled.
         place: Field for the position; see `move`.
     """
 

@@ -1,6 +1,7 @@
 """Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader.
 
-The DataLoader returns the workers' batches in order. See `read.share.Share`.
+A DataLoader returns its workers' batches in turn. `read.share.Share` describes how ranks and workers divide the
+samples.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the attributes of errors raised in a worker: PyTorch sends only class and text to the parent."""
+    """Keep the attributes of an error in a worker, because PyTorch sends only its class and text to the parent."""
     try:
         yield
     except PlainError as error:

@@ -1,13 +1,14 @@
 """Copy the next batch to the GPU while the model computes.
 
-On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
+Each batch passes through these steps. On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 
-1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory. 2. Copies to the device are
-enqueued, followed by the event `copied`. 3. Images are normalised on the device, followed by the event `ready`. 4. When
-the batch is returned, the model's stream waits for `ready`, and `record_stream` prevents reuse of the batch's
+1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory.
+2. Copies to the device are enqueued, followed by the event `copied`.
+3. Images are normalised on the device, followed by the event `ready`.
+4. When the batch is returned, the model's stream waits for `ready`. `record_stream` prevents reuse of the batch's
    memory.
 
-The next batch is requested only after `copied`, so the loader can reuse a batch's memory.
+The next batch is requested only after `copied`, so the loader can reuse the memory of a batch.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device.
 
-    `send` starts the copy and returns a function that returns the batch; call this function once, on the stream that
-    uses the batch. `wait` returns when the memory of the last batch is no longer read.
+    `send` starts the copy and returns a function. Call this function once, on the stream that uses the batch, to get
+    the batch. `wait` returns when the memory of the last batch is no longer read.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:

@@ -1,8 +1,8 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
 One thread reads shards ahead, and another thread passes samples to decoder threads in chunks. The decoder threads run
-the stages, write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only when no
-copy reads it.
+the stages, write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only after
+all copies from this memory have finished.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in a DataLoader.
 
-    Each iteration starts the current epoch; a complete iteration moves the loader to the next epoch. After
+    Each iteration starts the current epoch. A complete iteration moves the loader to the next epoch. After
     `load_state_dict`, one iteration continues from the state.
 
-    A batch is a dict or a tuple, like a sample. Arrays and images of one shape become a tensor [samples, ...], in
-    pinned memory if there is a GPU. Different shapes become a list of tensors. Numbers become a tensor of int64,
-    float64 or bool. Everything else becomes a list.
+    A batch is a dict or a tuple, like a sample. The values of a field determine its type in the batch:
+
+    - Arrays and images of one shape become a tensor [samples, ...], in pinned memory if there is a GPU.
+    - Arrays of different shapes become a list of tensors.
+    - Numbers become a tensor of int64, float64 or bool.
+    - Other values become a list.
 
     Attributes:
         threads: Number of decoder threads, by default the number of usable cores.
@@ -66,8 +69,8 @@ class Loader(StreamOptions):
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
         >>> loader = shardtool.torch.loader(dataset, batch_size=256, transform=augment)
-        >>> for images, labels in loader: # each iteration is one epoch
-        ... train_step(images, labels)
+        >>> for images, labels in loader:  # each iteration is one epoch
+        ...     train_step(images, labels)
     """
 
     threads: int | None = None

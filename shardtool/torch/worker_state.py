@@ -1,7 +1,7 @@
 """The state of a pass, shared by a DataLoader's workers and their parent.
 
-A worker reads ahead of training. Any worker's state and the number of returned batches give the stream's state. Workers
-share skip counts and the start of a pass in memory.
+Because workers read ahead of training, the state of a stream is computed from the state of any worker and the number of
+returned batches. Workers share skip counts and the start of a pass in memory.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _TALLY_STEP_DIVISOR = 16  # report when the count has grown by 1/16, because eac
 
 
 class SkipCounter(SkippedSamples):
-    """The counters of the workers with one number, which `publish` shares."""
+    """The skip counters of the workers with one number. `publish` shares the counters with other processes."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """The start of a pass, in shared memory. `blocks` provide the lock.
 
-    The first worker of a pass chooses the start: the next epoch, if all workers finished the last pass.
+    The first worker of a pass chooses the start, which is the next epoch if all workers finished the last pass.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -180,8 +180,8 @@ class SharedPassStart:
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass. The first worker determines the start.
 
-        `group` is the seed, the worker's number of passes, and the number of workers. The pass continues from
-        `resumed`.
+        `group` identifies the pass by the seed, the worker's number of passes, and the number of workers. If `resumed`
+        is given, the pass continues from this state.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
