@@ -140,7 +140,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # open closed standard streams: an output file could get the descriptor number of one
+    for fd in range(3):  # open closed standard streams, because an output file could get their descriptor numbers
         try:
             os.fstat(fd)
         except OSError:

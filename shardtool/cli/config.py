@@ -158,7 +158,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # write only once: the run may change the file later
+    @cache  # write only once, because the run may change the file later
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

@@ -202,7 +202,7 @@ def _process_text(pids: tuple[int, ...]) -> str:
 
 
 def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
-    """Return the groups of samples with the same content; `whole`: all groups."""
+    """Return the groups of samples with the same content. With `whole`, include all groups."""
     lines = []
     for group in islice(duplicates.groups, None if whole else _MAX_LISTED):
         splits = len({sample.split for sample in group} - {""}) > 1
@@ -232,7 +232,7 @@ _MAX_LISTED = 10  # maximum lines per kind of difference
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """Return the differences of two datasets; `whole`: all of them."""
+    """Return the differences of two datasets. With `whole`, include all differences."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]

@@ -31,7 +31,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, print its result, and return it; `always`: print it even with `--quiet`."""
+    """Run a verb with progress, print its result, and return it. With `always`, print it even with `--quiet`."""
     with open_progress_display(how) as terminal:
         result = work(observer=terminal)
     print_result(how, result.to_json, partial(text, result), always=always)

@@ -48,6 +48,9 @@ _FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted valu
 class ShardWriter(Writer):
     """Writes samples into tar shards. The module docstring lists the differences from webdataset.
 
+    For `encoder` and `keep_meta`, see webdataset's `TarWriter`. For `overwrite` and `resume`, see
+    `shardtool.ShardWriter`.
+
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
         maxcount: Maximum samples per shard; may be a float.
@@ -56,10 +59,6 @@ class ShardWriter(Writer):
         start_shard: Number of the first shard.
         verbose: Whether to print the name of each shard.
         opener: Not supported.
-        encoder: See webdataset's `TarWriter`.
-        keep_meta: See webdataset's `TarWriter`.
-        overwrite: See `shardtool.ShardWriter`.
-        resume: See `shardtool.ShardWriter`.
         fixed: Other arguments of webdataset's `TarWriter`, if they match shardtool's shards.
 
     Raises:

@@ -146,7 +146,7 @@ def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
 
 
 def energon_index(shard: IndexedShard) -> bytes:
-    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last sample."""
+    """Return `out-000000.tar.idx`, which contains the uint64 offset of each sample, and the end of the last sample."""
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)
@@ -167,7 +167,7 @@ def is_energon_index(head: bytes, size: int) -> bool:
 
 
 def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta`; the last file marks the folder as complete. Energon rejects empty shards."""
+    """Return the files in `.nv-meta`, without empty shards, which energon rejects. The last file marks completion."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):

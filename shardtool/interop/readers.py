@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# A rule contains a code, the readers, a noun phrase for the problem, bytes of which each affected key contains one,
-# and a pattern that ends at the key's final NUL.
+# A rule contains a code, the readers, a noun phrase for the problem, a tuple of bytes, and a pattern. An affected key
+# contains one of the bytes, and the pattern matches the key up to its final NUL.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),

@@ -68,7 +68,7 @@ class Dataset(Streamable[SampleT]):
     reader: SampleReader
     source: CatalogSamples
 
-    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+    if TYPE_CHECKING:  # result types of PipelineMethods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -397,7 +397,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         check: Whether to compare the CRC-32C of each payload with the index.
         cache: The cache to which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
-        it.
+            it.
         metadata: Whether to add the sidecar columns to samples. A field with the same name as a column is kept.
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.

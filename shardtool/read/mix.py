@@ -33,7 +33,7 @@ class MixedDataset(Streamable[SampleT]):
     source: MixedSamples
     reader: MixedReader
 
-    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+    if TYPE_CHECKING:  # result types of PipelineMethods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

@@ -26,7 +26,7 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: How values are stored: as `npy`, as plain `bytes`, or as `values` whose number does not follow from the
-        field's size.
+            field's size.
         head: For `npy`, the bytes before the shape.
         header: For `npy`, the number of bytes before the values.
     """

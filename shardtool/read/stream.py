@@ -189,7 +189,7 @@ class Stream(SampleSource[SampleT]):
         skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
-    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+    if TYPE_CHECKING:  # result types of PipelineMethods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Streamable(SampleSource[SampleT]):
     """Samples with their stages, which can be streamed."""
 
-    if TYPE_CHECKING:  # the methods of PipelineMethods, with the types of their results
+    if TYPE_CHECKING:  # result types of PipelineMethods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

@@ -77,7 +77,7 @@ class BaseOptions:
             self._check_rules(name)
 
     def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values; generated `__eq__` methods would add 5 ms to each start."""
+        """Return names and values, for comparisons. Generated `__eq__` methods would add 5 ms to each start."""
         return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
 
     def is_given(self, name: str) -> bool:

@@ -117,8 +117,8 @@ class OptionSpec(NamedTuple):
         old: Earlier command-line name; accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        family: The option that contains this option, and its form there: `fields -{}`; `fetch` is short for `fetch
-            timeout={}`.
+        family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
+            `fetch timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; if empty, it is derived from the type.
         shown: Text for the default in the help, if that is not a plain value.

@@ -46,7 +46,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class ResumeChanges:
-    """The changes that a resumed run makes to existing datasets; with splits, to all of them.
+    """The changes that a resumed run makes to the existing dataset, or to all splits together.
 
     In a dry run, `shards_kept` is based on the sidecars only.
     """
@@ -95,8 +95,8 @@ class JoinedTable:
 
     Attributes:
         table: Name of the table.
-        columns: The columns, which are metadata columns of the sidecars.
-        fields: For each field that `field` creates from such a column, the column.
+        columns: The metadata columns that the sidecars get from the table.
+        fields: The column of each field that the option `field` creates from the table.
         advice: Option that creates fields from the other columns; empty if there are none.
     """
 
@@ -252,10 +252,8 @@ class RemovalSummary:
     """Samples removed from one dataset.
 
     Attributes:
-        removed: Number of removed samples.
         samples: Number of remaining samples.
         shards: Number of shards, which does not change.
-        rewritten: Names of the rewritten shards.
         empty: Names of the rewritten shards that have no samples now.
         size: Bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
@@ -275,7 +273,7 @@ class RemovalSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RemoveResult(Result):
-    """The result of `remove`; `datasets` are those that contained such samples."""
+    """The result of `remove`. `datasets` describes each dataset that contained samples to remove."""
 
     datasets: tuple[RemovalSummary, ...]
     notes: tuple[str, ...]
@@ -367,9 +365,9 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult(Displayed):
-    """The differences of two sides a and b, each one or several datasets; b can be the source of a.
+    """The differences between two sides `a` and `b`. Each side is one or several datasets.
 
-    A moved sample can also be changed. The lists are in the order of their sides.
+    The side `b` can also be the source of `a`. A sample can be both moved and changed. Each list has the order of its side.
 
     Attributes:
         samples: Number of samples of each side.
@@ -441,7 +439,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: The subject: `server`, `list`, `delete` ...
-        state: The outcome; `unknown` if the check was not possible, for the reason in `found`.
+        state: The outcome. If the check was not possible, this is `unknown`, and `found` contains the reason.
         cure: How to fix the problem.
     """
 

@@ -64,7 +64,7 @@ _SHARD_OPTIONS = (
 class RunRecord:
     """A recorded run or append. Records are data: nothing in them is executed or opened.
 
-    `parse_dataset` checks `document`. Unknown names are kept when it is written again.
+    `parse_dataset` checks `document`. Unknown names are kept when the dataset file is written again.
     """
 
     document: Mapping[str, object]

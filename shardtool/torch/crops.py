@@ -91,7 +91,7 @@ class CenterCrop(_Crop):
     Attributes:
         size: Width and height of the crop.
         shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
-        and other images are not scaled.
+            and other images are not scaled.
         place: Field for the position; see `move`.
     """
 

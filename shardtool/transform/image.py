@@ -5,15 +5,15 @@
 - The format of the content is kept, unless `encode` is set.
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
   (CMYK, grey, RGB) changes.
-- Values that may be labels or measurements are never blended, and keep all bits unless you request otherwise. Modes 1,
-  P, PA, I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. These images keep their mode in
-  their own format and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
-- `encode` to jpg or webp converts to a photograph: palettes become colours, white becomes 255 for any bit depth, and
+- Values that may be labels or measurements are never blended. Modes 1, P, PA, I;16, I and F, GIFs, and the fields in
+  `masks` are resampled with NEAREST. These images keep their mode in their own format and in PNG.
+- Other images are resampled with LANCZOS, weighted by alpha.
+- `encode` to jpg or webp converts to a photograph. Palettes become colours, white becomes 255 for any bit depth, and
   jpg replaces transparency by white. Other conversions are refused (`image-depth`).
 - Changing an image with several frames or pages is an error (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-Use this module only in worker processes: it disables Python's warnings, and libtiff may print to stderr.
+Use this module only in worker processes, because it disables Python's warnings, and libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class ImageOptions:
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
-        resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. Both keep the
-            aspect ratio; `exact` does not. `crop` scales like `shorter`, then crops the centre. `pad` scales like
-            `longer`, then adds transparent borders if the written mode has alpha, else black borders (colour 0 if the
-            palette has neither).
+        resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
+            the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
+            borders. The borders are transparent if the written mode has alpha, otherwise black, or colour 0 of a
+            palette without black.
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits loses
 
-# Pillow's own error limit: 0.7 GB per worker for decoded RGB at four bytes a pixel. The limit is not Pillow's warning
-# limit, half of this, which would refuse real images: a scanned A0 sheet at 300 dpi has 139 million pixels.
+# Pillow raises an error for more pixels, which take 0.7 GB per worker as RGB at four bytes a pixel. Pillow's warning
+# limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
@@ -200,7 +200,7 @@ class OpenedImage:
 
 
 def _read_orientation(image: Any, stream: BytesIO) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 if unreadable, as in image viewers."""
+    """Return the EXIF orientation, from 1 to 8. Like an image viewer, return 1 if it is unreadable."""
     if not may_have_exif(image, stream):
         return 1
     try:
@@ -370,7 +370,7 @@ def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
 
 @functools.cache
 def _eight_bit_table(white: int) -> Sequence[int]:
-    """Return a rounding table from 16 to 8 bits; Pillow's own conversion clips at 255."""
+    """Return a table that rounds 16-bit values to 8 bits, because Pillow's own conversion clips at 255."""
     return [min(255, (2 * 255 * value + white) // (2 * white)) for value in range(_MAX_16_BIT + 1)]
 
 

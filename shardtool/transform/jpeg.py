@@ -1,11 +1,12 @@
 """Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
 
-This applies to upright 8-bit JPEGs in grey or three colours. Otherwise, or without simplejpeg, `decode_jpeg_fast`
-returns None, and Pillow decodes the image.
+`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. In these cases it returns None, and Pillow
+decodes the image:
 
-- A JPEG near the memory limit is left to Pillow.
-- A JPEG that causes a libjpeg warning is left to Pillow. After `crop_jpeg_rows`, one warning is expected, because data
-  follow the kept rows. The file must then end with the end marker.
+- simplejpeg is not installed, or the image is of another kind.
+- The JPEG is near the memory limit.
+- libjpeg reports a warning. After `crop_jpeg_rows`, one warning is expected, because data follow the kept rows. The
+  file must then end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -139,7 +140,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Search EXIF and XMP for an orientation. If they may contain one, ask Pillow."""
+    """Return whether EXIF and XMP have no orientation, or the upright one. If they may have one, ask Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

@@ -58,7 +58,7 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change images. Return the fields, and the values of `Transform.found`, with checksums of `checksum_field`."""
+        """Change images. Return the fields and the values of `Transform.found`, with checksums of one field."""
         values: dict[str, object] = dict.fromkeys(self._found_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
             values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()

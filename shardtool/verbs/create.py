@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
-    With `dry_run`, return the plan and write nothing; sizes are exact unless samples are transformed. With `plan_only`,
-    write only the plan, to the given file.
+    With `dry_run`, return the plan and write nothing. The sizes in the plan are exact unless samples are transformed.
+    With `plan_only`, write only the plan, to the given file.
 
     Args:
-        source: A folder in which files that share a key are one sample, a list of such folders, or a zip or tar
-            archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a table in memory
-            (pandas, pyarrow, or any object with the Arrow C stream interface).
+        source: A folder, a list of folders, or a zip or tar archive, in which files that share a key are one sample. Or
+            a manifest with one row per sample or file, given as a path, as `-` for standard input, or as a table in
+            memory (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
-        options: See `CreateOptions`.
-        observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
@@ -59,9 +57,7 @@ def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, obs
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
-        output: As for `create`.
-        options: See `ReshardOptions`.
-        observer: Receives progress and notes.
+        output: A shard pattern or a list of shard names, as for `create`.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.

@@ -68,8 +68,6 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
     Args:
         place: A folder, a prefix of a store, or a file on the web. For a dataset file or shards that are not on the
             web, their folder is checked.
-        options: See `DoctorOptions`.
-        observer: Not used.
 
     Raises:
         InvalidRequest: `place` is not a location, or a required library is not installed.

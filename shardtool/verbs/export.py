@@ -36,8 +36,6 @@ def export(
         dataset_file: The path, such as `out.json`.
         formats: One or more of `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`,
             `dali-tfrecord` and `tfrecord`.
-        options: See `ExportOptions`.
-        observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The request is invalid.

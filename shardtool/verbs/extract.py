@@ -1,8 +1,8 @@
 """`extract`: write the samples of datasets to files.
 
-A file is named by its sample's key and field, such as `cat/0001.jpg`, or by its original name if `portable` changed the
-key. From the folder, `create` with the options in the result recreates the same samples. The content fingerprint is
-also the same unless a field of a TFRecord contains a list.
+Each file is named after the key and field of its sample, such as `cat/0001.jpg`. If `portable` changed the key, the
+file gets its original name. The result contains options with which `create` packs the folder into the same samples. The
+content fingerprint is also the same unless a field of a TFRecord contains a list.
 
 During a run, the file `.extract.unfinished` in the folder identifies the request. The next run with the same request
 keeps complete files and rewrites truncated files. Other existing files are only replaced with `overwrite`. Nothing is
@@ -84,8 +84,6 @@ def extract(
     Args:
         dataset: One or several datasets: dataset files, patterns, globs, folders, or shards.
         folder: A local folder; created if missing.
-        options: See `ExtractOptions`.
-        observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name; nothing was written.
@@ -236,7 +234,7 @@ def _create_options(
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
         create_options.pop("label_from_folder", None)  # the folder contains labels as files
-    # Numbering only existing folders would change numbers if a class is empty.
+    # Use the dataset's class names, because the folders would get other numbers if a class is empty.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
     if metadata and "portable" not in create_options:  # `portable` changes keys after the join

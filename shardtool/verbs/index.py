@@ -20,8 +20,6 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
 
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
-        options: See `IndexOptions`.
-        observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The shards do not exist or are compressed.

@@ -1,13 +1,13 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
-Afterwards, no file of the dataset contains a byte of the removed samples. The list of skipped samples gets a row for
-each removed sample, with a hash of its key, so `create --resume` and `--append` do not add the sample again. Shards
-keep their names and numbers, even if they become empty.
+Afterwards, no file of the dataset contains a byte of the removed samples. The list of skipped samples gets a row with a
+hash of each removed key, so `create --resume` and `--append` do not add the sample again. Shards keep their names and
+numbers, even if they become empty.
 
-Either all files are replaced or no file. All new files are staged first. Then a plan is published: the new dataset file
-under the name `.out.replacing`. Now the old dataset file is deleted, the staged files get their names, the new dataset
-file is published, and the plan is deleted. If this is interrupted, the next run finishes it, and until then no other
-run gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or no file. First, all new files are staged. Then the new dataset file is published as a
+plan, under the name `.out.replacing`. Now the old dataset file is deleted, the staged files and the new dataset file
+get their names, and the plan is deleted. If this is interrupted, the next run finishes it, and until then no other run
+gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """Remove samples from datasets in place: the samples in `keys` or `keys_from`, or for which `where` is true.
 
     Args:
-        dataset: One or several datasets with a dataset file, such as splits; each is processed separately.
-        options: See `RemoveOptions`.
-        observer: Receives progress and notes.
+        dataset: One or several datasets with a dataset file, such as splits. Each dataset is processed separately.
 
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain; nothing was changed.

@@ -314,7 +314,8 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, first release the leases inherited from `refresh`: the writer would wait for them forever.
+        In a forked process, this first releases the leases inherited from `refresh`, because the writer would wait for
+        these leases forever.
 
         Args:
             part: Part of the shard names, which keeps them different from names of other writers.

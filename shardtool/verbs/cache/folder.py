@@ -189,8 +189,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of a dead process.
-
-    Its reservation is deleted last, so that an interrupted deletion continues.
-    """
+    """Delete the files of a dead process. The reservation is last, so an interrupted deletion continues."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

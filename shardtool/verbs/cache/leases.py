@@ -27,7 +27,7 @@ _LOCK_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read: its copy, leased until `close`, or the original."""
+    """A shard to read. It is either the cached copy, which is leased until `close`, or the original."""
 
     path: str
     lock: FileLock | None = None
@@ -179,8 +179,8 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all).
 
-    Return the oldest shard first. First, evict shards for waiting writers. Shards that should be evicted but
-    are still in use are not leased again.
+    Evict shards for waiting writers first. A shard that should be evicted but is still in use is not leased again. The
+    result starts with the oldest shard.
     """
     with space.locked():
         contents = space.scan()

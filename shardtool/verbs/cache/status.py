@@ -80,8 +80,8 @@ class CacheChange(Result):
 
     Attributes:
         removed: Maps the path of each deleted shard to its damage, or to an empty string.
-        held: Maps the paths of shards that are in use, and therefore remain, in the same way.
-        foreign: Paths of files that do not belong to the cache; they remain.
+        held: The same mapping for shards that were not deleted, because they are in use.
+        foreign: Paths of files that do not belong to the cache. These files are never deleted.
     """
 
     folder: str
@@ -144,7 +144,7 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete unused shards, and map their paths to the given reasons.
 
-    A shard whose inode differs from the given inode (None for any) remains. The folder's lock must be held.
+    Keep a shard whose inode differs from the given inode, which is None for any inode. The folder's lock must be held.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():

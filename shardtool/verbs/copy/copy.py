@@ -55,8 +55,6 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.
         where: The destination folder; created if missing.
-        options: See `CopyOptions`.
-        observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.

@@ -1,7 +1,7 @@
 """Open the source of a copy. Find which files of the destination exist, which are right, and which may be replaced.
 
-In a folder, existing files are read completely. In a store, a shard is right if its size, its sidecar's bytes and the
-MD5 reported by the store are right; the object is not read.
+In a folder, existing files are read completely. In a store, objects are not read. A shard is right if its size, its
+sidecar's bytes and the MD5 reported by the store are right.
 """
 
 from __future__ import annotations
@@ -306,14 +306,14 @@ def _is_right(
 
 
 def _is_trusted(target: CopyTarget, shard: OriginalFile, fact: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
-    """Return whether a shard of the right size need not be read; between two stores, their MD5s must match."""
+    """Return whether to trust a shard of the right size without reading it. Between stores, the MD5s must match."""
     if address.is_url(shard.path):
         return trust == "size" and (target.below.has_staging or _is_same_object(target.below, shard, meter))
     return trust == "size" or (target.below.has_staging and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:
-    """Return whether the store's MD5 is the original's; true if either is unknown."""
+    """Return whether the store's MD5 equals the original's, or either is unknown."""
     stored_md5 = folder.md5(original.name)
     if stored_md5 is None or address.is_web(original.path):
         return True

@@ -92,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    """Return how many threads each get a block in time under a rate limit; None without a limit."""
+    """Return how many threads can each transfer a block in time under a limit. None means the default."""
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 
@@ -102,7 +102,7 @@ def run_in_threads(
 ) -> Iterator[tuple[Task, Result]]:
     """Yield each task and its result when the task finishes. With `workers=0`, run the tasks one by one in this thread.
 
-    However the iteration ends, no other thread is still running.
+    When the iteration ends, even with an error, no other thread is still running.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

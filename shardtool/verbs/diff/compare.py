@@ -71,7 +71,7 @@ class Uncompared(NamedTuple):
     """What is not compared between a dataset and its source.
 
     Attributes:
-        fields: Fields that a table added which is no longer available.
+        fields: Fields from a table that is no longer available.
         as_numbers: Whether the dataset stores numbers as TFRecord does.
     """
 
@@ -295,7 +295,7 @@ def _key_text(side: ComparedSide, sample: int) -> str:
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
     """Return an id for each key.
 
-    Equal keys of the two sides get equal ids; repeated keys of one side get different ids.
+    Equal keys of the two sides get the same id. If a key is repeated on one side, each repetition gets another id.
     """
     codes = pa.chunked_array([first.array(), second.array()]).combine_chunks().dictionary_encode().indices.to_numpy()
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)

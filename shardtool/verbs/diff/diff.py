@@ -32,12 +32,10 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     """Return the samples that only one of two datasets has, that differ, or that are in another split.
 
     Args:
-        a: A dataset file, a shard pattern, a glob, a folder, or shards. Several datasets, such as all splits, are given
-            as a list or by `{split}` in a name.
-        b: Other datasets, given like `a`; or the source of `a`, a folder or a manifest. The differences from the source
-            are the changes that `create` would make.
-        options: See `DiffOptions`.
-        observer: Receives progress and notes.
+        a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass
+            a list, or a name with `{split}`.
+        b: Other datasets, in the same form as `a`, or the source of `a`, which is a folder or a manifest. Differences
+            from the source are the changes that `create` would make.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the source cannot be compared with it.

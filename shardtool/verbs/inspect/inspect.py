@@ -50,8 +50,6 @@ def inspect(dataset: DatasetLike, options: InspectOptions, observer: Observer) -
     Args:
         dataset: A dataset file, shard pattern, glob, folder, or list of shards. For a name with `{split}`, or a list of
             datasets, the summaries are in `Summary.datasets`.
-        options: See `InspectOptions`.
-        observer: Receives progress.
 
     Raises:
         InvalidRequest: There is no such dataset.

@@ -270,7 +270,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8; return None if the bytes are not text. If they are incomplete, drop a cut character at the end."""
+    """Decode UTF-8, without a cut character at the end unless `is_complete`. Return None if the bytes are not text."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:

@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # of more values, this many leading bits are kept, so the median is within 0.2 %
+_BUCKET_BITS = 10  # above this, values keep this many leading bits, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -360,10 +360,9 @@ class Summary(Displayed):
         looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns that contain the sizes.
         labels: Labels by field or column, the likeliest first.
-        splits: Number of samples by split.
         siblings: Dataset files of the other splits.
         part_of: Number of shards in the whole dataset, if the user named only some shards.
-        datasets: For several datasets, the summary of each. The combined summary has only sizes, counts, `complete` and
+        datasets: The summaries of several datasets. The combined summary has only sizes, counts, `complete` and
             `problems`.
     """
 

@@ -233,7 +233,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of the sample at an index. Scan shards that `read` lacks."""
+    """Return the shard number and key of the sample at an index. Scan the shard if `read` does not contain it."""
     ends = subject.ends()
     position = bisect_right(ends, index)
     number, _ = subject.read[position]

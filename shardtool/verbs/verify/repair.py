@@ -2,12 +2,12 @@
 
 - A missing, damaged or stale sidecar is rebuilt from its shard, if the dataset file verifies the shard.
 - A missing or damaged dataset file is rebuilt, if a valid sidecar verifies every shard.
-- With the source, `create` runs again with the repeatable recorded options and with the user's options (`--map`,
-  `--root`). Nothing changes unless the result is exactly what the dataset file lists. For splits, `reshard` or a
-  `--join` table, and after an append, a message names the command to run.
+- Shards are rebuilt only with the source. `create` runs again with the recorded options that can be repeated, and with
+  the user's options (`--map`, `--root`). Nothing changes unless the result is exactly what the dataset file lists. For
+  splits, `reshard`, a `--join` table or appended samples, a message names the command to run instead.
 
-Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. If a run is interrupted, it
-has changed nothing, or the next run finishes it. Finally the dataset is verified again.
+Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. An interrupted run has
+changed nothing, or the next run finishes it. Finally the dataset is verified again.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        # the upload was truncated
+        # such a size means that the upload was truncated
         if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:
             expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)

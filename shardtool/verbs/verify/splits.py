@@ -91,8 +91,8 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
     """For each sample in both splits, add a finding to the second split.
 
-    If no shard of a split was read, add nothing. Workers of `pool` compare the content of samples with the same key; if
-    it is None, keys are compared only.
+    If no shard of a split was read, add nothing. Workers of `pool` compare the content of samples with the same key. If
+    `pool` is None, only keys are compared.
     """
     import numpy as np
 

@@ -51,8 +51,6 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, as a list or by
             `{split}` in a name, the report covers all of them, and its `datasets` contains one report for each.
-        options: See `VerifyOptions`.
-        observer: Receives progress.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the options conflict.

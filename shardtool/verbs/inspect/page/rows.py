@@ -216,8 +216,8 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
     """Return the rows as JSON for a script element: the number of rows, and the columns.
 
-    A column has a name, a kind, and `values`, or `names` and the number of each row's name in `codes` (-1: null). Lists
-    also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
+    A column has a name and a kind. The cells are in `values`, or `codes` contains their positions in `names` (-1 for
+    null). Lists also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]

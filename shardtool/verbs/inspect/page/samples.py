@@ -300,7 +300,7 @@ class _SampleRendering:
                     self._conversations.append(turns)
                     return self._chat_excerpt(title, turns)
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
-                # Deeply nested JSON is mostly indentation, which once turned 1 MB into 1 GB.
+                # Limit the output, because the indentation of deeply nested JSON once turned 1 MB into 1 GB.
                 pretty = "".join(islice(pieces, 2 * self._budget.text))
                 pretty = _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), pretty)
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
