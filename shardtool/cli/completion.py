@@ -26,8 +26,8 @@ from shardtool.storage.lookup import is_file, is_folder
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
 
-_MAX_NAMES = 10_000  # entries read from a folder
-_MAX_DOCUMENT_BYTES = 2**24  # size of files that are read whole
+_MAX_NAMES = 10_000
+_MAX_DOCUMENT_BYTES = 2**24
 _DATASET_MARK = b'"wids-shard-index-v1"'  # text in the first line of a dataset file
 _HEAD_BYTES = 4096
 _FOLDER_COLUMNS = ("key", "path", "folder", "size")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _KEYS_PER_PRINT = 1000
-_MAX_BRIEF_BYTES = 4096  # bytes to read for one line
+_MAX_BRIEF_BYTES = 4096
 
 
 def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: RunOptions) -> None:
@@ -91,7 +91,7 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how:
             print_text(text)
 
 
-_MAX_VALUE_LINES = 200  # maximum lines of a text or JSON value
+_MAX_VALUE_LINES = 200
 
 
 def sample_text(view: SampleView, room: int) -> str:

@@ -228,7 +228,7 @@ def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
     return "\n".join([*lines, "", total])
 
 
-_MAX_LISTED = 10  # maximum lines per kind of difference
+_MAX_LISTED = 10
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:

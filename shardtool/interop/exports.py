@@ -86,7 +86,7 @@ EXPORTS = {
     )
 }  # fmt: skip
 FOLDER_EXPORTS = [export for export in EXPORTS.values() if export.folder_file]
-PROBE_BYTES = 64  # bytes to read to detect a format
+PROBE_BYTES = 64
 MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 

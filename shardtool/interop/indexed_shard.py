@@ -120,8 +120,8 @@ class IndexedShard:
         return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # maximum bytes of an index without its fields
-_MAX_BYTES_PER_FIELD = 1024  # maximum bytes of a field without its name
+_MAX_HEAD_BYTES = 4096
+_MAX_BYTES_PER_FIELD = 1024
 _MAX_ESCAPED_BYTES = 6  # maximum bytes in JSON per byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 

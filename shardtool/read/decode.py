@@ -41,11 +41,11 @@ Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text",
 Decoder: TypeAlias = "Function | Named | None"
 # as in webdataset, but without `label`, which may be text
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
-_MAX_SHOWN_BYTES = 40  # maximum bytes of a payload that an error shows
+_MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 _BAND_PIXELS = 2**18  # pixels converted at a time
-_MAX_ERROR_CHARS = 200  # maximum length of a message from a library
+_MAX_ERROR_CHARS = 200
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
 RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns a generator for a stage's position in the pipeline
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
 _ADVICE_BYTES = 2**17  # some systems accept at most this much advice per call
-_ADVICE_BLOCK_BYTES = 2**20  # skip blocks whose last byte is cached: advice costs 1 us per 64 KB
+_ADVICE_BLOCK_BYTES = 2**20  # skip blocks whose last byte is cached, because advice costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors

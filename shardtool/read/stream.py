@@ -245,7 +245,6 @@ class Stream(SampleSource[SampleT]):
         return f"<Stream: {pluralize(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
     def last_position(self) -> StreamPosition:
-        """Return the position of the last returned sample."""
         return self._last_position(self._pass)
 
     def _last_position(self, current: EpochPass) -> StreamPosition:

@@ -38,7 +38,7 @@ def _check_function(name: str, value: object) -> None:
 
 def suggest_choice(text: str, choices: Sequence[str]) -> str:
     """Return a suggestion for an invalid value, or ""."""
-    from difflib import get_close_matches  # imported here: it delays the start of the command line
+    from difflib import get_close_matches  # imported here, because it delays the start of the command line
 
     similar = [choice for choice in choices if text and choice.startswith(text)]
     similar = similar or get_close_matches(text, choices, 1, _MIN_SIMILARITY)

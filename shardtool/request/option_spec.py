@@ -67,9 +67,9 @@ ValueForm = Literal[
     "rename",
 ]
 
-_MAX_INTEGER = 2**63 - 1  # maximum integer in recorded options
-_SPECS: dict[type, dict[str, OptionSpec]] = {}  # specs by options class
-_TEXTS: dict[type, dict[str, str]] = {}  # help texts by options class
+_MAX_INTEGER = 2**63 - 1
+_SPECS: dict[type, dict[str, OptionSpec]] = {}
+_TEXTS: dict[type, dict[str, str]] = {}
 _TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)

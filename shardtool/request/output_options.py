@@ -15,7 +15,7 @@ from shardtool.values import EXPORT_NAMES, AssignBy, IfExists, OnError, Oversize
 _MAX_SAMPLES = 10**15  # a few such numbers add up to at most 64 bits
 COUNT_RANGE = (1, _MAX_SAMPLES)
 SEED_RANGE = (-(2**63), 2**63 - 1)
-MAX_WORKERS = 1024  # maximum processes
+MAX_WORKERS = 1024
 WORKERS_RANGE = (0, MAX_WORKERS)
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
 TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")  # with these, sample sizes are only estimated

@@ -367,7 +367,7 @@ class MovedSample(NamedTuple):
 class DiffResult(Displayed):
     """The differences between two sides `a` and `b`. Each side is one or several datasets.
 
-    The side `b` can also be the source of `a`. A sample can be both moved and changed. Each list has the order of its side.
+    The side `b` can be the source of `a`. A sample can be moved and changed. Each list has the order of its side.
 
     Attributes:
         samples: Number of samples of each side.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
 _OPTIONAL_KEY = TfFeature(lacking=True)  # records of some tools have no key
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # compressions that TensorFlow supports, with TensorFlow's names
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 
 
 class TFRecordShards(NamedTuple):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     State = dict[str, object]
 
 
-SKIPPED = object()  # placeholder for a skipped sample
+SKIPPED = object()
 
 
 @dataclass(eq=False, repr=False)
@@ -242,7 +242,7 @@ class _PendingBatch:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-_IN_ROW: Any = object()  # placeholder for a value that was copied into its row
+_IN_ROW: Any = object()
 
 
 class BatchRows:

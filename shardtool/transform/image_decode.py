@@ -67,7 +67,7 @@ TRANSPOSES = {  # the transposition that turns an image upright, by EXIF orienta
 
 FIRST_SIDEWAYS = 5  # this and later orientations swap width and height
 _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # number of channels by colour type
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PIECE_BYTES = 2**16
 
 # PNG text chunks that may contain the orientation

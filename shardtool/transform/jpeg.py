@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 _SEQUENTIAL_MARKERS, _PROGRESSIVE_MARKER = (0xC0, 0xC1), 0xC2
-_SKIPPED_MARKERS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # markers of tables, comments and application data
+_SKIPPED_MARKERS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}
 _APP1_MARKER = 0xE1
 _BITS, _CHANNELS = 8, (1, 3)
-_BLOCK_PIXELS = 8  # width and height of a block
+_BLOCK_PIXELS = 8
 _END_MARKER = b"\xff\xd9"
 
 # A warning about extra data before an end or restart marker; fatal errors have other messages.

@@ -64,7 +64,7 @@ def encode_image(image: Picture, form: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")  # lossless formats
+MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 _MAX_MASK_CLASSES = 64  # photographs have more distinct values

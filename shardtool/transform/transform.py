@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.transform.image import ImageOptions
 
 
-PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}  # columns of `probe`, with Arrow types
+PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}
 # columns of `probe` with the size before an image is changed
 ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}
 EXIF_COLUMN = "exif"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # a readable object is searched among this many
+_MAX_LISTED_OBJECTS = 100  # list at most this many to find a readable object
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds, and stores refuse clocks that differ by 5 or 15 minutes
 _SECOND_REMOVAL_S = 0.3  # a write that a signal interrupted may complete before the second removal
@@ -101,11 +101,7 @@ class _Steps:
         self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
     def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step that later steps need. Record and return its result.
-
-        Raises:
-            _StepFailed: The step failed, and the failure is recorded.
-        """
+        """Run a step that later steps need. Return its result, or record a failure and raise `_StepFailed`."""
         try:
             result = step()
         except (ShardError, OSError, TransientError) as error:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 ShardFormat = Literal["tar", "tfrecord"]
 _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
-_POLL_S = 0.1  # pause between attempts to reserve space
+_POLL_S = 0.1
 
 _WAIT_NOTE_S = 10.0  # a writer reports a longer wait for space
 
@@ -143,7 +143,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the metadata of the previous shard was incompatible: skip that shard
+        except InvalidRequest as error:  # skip the previous shard, whose metadata was incompatible
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -163,7 +163,7 @@ class CacheWriter(SampleWriter):
         return ShardBuilder(self._folder, name, self._options.format)
 
 
-_RETRY_WRITE_S = 60.0  # pause after a failed write to the cache
+_RETRY_WRITE_S = 60.0
 
 _DEFAULT_SHARD_SIZE = "256MB"
 

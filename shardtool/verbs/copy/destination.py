@@ -285,7 +285,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         right: bool | None = True
     elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
-    else:  # a run into a store may have been interrupted before it copied the sidecar
+    else:  # an interrupted run into a store may have copied the shard only
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_READ_SAMPLES = 4_000_000  # if there are more samples, only `full` reads all sidecars
 _MAX_FIELDS = 1000  # further fields are ignored
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
-_MAX_UNPACKED_BYTES = 2**26  # maximum bytes to decompress from one shard when inspecting samples
+_MAX_UNPACKED_BYTES = 2**26
 _MAX_LABEL_READS = 20_000  # maximum number of label payloads to read because no index has their checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")

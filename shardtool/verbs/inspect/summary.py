@@ -274,7 +274,7 @@ def _join_types(types: str, kind: str) -> str:
     return types if kind == "null" or kind in names else " or ".join([*names, kind])
 
 
-MAX_LABEL_VALUES = 100  # maximum number of values that are listed per label
+MAX_LABEL_VALUES = 100
 _SUMMARY_VERSION = 1
 COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")
 

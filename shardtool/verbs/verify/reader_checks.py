@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # These rules lead to notes only, or `_find_missing_fields` reports them.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
-_DALI_NAME_RULES = ("dot-in-key", "pax-name")  # names that DALI misreads without an index
+_DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # readers that cannot read compressed shards
 _INSPECTED_SAMPLES = 5  # number of samples from which `load_dataset` infers the fields
 

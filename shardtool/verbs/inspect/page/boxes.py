@@ -36,7 +36,7 @@ _TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding
 _MAX_COLOURED_CLASS = 2**20
 _MIN_LIGHT = 1400  # minimum of a weighted sum of red, green and blue, which is at most 2,550
 _MAX_CHARS = 60  # maximum length of a label
-_MAX_POINTS = 100  # maximum number of points of a polygon
+_MAX_POINTS = 100
 _DRAWN_SIDE = 1000  # the longer side of the image, in the drawing's coordinates
 
 _Point = tuple[float, float]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import ColumnSummary
 
 _MAX_COLUMNS = 400
-_MAX_KEPT_VALUES = 2**13  # maximum number of values kept per column
+_MAX_KEPT_VALUES = 2**13
 _MAX_BARS = 24
 _MAX_CATEGORIES = 10
 _MAX_CHART_NUMBER = 1e150  # limit that keeps differences finite
@@ -153,7 +153,7 @@ def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bo
     is_log = low > 0 and high > _LOG_RATIO * float(np.median(values))
     width = (high - low) // _MAX_BARS + 1
     is_whole = not is_log and high - low < _MAX_WHOLE_RANGE and bool((values == np.floor(values)).all())
-    if is_whole:  # each bar covers as many numbers
+    if is_whole:  # each bar covers the same number of integers
         edges = low + width * np.arange((high - low) // width + 2)
     else:
         edges = np.geomspace(low, high, _MAX_BARS + 1) if is_log else np.linspace(low, high, _MAX_BARS + 1)

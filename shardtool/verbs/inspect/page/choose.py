@@ -145,7 +145,7 @@ def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
 
 
 _CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
-_MAX_STRATA = 2000  # maximum number of strata, each with at least one sample on the page
+_MAX_STRATA = 2000
 
 
 @dataclass(frozen=True)

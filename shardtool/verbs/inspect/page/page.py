@@ -23,7 +23,7 @@ _IMAGE_BYTES = 3_000_000  # limit for all thumbnails: 4 MB in base64
 _TEXT_BYTES = 600_000
 _OUTLINES = 10_000  # maximum number of outlines on the page; an outline takes about 150 bytes
 _MEDIA_BYTES = 6_000_000
-_MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
+_MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
 _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in datasets of up to this many samples, no sample is listed as unusual
 

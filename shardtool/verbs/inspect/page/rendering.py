@@ -186,7 +186,7 @@ def _plain_text(value: object) -> str:
 
 _CHART_PIXELS = 360
 _MIN_TICKS = 3
-_TICK_CHAR_PIXELS = 6.2  # approximate width of a character in a tick label
+_TICK_CHAR_PIXELS = 6.2
 
 
 def whole_number_text(value: float) -> str:

@@ -49,7 +49,7 @@ _MAX_NAME_CHARS = 120
 _NUMBER_LIST = re.compile(r'\[[^\[\]{}"]*\]')
 _TURN_BYTES = 20  # bytes of a turn in addition to its text
 _HEX_BYTES = 32
-MAX_KEY_CHARS = 200  # maximum characters shown of a key or a metadata value
+MAX_KEY_CHARS = 200
 
 
 class TextExcerpt(NamedTuple):
