@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4
 _DIFF_SIDES = 2
-_STRAY_VALUE = re.compile(
-    r"[kKMGTPmgtp]?i?[bB]|[0-9]+"
-)  # a unit or number, probably from an option's value
+_STRAY_VALUE = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or number, probably from an option's value
 VERBS: dict[str, Callable[[], click.Command]] = {}  # creates the command of each verb
 
 

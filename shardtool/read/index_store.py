@@ -255,9 +255,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read checks the size of a remote shard
-        actual_size = (
-            shard.size()
-        )  # skip a missing shard, because opening it raises a clearer error
+        actual_size = shard.size()  # skip a missing shard, because opening it raises a clearer error
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)
