@@ -60,7 +60,7 @@ def register_verb(
     running: type[BaseOptions] = RunOptions,
     without: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
-    """Register a function as a verb; its docstring is the help.
+    """Register a function as a verb, with the docstring as help.
 
     The function is called with the arguments, a function that creates the options object, and the run options.
 

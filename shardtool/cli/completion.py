@@ -1,6 +1,6 @@
 """Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
-The scripts in `shells/` read one line per completion: its type and its text. The type `file` leaves the completion of
+The scripts in `shells/` read one line per completion, with its type and text. The type `file` leaves the completion of
 files to the shell. Errors are ignored, and servers are not contacted.
 """
 

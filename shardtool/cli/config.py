@@ -138,7 +138,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 
 
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
-    """Check that a job file can be written; return a function that writes it, without secrets and `--dry-run`."""
+    """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # no other output has this extension
         raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")

@@ -290,7 +290,7 @@ class _HelpPage(click.HelpFormatter):
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of the group; `verbs` has the summary of each verb."""
+    """Return the help of the group. `verbs` contains the summary of each verb."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -319,7 +319,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic; `name` may be one of its options."""
+    """Return the background and all options of a topic. `name` is the topic or one of its options."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")

@@ -1,4 +1,4 @@
-"""The outputs of `inspect` in addition to the summary: samples, keys, tables and pages; and the text of samples."""
+"""The outputs of `inspect` other than the summary, such as samples, keys, tables and pages."""
 
 from __future__ import annotations
 

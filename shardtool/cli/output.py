@@ -24,7 +24,7 @@ _color_allowed = True
 
 
 def print_text(text: str) -> None:
-    """Print a result on stdout; a closed pipe (`| head`) is no error.
+    """Print a result on stdout. A closed pipe (`| head`) is no error.
 
     Names in `text` that may contain line breaks must be `printable`.
     """
@@ -62,7 +62,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return JSON without control characters; add the speed of the run and its retries."""
+    """Return JSON without control characters. Add the speed and the retries of the run."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.
@@ -122,7 +122,7 @@ class EventLog:
         self.begin("")
 
     def begin(self, style: str) -> None:
-        """Start a log as `json` or `text`; no log if it is empty."""
+        """Start a log in the style `json` or `text`. With "", write no log."""
         self.is_enabled, self._style = bool(style), style
         self.samples, self.size, self._started = 0, 0, time.monotonic()
         self.result: dict[str, object] = {}

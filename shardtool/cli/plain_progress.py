@@ -116,7 +116,7 @@ class FetchEstimate:
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
-        """Return the remaining seconds and the slowest host; empty without reports of workers."""
+        """Return the remaining seconds and the slowest host, or "" without reports of workers."""
         now, heard = time.monotonic(), [*self.heard.values()]
         if not heard:
             return ""

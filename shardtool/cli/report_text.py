@@ -85,7 +85,7 @@ def _total_lines(report: Report) -> list[str]:
 
 
 def _junit_text(report: Report) -> str:
-    """Return a failed test case per finding, or one passed test case; each dataset is a suite.
+    """Return a suite per dataset, with a failed test case per finding, or one passed test case.
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """

@@ -34,7 +34,7 @@ _MARKUP = re.compile(r"\*\*|`|^[-|] | \|$", re.MULTILINE)
 
 
 class Passage(NamedTuple):
-    """A searchable text: a topic, an option, or a section of a page; `command` prints it."""
+    """A topic, an option, or a section of a page. `command` prints this text."""
 
     title: str
     text: str
@@ -43,7 +43,7 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches for `words`, with the commands that print them; empty without a match."""
+    """Return the best matches for `words`, with the commands that print them, or "" without a match."""
     query = " ".join(words)
     patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
@@ -120,7 +120,7 @@ def _list_sections() -> Iterator[Passage]:
 
 
 def _split_sections(text: str) -> list[tuple[str, str]]:
-    """Return heading and Markdown text of each section; lines starting with # in code are no headings."""
+    """Return heading and Markdown text of each section. Lines in code that start with # are no headings."""
     masked = _FENCED_BLOCK.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
     starts = [*_HEADING.finditer(masked)]
     ends = [match.start() for match in starts[1:]] + [len(text)]

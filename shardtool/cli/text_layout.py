@@ -60,7 +60,7 @@ def samples_in_shards(samples: int, shards: int) -> str:
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Return the lines of a table; `sides` has `l` or `r` for each column."""
+    """Return the lines of a table. `sides` contains `l` or `r` for each column."""
     widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [
         "  ".join(

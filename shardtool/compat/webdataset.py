@@ -212,7 +212,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes; fields that start with an underscore are unchanged."""
+    """Return a value as bytes. Fields that start with an underscore are unchanged."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)

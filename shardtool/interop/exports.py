@@ -1,4 +1,4 @@
-"""Index files of other tools that `--export` can write: recognise such a file and compare it with its shard.
+"""Recognise index files of other tools that `--export` can write, and compare such a file with its shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
 bytes have the right format, so that a user's file of the same name is never replaced.
@@ -31,7 +31,7 @@ class ExportFormat(NamedTuple):
 
     Attributes:
         suffix: Replaces the shard's suffix; empty if the index has no file per shard.
-        folder_file: The file that lists all shards of a folder; empty if there is no such file.
+        folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, so that shards must be read.
         has_readme: Whether the index includes a `README.md` that lists the shards.
@@ -120,7 +120,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export that wrote a file, by its name, first `PROBE_BYTES` bytes and size; empty if no export did."""
+    """Return the export format of a file by its name, first `PROBE_BYTES` bytes and size, or "" if it has none."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name
@@ -128,7 +128,7 @@ def detect_export(name: str, head: bytes, size: int) -> str:
 
 
 def read_index_list(path: str) -> bytes:
-    """Return a whole file; empty if it does not exist or cannot be read."""
+    """Return a whole file, or b"" if it does not exist or cannot be read."""
     try:
         return read_small(path, MAX_LIST_BYTES) if is_file(path) else b""
     except (OSError, AccessRefused):
@@ -136,7 +136,7 @@ def read_index_list(path: str) -> bytes:
 
 
 def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index and its shard; empty if they are equivalent."""
+    """Return the difference between an index and its shard, or "" if they are equivalent."""
     export = EXPORTS[export_name]
     # only the names of TFRecords may lack the format
     if export.shard_format != (parse_format(shard.name) or "tfrecord"):

@@ -49,7 +49,7 @@ def readme_advice() -> str:
 
 
 def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes:
-    """Return a `README.md` that lists the shards of each split; `existing` are all file names in the folder."""
+    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder."""
     names = {shard.name for split in splits for shard in split.shards} | set(existing)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     check_huggingface_splits([split.made.split for split in splits])
@@ -110,7 +110,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Return how `load_dataset` misreads tar shards in a folder with these files; empty if it does not."""
+    """Return how `load_dataset` misreads tar shards in a folder with these files, or "" if it does not."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]

@@ -51,7 +51,7 @@ class ShardIndexFile(NamedTuple):
 
     Attributes:
         has_format: Tells from the first bytes and the size of a file whether it is an index in this format.
-        difference: Returns how an index with other bytes differs from its shard; empty if it is equivalent.
+        difference: Returns how an index with other bytes differs from its shard, or "" if it is equivalent.
     """
 
     encode: Callable[[IndexedShard], bytes]
@@ -59,7 +59,7 @@ class ShardIndexFile(NamedTuple):
     difference: Callable[[bytes, IndexedShard], str] = lambda _, __: OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
-        """Return the difference between an index and its shard; empty if they are equivalent."""
+        """Return the difference between an index and its shard, or "" if they are equivalent."""
         try:
             is_same = not has_hashes and self.encode(shard) == data
             return "" if is_same else self.difference(data, shard)
@@ -212,7 +212,7 @@ def _iter_members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
 
 
 def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
-    """Return how an index of hfutils differs from its shard; empty if it does not differ.
+    """Return how an index of hfutils differs from its shard, or "" if it does not differ.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: The data is not an index of hfutils.

@@ -1,4 +1,4 @@
-"""A shard as input for index files of other tools: its samples and hashes."""
+"""The samples and hashes of a shard, as input for index files of other tools."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ _open_datasets = LruCache[str, Any](4)  # readers of the most recent datasets of
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
     """Return a dataset as a source for `ray.data.read_datasource`, with one task per shard.
 
-    A shard becomes one block, or several of at most 128 MB, in shard order. The columns are `__key__` and the fields:
-    stored bytes (`large_binary`), TFRecord numbers as int64 and float32, null for a missing field; with
-    `metadata=True`, also the sidecar columns. The number of rows is known before anything is read.
+    A shard becomes one block, or several of at most 128 MB, in shard order. The columns are `__key__` and the fields,
+    and with `metadata=True` also the sidecar columns. Fields are stored bytes (`large_binary`) or, for TFRecord
+    numbers, int64 and float32. A missing field is null. The number of rows is known before anything is read.
 
     Args:
         dataset: A dataset or view from `shardtool.open`, with paths that all nodes can read.
-        fields: Fields to read; None for all.
+        fields: Fields to read, or None for all.
 
     Returns:
         A `ray.data.Datasource`, which connects to the cluster as Ray Data does.

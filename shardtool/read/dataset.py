@@ -392,8 +392,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. For a `Cache`, its finished shards are opened; pass the result of `refresh` to open the same
-            shards in several processes.
+            a warning. A `Cache` opens its finished shards. To open the same shards in several processes, pass the
+            result of `refresh`.
         check: Whether to compare the CRC-32C of each payload with the index.
         cache: The cache to which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count

@@ -32,7 +32,7 @@ _SAMPLE_STYLE = f"width:{_EDGE_PIXELS}px; margin:4px 8px 4px 0; overflow-wrap:an
 
 
 def dataset_html(title: str, reader: SampleReader, numbers: Numbers | None) -> str:
-    """Return the HTML of a dataset, or of the samples with these numbers, as far as it can be built in time."""
+    """Return the HTML of a dataset or of the samples `numbers`. Parts that take too long are missing."""
     parts: list[str] = []
     samples: list[str] = []
     builder = Thread(target=_build, args=(reader, numbers, parts, samples), daemon=True)

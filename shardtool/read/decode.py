@@ -98,8 +98,8 @@ class Decode:
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
-        on_error: `raise` or `skip`; None for the option of `open`, by default `raise`.
-        only: The fields to decode; None for all.
+        on_error: `raise` or `skip`, or None for the option of `open`, by default `raise`.
+        only: The fields to decode, or None for all.
         types: Recorded type of values by field.
     """
 

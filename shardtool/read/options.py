@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
 
     class RawSample(dict[str, bytes]):
-        """A sample that is not decoded: its key, and its fields as bytes."""
+        """A sample that is not decoded, with its key and the bytes of each field."""
 
         @overload
         def __getitem__(self, name: Literal["__key__"]) -> str: ...  # type: ignore[overload-overlap]
@@ -84,7 +84,7 @@ class ReadOptions:
     """How samples are read; see `read.dataset.open`.
 
     Attributes:
-        fields: Fields to read; None for all.
+        fields: Fields to read, or None for all.
         storage: Storage options of the dataset by key, for other processes.
     """
 

@@ -61,7 +61,7 @@ class OrderOptions:
 
     @property
     def round(self) -> int:
-        """Number of positions that are read together: one window of each part."""
+        """Number of positions that are read together, which is one window of each part."""
         return self.parts * self.window
 
 

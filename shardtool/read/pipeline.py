@@ -175,7 +175,7 @@ class Pipeline:
 
     @property
     def required_fields(self) -> frozenset[str] | None:
-        """The fields that the stages read; None for all."""
+        """The fields that the stages read, or None for all."""
         first = self.stages[0] if self.stages else None
         if isinstance(first, Decode):
             return first.only

@@ -103,7 +103,7 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        readers: Functions that decode numeric fields, by field name; None if records must be parsed.
+        readers: Functions that decode numeric fields, by field name, or None if records must be parsed.
         lists: TFRecord features that are lists in every sample, which requires parsing records.
         size: Bytes of the file; 0 if unknown.
         crc: CRC-32C of the file; -1 if unknown.

@@ -160,7 +160,7 @@ class SampleSource(PipelineMethods[SampleT]):
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy with this `on_error`; None keeps it unchanged."""
+        """Return a copy with this `on_error`. None keeps the old value."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)

@@ -88,7 +88,7 @@ class BaseOptions:
         return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, *names: str) -> str:
-        """Return the name of the first option that is given; empty if none is."""
+        """Return the name of the first option that is given, or "" if none is."""
         return next((name for name in names if name in option_specs(type(self)) and self.is_given(name)), "")
 
     def _is_met(self, condition: Given[Any]) -> bool:

@@ -233,13 +233,13 @@ class CreateOptions(SelectingOptions):
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting; None without splits."""
+        """Return the options for splitting, or None without splits."""
         if not self.split_from_folder:
             return OutputOptions.make_split_options(self)
         return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options; None without URLs."""
+        """Return the download options, or None without URLs."""
         if not self.url:
             return None
         if find_spec("aiohttp") is None:

@@ -201,7 +201,7 @@ class FilterOptions(WorkerOptions):
 
     @property
     def key_list(self) -> object:
-        """The value of `keys` or `keys_from`; None without either."""
+        """The value of `keys` or `keys_from`, or None without either."""
         return self.keys or self.keys_from
 
 

@@ -138,7 +138,7 @@ class OptionSpec(NamedTuple):
         typed_choices: Maps command-line words to values, where they differ.
         choices: The accepted values, if the annotation does not list them.
         use: Function to call with the typed value.
-        origin: The class whose docstring describes the option; None for the class of the field.
+        origin: The class whose docstring describes the option, or None for the class of the field.
     """
 
     section: str = ""
@@ -262,7 +262,7 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
-    """Return the choices of an option; empty if any text is allowed."""
+    """Return the choices of an option, or an empty tuple if any text is allowed."""
     if choices := option_specs(options)[name].choices:
         return choices
     for kind in option_types(options)[name]:

@@ -24,12 +24,12 @@ _MAX_SUBSTITUTION_LETTERS = 256  # limits the memory for new keys
 
 
 def parse_whole_number(text: str) -> int | str:
-    """Convert a text to a whole number; return other texts unchanged. int() would accept more spellings."""
+    """Convert a text to a whole number. Return other texts unchanged. int() would accept more spellings."""
     return int(text) if _WHOLE_NUMBER.fullmatch(text.strip()) else text
 
 
 def split_commas(name: str, given: object) -> list[str]:
-    """Split a text at commas; return a list of texts unchanged."""
+    """Split a text at commas. Return a list of texts unchanged."""
     parts = given.split(",") if isinstance(given, str) else given
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise InvalidRequest(option_text(name), repr(given), expected="a string with commas, or a list of strings")
@@ -87,7 +87,7 @@ class Substitution(NamedTuple):
 
 
 def parse_substitution(name: str, text: str) -> Substitution | None:
-    """Return the parts of `s/PATTERN/REPLACEMENT/FLAGS`; None for other texts.
+    """Return the parts of `s/PATTERN/REPLACEMENT/FLAGS`, or None for other texts.
 
     Any of `/|,#:@!;%` can separate the parts. In the replacement, `&` is the match, and `\\1` a group. Flags: `g`
     replaces all matches, `i` ignores case.
@@ -123,7 +123,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them."""
+    """Return a share such as `0.1` or `10%` as an exact fraction. A float means the number that Python prints."""
     from fractions import Fraction
 
     match = _SHARE.fullmatch(str(text))

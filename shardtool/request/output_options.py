@@ -61,7 +61,7 @@ def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...
     """Return the readers to print compatibility notes for.
 
     Args:
-        targets: The readers in `target`; empty for webdataset.
+        targets: The readers in `target`, or an empty tuple for webdataset.
         exports: Exported indexes, whose names start with a reader: `dali-webdataset`.
     """
     exported = {name.partition("-")[0] for name in exports}
@@ -213,7 +213,7 @@ class OutputOptions(WorkerOptions):
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting; None without splits."""
+        """Return the options for splitting, or None without splits."""
         if not self.split and self.split_column is None:
             return None
         shares = parse_shares(format_shares(self.split)) if self.split else ()

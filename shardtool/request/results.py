@@ -97,7 +97,7 @@ class JoinedTable:
         table: Name of the table.
         columns: The metadata columns that the sidecars get from the table.
         fields: The column of each field that the option `field` creates from the table.
-        advice: Option that creates fields from the other columns; empty if there are none.
+        advice: Option that creates fields from the other columns, or "" if there are none.
     """
 
     table: str
@@ -111,24 +111,24 @@ class CreateResult(Result):
     """The created dataset, or all datasets together with splits. In a dry run, the dataset that would be created.
 
     Attributes:
-        dataset_file: Path of the dataset file; with splits, it contains `{split}`.
+        dataset_file: Path of the dataset file. With splits, the path contains `{split}`.
         kept: Number of shards that an earlier run had finished.
         skipped: Number of skipped files and samples, which are listed in `out.skipped`.
         size: Bytes of all shards.
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
-        features: Only for TFRecord: the argument of `tf.io.parse_single_example` for each feature.
-        urls: Only for tar shards without splits: the argument of `webdataset.WebDataset`; empty if webdataset cannot
-            open the shards.
+        features: For TFRecord, the argument of `tf.io.parse_single_example` for each feature.
+        urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
+            the shards.
         splits: The dataset of each split; empty without splits.
-        appended: The appended shards; all other attributes describe the whole dataset.
+        appended: The appended shards. All other attributes describe the whole dataset.
         exported: The exported index formats.
-        changes: The changes of a resumed run; None if no dataset existed.
-        part: The part of a parallel run, such as `3/64`; all counts cover only its shards. Empty without parts.
+        changes: The changes of a resumed run, or None if no dataset existed.
+        part: The part of a parallel run, such as `3/64`, or "" without parts. All counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
         dry_run: Nothing was written; the result describes the planned shards.
         planned: The shards of a dry run, for all splits.
-        joined: The columns of `join`; None without a table.
+        joined: The columns of `join`, or None without a table.
     """
 
     dataset_file: str
@@ -226,8 +226,8 @@ class ExtractResult(Result):
     """The result of `extract`.
 
     Attributes:
-        manifest: Path of the table with key and path of each file; `create` accepts it as a source.
-        metadata: Path of the table with the metadata of each sample, for `join`; empty without metadata.
+        manifest: Path of the table with key and path of each file. `create` accepts this table as a source.
+        metadata: Path of the table with the metadata of each sample, for `join`, or "" without metadata.
         files: Number of files, one per field.
         kept: Number of files that already existed with the right bytes.
         size: Bytes of all files.
@@ -349,14 +349,14 @@ class ColumnDifference(NamedTuple):
 
 
 class SampleDifference(NamedTuple):
-    """A changed sample: its key and the changed fields; `(metadata)` represents all metadata columns."""
+    """The key and changed fields of a sample. `(metadata)` represents all metadata columns."""
 
     key: str
     fields: tuple[str, ...]
 
 
 class MovedSample(NamedTuple):
-    """A sample that moved to another split: its key, the old split and the new split."""
+    """The key of a sample that moved to another split, the old split, and the new split."""
 
     key: str
     before: str
@@ -451,7 +451,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorResult(Displayed):
-    """The result of `doctor`: the checks of `place`; later checks depend on earlier checks."""
+    """The result of `doctor`, with the checks of `place`. Later checks depend on earlier checks."""
 
     place: str
     checks: tuple[Check, ...]

@@ -1,4 +1,4 @@
-"""Part K of N parallel runs that write one dataset; also from Slurm and Kubernetes."""
+"""Part K of N parallel runs that write one dataset, also with Slurm and Kubernetes."""
 
 from __future__ import annotations
 

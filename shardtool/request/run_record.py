@@ -29,7 +29,7 @@ def to_recorded_name(name: str) -> str:
 
 
 def to_recorded_value(name: str, value: object) -> object:
-    """Return the value of an option as files record it: renamed fields as OLD=NEW."""
+    """Return the value of an option as files record it, with renamed fields as OLD=NEW."""
     if isinstance(value, tuple) and name == _RENAMES:
         return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
     return list(value) if isinstance(value, tuple) else value
@@ -71,7 +71,7 @@ class RunRecord:
 
     @property
     def verb(self) -> str:
-        """`create`, `reshard` or `index`; empty if not recorded."""
+        """`create`, `reshard` or `index`, or "" if not recorded."""
         return self._text("verb")
 
     @property
@@ -81,18 +81,18 @@ class RunRecord:
 
     @property
     def split(self) -> str:
-        """The split of this dataset; empty without splits."""
+        """The split of this dataset, or "" without splits."""
         return self._text("split")
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits of the run; empty without splits, or if they were not recorded."""
+        """All recorded splits of the run."""
         found = self.document.get("splits")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     @property
     def tool(self) -> str:
-        """Program and version; empty if not recorded."""
+        """Program and version, or "" if not recorded."""
         return self._text("tool")
 
     @property
@@ -142,7 +142,7 @@ class RunRecord:
         return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Return whether one run created both datasets as two splits; later changes are ignored."""
+        """Return whether one run created both datasets as two splits. Ignore later changes."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**one.document, **later} for one in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)

@@ -203,7 +203,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return the transform of samples; None if there is nothing to do."""
+        """Return the transform of samples, or None if there is nothing to do."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None
@@ -219,5 +219,5 @@ class SelectingOptions(OutputOptions):
         return Transform(images, function, fetch, found)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options; None without URLs."""
+        """Return the download options, or None without URLs."""
         return None

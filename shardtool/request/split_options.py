@@ -46,7 +46,7 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """The option and column that splitting reads; None if it needs only the keys."""
+        """The option and column that splitting reads, or None if it needs only the keys."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 

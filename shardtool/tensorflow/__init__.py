@@ -182,7 +182,7 @@ def import_library(module: str) -> Any:
 
 
 class BatchSequence:
-    """Batches of a dataset, reordered each epoch; a mixin for `keras.utils.PyDataset`.
+    """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
     `on_epoch_end` after it has read batches only for their shapes, so an end counts only after a start. Older releases
@@ -281,7 +281,7 @@ def tf_dataset(
     Args:
         dataset: TFRecords, plain or with gzip: a dataset file, a shard pattern, a glob, a folder, shards, or a list of
             datasets to concatenate.
-        fields: Fields of a sample; None for all fields and `__key__`.
+        fields: Fields of a sample, or None for all fields and `__key__`.
         shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
             through a buffer of at most 256 MB and 10,000 samples. A number sets the number of samples in the buffer.
         seed: Seed of the shuffle.

@@ -153,7 +153,7 @@ class Loader(StreamOptions):
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at an epoch; keep a loaded state of the same epoch."""
+        """Start the next iteration at an epoch. Keep a loaded state of the same epoch."""
         epoch = self._check_epoch(epoch)
         if epoch != (self._state["epoch"] if self._next is None else self._next):
             self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
@@ -267,7 +267,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None if all samples were skipped. `keys` name the samples in messages."""
+        """Return the batch, or None if all samples were skipped. `keys` name the samples in messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None

@@ -23,7 +23,7 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits per tag, which exclude maker 
 
 
 def read_exif(data: bytes | memoryview) -> str | None:
-    """Return EXIF as a JSON object with tag names; None if there is no readable EXIF.
+    """Return EXIF as a JSON object with tag names, or None if there is no readable EXIF.
 
     `latitude` and `longitude` are in degrees. Long values, and values that are not text or numbers, are skipped.
 

@@ -128,7 +128,7 @@ class ImageOptions:
         return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
-        """Return the output format of `field`; None for the format of its content."""
+        """Return the output format of `field`, or None for the format of its content."""
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:

@@ -2,7 +2,7 @@
 
 - The content determines the format, not the name: `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
-- Of a multi-picture JPEG (MPO), only the first picture is used; the others are previews and gain maps.
+- Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
   GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
 
@@ -139,7 +139,7 @@ class OpenedImage:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
         deep: Whether Pillow discards all but the upper eight bits of each value.
-        white: The largest possible value, which is white; 0 if there is none.
+        white: The largest possible value, which is white, or 0 if there is none.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:

@@ -68,7 +68,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of an upright JPEG; None for other images."""
+    """Return the header of an upright JPEG, or None for other images."""
     if data[:2] != b"\xff\xd8":
         return None
     offset, app1_data = 2, b""
@@ -103,7 +103,7 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG in RGB, writable uint8 [height, width, 3]; None if Pillow must decode the image."""
+    """Return the RGB pixels of a JPEG, writable uint8 [height, width, 3], or None if Pillow must decode the image."""
     import numpy as np
 
     decode = jpeg_decoder()
@@ -129,7 +129,7 @@ def decode_jpeg_fast(
 
 @functools.cache
 def jpeg_decoder() -> Callable[..., Any] | None:
-    """Return simplejpeg's decoder; None if not installed or too old."""
+    """Return simplejpeg's decoder, or None if not installed or too old."""
     import inspect
 
     try:

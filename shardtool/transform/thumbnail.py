@@ -88,7 +88,7 @@ def is_mask_name(field: str) -> bool:
 def mask_thumbnail(
     data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a mask as WebP with class 0 transparent, its size, and its colours; None if it is not a mask."""
+    """Return a mask as WebP with class 0 transparent, its size, and its colours, or None if it is not a mask."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)
@@ -158,7 +158,7 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        colours: For a mask, its values and their colours as `#rrggbb`; empty otherwise.
+        colours: The values of a mask with their colours as `#rrggbb`. Other images have none.
     """
 
     data: bytes
@@ -181,7 +181,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None for no limit.
+        max_bytes: Maximum bytes, except for a thumbnail of the smallest size, or None for no limit.
         has_photo: Whether the sample also has a photograph. An image of few values is then a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))

@@ -43,7 +43,7 @@ class Transform(NamedTuple):
     """The changes to each sample.
 
     Attributes:
-        function: `package.module:function`, called with each sample; empty without a function.
+        function: `package.module:function`, which is called with each sample, or "" without a function.
     """
 
     images: ImageOptions | None = None

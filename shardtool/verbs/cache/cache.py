@@ -320,7 +320,7 @@ class Cache:
         Args:
             part: Part of the shard names, which keeps them different from names of other writers.
             format: `tar` or `tfrecord`.
-            max_size: Maximum bytes per shard; None for a fiftieth of the cache, at most 256 MB.
+            max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
         Raises:

@@ -42,7 +42,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of openings that found a copy; None without openings."""
+        """The fraction of openings that found a copy, or None without openings."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
@@ -74,7 +74,7 @@ class CountsFile:
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the statistics in a file; zeros if it is not valid."""
+    """Return the statistics in a file, or zeros if the file is not valid."""
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}

@@ -1,4 +1,4 @@
-"""The names and contents of the files in a cache. Every other file is foreign: it is never opened or deleted."""
+"""The names and contents of the files in a cache. Every other file is foreign, and never opened or deleted."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer of a file in `written/`; None if the file is foreign."""
+    """Return the name of the writer of a file in `written/`, or None if the file is foreign."""
     match = WRITER_FILE_NAME.fullmatch(
         name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
@@ -79,7 +79,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy that a file in `copied/` belongs to; None if the file is foreign."""
+    """Return the name of the copy that a file in `copied/` belongs to, or None if the file is foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -107,7 +107,7 @@ class CachedFile(NamedTuple):
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C, which are in the name of a copy; None for a written shard."""
+        """Size and CRC-32C, which are in the name of a copy, or None for a written shard."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
@@ -144,7 +144,7 @@ def encode_reservation(reserved: int, requested: int) -> bytes:
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the file names in a folder; empty if the folder does not exist."""
+    """Return the file names in a folder, or an empty list if the folder does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 
@@ -155,7 +155,7 @@ def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the status of a regular file; None if the entry is not a regular file, or was deleted."""
+    """Return the status of a regular file, or None if the entry is not a regular file, or was deleted."""
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)

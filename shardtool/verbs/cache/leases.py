@@ -72,7 +72,7 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of evicted shards; None if another process made the copy.
+        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.

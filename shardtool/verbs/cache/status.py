@@ -116,14 +116,14 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
-    """Delete all shards of a cache that no process uses; for errors, see `cache_status`."""
+    """Delete all shards of a cache that no process uses. For errors, see `cache_status`."""
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         return _remove_shards(space, contents, dict.fromkeys(contents.shards, ("", None)))
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
-    """Delete the shards of a cache that do not match their checksums; for errors, see `cache_status`."""
+    """Delete the shards of a cache that do not match their checksums. For errors, see `cache_status`."""
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         pass

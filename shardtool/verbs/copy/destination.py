@@ -41,8 +41,8 @@ class ShardCopy(NamedTuple):
     """A shard and its sidecar, and whether the destination already has them.
 
     Attributes:
-        shard_right: Whether the shard at the destination is right; None if it does not exist.
-        sidecar_right: Whether the sidecar at the destination is right; None if it does not exist.
+        shard_right: Whether the shard at the destination is right, or None if it does not exist.
+        sidecar_right: Whether the sidecar at the destination is right, or None if it does not exist.
     """
 
     shard: OriginalFile
@@ -73,7 +73,7 @@ class CopySource(NamedTuple):
     Attributes:
         data: The bytes of the dataset file, which are copied even if the file changes during the run.
         pairs: The shards and sidecars in order, before they are compared with the destination.
-        skipped: The list of skipped samples; empty without a list.
+        skipped: The list of skipped samples, or b"" without a list.
     """
 
     path: str
@@ -157,10 +157,10 @@ class CopyTarget(NamedTuple):
     """The destination of a copy, and its existing files.
 
     Attributes:
-        below: The folder of the shards: the same folder, or one below it.
+        below: The folder of the shards, which is `folder` or a subfolder.
         facts: Existing files in `folder` and in `below` that have names of the dataset.
         data: The bytes of the existing dataset file, or of the dataset file that an interrupted copy has renamed.
-        old: The parsed `data`; None if it is missing or damaged.
+        old: The parsed `data`, or None if it is missing or damaged.
         old_below: The folder of the shards that `old` lists.
     """
 

@@ -29,7 +29,7 @@ class ByteMeter:
     """Count the bytes of all threads, limit their rate, and stop them.
 
     Args:
-        limit: Maximum bytes per second of all threads together; None for no limit.
+        limit: Maximum bytes per second of all threads together, or None for no limit.
         report: Function that the copying thread calls with the number of bytes of each block.
 
     Attributes:

@@ -54,7 +54,7 @@ class ComparedSide(NamedTuple):
     """The samples of one side.
 
     Attributes:
-        split: The split name of each sample; empty if unknown.
+        split: The split name of each sample, or "" if unknown.
     """
 
     entries: SampleTable

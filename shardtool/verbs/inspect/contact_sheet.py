@@ -1,4 +1,4 @@
-"""The contact sheet: thumbnails of samples in one PNG, with key and label below each."""
+"""The contact sheet, a PNG with thumbnails of samples, their keys and labels."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class _Video(NamedTuple):
 
 
 def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
-    """Return lines about an array or a video, by the extension of its field; `data` may be the start of a payload."""
+    """Return lines about an array or a video, by the extension of the field. `data` may be the start of a payload."""
     ending = field.rpartition(".")[2].lower()
     try:
         if ending == "npy":

@@ -56,7 +56,7 @@ class ReadSpeed(NamedTuple):
         opening: Seconds to open a shard, including its index.
         stream: Speed of a shuffled stream, as in training.
         random: Speed of random access, 64 samples at a time.
-        decoded: Speed of a stream decoded in one thread; None if not measured.
+        decoded: Speed of a stream decoded in one thread, or None if not measured.
     """
 
     dataset: str

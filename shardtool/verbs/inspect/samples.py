@@ -165,7 +165,7 @@ class FieldView(NamedTuple):
     """A decoded field.
 
     Attributes:
-        value: The text, the number or numbers, or the parsed JSON; None for images and bytes.
+        value: The text, the number or numbers, or the parsed JSON, or None for images and bytes.
         label: The class name of a class number.
         details: Lines about an array or a video.
     """
@@ -182,7 +182,7 @@ class FieldView(NamedTuple):
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the field as data: bytes as base64, missing values as null."""
+        """Return the field as data, with bytes as base64 and missing values as null."""
         document = {name: json_value(getattr(self, name)) for name in ("content", "offset", "length", "value", "label")}
         image = None if self.image is None else dict(zip(("width", "height", "mode"), self.image, strict=True))
         return {
@@ -279,7 +279,7 @@ def decode_text(data: bytes, *, is_complete: bool) -> str | None:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to JSON types: bytes as base64, times and non-finite numbers as text."""
+    """Convert a value to JSON types, with bytes as base64, and times and non-finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

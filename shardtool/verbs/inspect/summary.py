@@ -171,10 +171,10 @@ class ColumnSummary:
     """The statistics of a metadata column.
 
     Attributes:
-        distinct: Number of distinct values; None if too many to count.
+        distinct: Number of distinct values, or None if too many to count.
         values: The most frequent values; empty if all values differ.
-        element: Arrow type of list elements; None without lists.
-        lengths: Lengths of the lists; None without lists.
+        element: Arrow type of list elements, or None without lists.
+        lengths: Lengths of the lists, or None without lists.
     """
 
     type: str
@@ -290,7 +290,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class FieldSummary:
-    """A field: how it is stored (`kind`), its content type by name, its number of samples, and payload sizes."""
+    """How a field is stored (`kind`), its content type by name, its number of samples, and payload sizes."""
 
     kind: str
     content: str
@@ -318,7 +318,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A value of a label: its name, its class number if any, and the number of samples with the value."""
+    """The name of a label value, its class number if any, and the number of samples with this value."""
 
     name: str
     number: int | float | None
@@ -353,9 +353,9 @@ class Summary(Displayed):
     Attributes:
         dataset: The dataset file, or else the given path.
         size: Bytes of all shards, as listed or found.
-        field_bytes: Bytes of all payloads; None if there is no dataset file and some sidecars were not read.
+        field_bytes: Bytes of all payloads, or None if there is no dataset file and some sidecars were not read.
         skipped: Number of samples skipped when the dataset was created.
-        complete: Whether all files in the dataset file exist; None without a dataset file.
+        complete: Whether all files in the dataset file exist, or None without a dataset file.
         made: How the dataset was created, from its dataset file.
         looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns that contain the sizes.

@@ -1,4 +1,4 @@
-"""Examine one shard in a worker: scan it, compute its checksums and, if requested, decode its fields."""
+"""Examine a shard in a worker: scan the shard, compute checksums and, if requested, decode fields."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class ShardExamination:
     """The result of examining a shard.
 
     Attributes:
-        scan: The content of the shard; None if it cannot be opened. Its columns are dropped after the checks.
-        fields: Number of samples with each field; emptied after it was added to the totals, to save memory.
+        scan: The content of the shard, or None if it cannot be opened. Its columns are dropped after the checks.
+        fields: Number of samples with each field. To save memory, this is emptied after the totals are computed.
         unrecognised: Number of members that do not belong to a sample.
-        content_ids: The id of each sample's content, 8 bytes each; may be empty, if no id is needed.
+        content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
     """
 
@@ -104,7 +104,7 @@ class DigestTask(NamedTuple):
 
 
 def digest_samples(task: DigestTask) -> list[bytes]:
-    """Return the digest of the content of each sample; empty if the sample cannot be read completely."""
+    """Return the digest of each sample's content, which is b"" if the sample cannot be read completely."""
     from shardtool.dataset.duplicates import index_content, sample_digests
     from shardtool.dataset.shard_index import scanned_index
 

@@ -117,7 +117,7 @@ class Finding:
     """One problem.
 
     Attributes:
-        offset: The offset in the file, in bytes; None for the whole file.
+        offset: The offset in the file, in bytes, or None for the whole file.
     """
 
     code: str
@@ -173,8 +173,8 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1 for the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
-            code and file.
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. There are at most
+            `MAX_LISTED_PER_FILE` for each code and file.
         uncompared: Fields that were not compared with the source.
     """
 
@@ -223,9 +223,9 @@ class Report(Displayed):
     """The result of `verify`.
 
     Attributes:
-        findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
-        read: With `sample`, the number and the bytes of the shards that were read; None if all were read.
-        datasets: The reports of several datasets; the other attributes then cover all of them.
+        findings: Problems in the order of the shards. There are at most `MAX_LISTED_PER_FILE` for each code and file.
+        read: With `sample`, the number and the bytes of the shards that were read, or None if all were read.
+        datasets: The reports of several datasets. The other attributes then cover all datasets.
         quick: Whether no shard was read.
         uncompared: With `source`, the fields that were not compared with the source.
     """

@@ -52,7 +52,7 @@ DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra
 
 
 def why_not_repeatable(file: DatasetFile) -> str:
-    """Return why shards cannot be rebuilt from the source, and what to do instead; empty if they can be rebuilt."""
+    """Return why shards cannot be rebuilt from the source, and what to do instead, or "" if they can be rebuilt."""
     verb, which = file.made.verb, ""
     if file.appends:
         overwrite, append = flag_text("overwrite"), flag_text("append")

@@ -154,8 +154,8 @@ class SidecarFile(NamedTuple):
     """A sidecar as a file.
 
     Attributes:
-        data: The bytes of the file; empty if it does not exist, cannot be read, or belongs to another tool.
-        fact: The sidecar's description of the shard; None if the sidecar is damaged.
+        data: The bytes of the file, or b"" if the file does not exist, cannot be read, or belongs to another tool.
+        fact: The sidecar's description of the shard, or None if the sidecar is damaged.
     """
 
     data: bytes = b""

@@ -43,9 +43,9 @@ class ShardCheck:
     """One shard, and the results of its checks so far.
 
     Attributes:
-        size: The size in bytes; None if the file does not exist.
-        fact: The sidecar's description of the shard; None if the sidecar is damaged.
-        examined: The worker's result; None if the shard was not read.
+        size: The size in bytes, or None if the file does not exist.
+        fact: The sidecar's description of the shard, or None if the sidecar is damaged.
+        examined: The worker's result, or None if the shard was not read.
     """
 
     shard: StoredShard
@@ -71,7 +71,7 @@ class ShardCheck:
 
     @property
     def scan(self) -> ShardScan | None:
-        """The shard's content; None if it was not read."""
+        """The shard's content, or None if it was not read."""
         return None if self.examined is None else self.examined.scan
 
     @property
@@ -91,7 +91,7 @@ class VerifiedDataset:
     """A dataset under verification.
 
     Attributes:
-        dataset: The dataset; its `file` is None without a valid dataset file.
+        dataset: The dataset. Its `file` is None without a valid dataset file.
         fields: Number of samples with each field, in the shards that were read.
         unresolved: Failed repairs and comparisons, with reasons; reported last.
     """
@@ -169,7 +169,7 @@ def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
 
 
 def open_verified(given: DatasetLike) -> VerifiedDataset:
-    """Return a dataset to verify; raise the errors of `read_dataset_file`."""
+    """Return a dataset to verify. For errors, see `read_dataset_file`."""
     dataset, findings = read_dataset_file(given)
     cases = (
         ShardCheck(shard, dataset.has_own_file and (dataset.file is None or shard.entry is not None), size)

@@ -49,12 +49,12 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     """Check one or several datasets, and return a report of what is wrong. Only `repair` writes files.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, as a list or by
-            `{split}` in a name, the report covers all of them, and its `datasets` contains one report for each.
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, pass a list or a
+            name with `{split}`. `Report.datasets` then contains one report per dataset.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the options conflict.
-        CorruptShard: The dataset file is invalid or names files in other folders; nothing could be read.
+        CorruptShard: Nothing can be read, because the dataset file is invalid or names files in other folders.
         OutputFailed: A repaired file cannot be written.
 
     Example:
@@ -245,7 +245,7 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the existing shards to read; at least one."""
+    """Return the numbers of the existing shards to read, which are at least one."""
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
         return existing

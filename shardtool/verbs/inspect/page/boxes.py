@@ -43,7 +43,7 @@ _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon to draw: its path in the coordinates of `drawing_size`, its upper left corner, and its label."""
+    """A box or polygon, with its path and upper left corner in the coordinates of `drawing_size`, and its label."""
 
     path: str
     x: int
@@ -138,7 +138,7 @@ def _numbers(value: object) -> list[float]:
 def _rectangles(
     boxes: Sequence[Sequence[float]], image: tuple[int, int], *, is_corners: bool
 ) -> list[tuple[float, float, float, float]]:
-    """Return (left, top, right, bottom) of each box as shares of the image; empty if most boxes exceed the image.
+    """Return left, top, right and bottom of each box as shares of the image, or an empty list if most boxes do not fit.
 
     Numbers up to 1 are shares, and larger numbers are pixels. A box is left, top, width and height as in COCO, unless
     more boxes are valid as left, top, right and bottom.

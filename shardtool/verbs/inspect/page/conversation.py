@@ -10,7 +10,7 @@ _TEXT_NAMES = ("content", "value", "text")
 
 
 def find_turns(document: object) -> list[tuple[str, str]]:
-    """Return the role and text of each turn; empty if the document is not a conversation."""
+    """Return the role and text of each turn, or an empty list if the document is not a conversation."""
     if isinstance(document, dict):
         document = next((document[name] for name in _LIST_NAMES if isinstance(document.get(name), list)), None)
     if not isinstance(document, list) or not document:

@@ -89,7 +89,7 @@ def set_rows(views: Sequence[DatasetView]) -> None:
 
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
-    """A dataset on the page. `number` counts datasets from 1; it is 0 for a single dataset."""
+    """A dataset on the page. `number` counts datasets from 1, and is 0 for a single dataset."""
 
     name: str
     rows: RowTable
@@ -217,7 +217,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:
-        """Number, name, bytes and samples of each shard; None if missing or unknown."""
+        """Number, name, bytes and samples of each shard. Unknown bytes and samples are None."""
         rows = []
         for shard in self.dataset.shards:
             entry, size = shard.entry, shard.size()

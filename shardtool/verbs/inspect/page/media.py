@@ -35,7 +35,7 @@ class MediaClip(NamedTuple):
 
     @property
     def waveform(self) -> str:
-        """The waveform of the included bytes as an SVG path; empty unless they are PCM in a WAV file."""
+        """The waveform of the included bytes as an SVG path, or "" unless they are PCM in a WAV file."""
         peaks = wav_peaks(self.data, WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
@@ -64,7 +64,7 @@ class MediaClip(NamedTuple):
 
 
 def wav_peaks(data: bytes, bars: int) -> list[float]:
-    """Return the largest amplitude in each part of a WAV file; empty if the samples are not PCM.
+    """Return the largest amplitude in each part of a WAV file, or an empty list if the samples are not PCM.
 
     Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
     """
@@ -91,7 +91,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
 
 
 def media_type(name: str, start: bytes) -> str:
-    """Return the MIME type of audio or video, by its first bytes; empty if browsers cannot play it."""
+    """Return the MIME type of audio or video, by its first bytes, or "" if browsers cannot play it."""
     content = content_type(name)
     if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
         return "audio/wav"

@@ -31,7 +31,7 @@ _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in datasets of up to this many samples, no 
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page about one or several datasets; damage is reported on the page.
+    """Write a page about one or several datasets. The page reports damage.
 
     The page shows 200 samples, or one per label if there are more labels, at most 2,000.
     """

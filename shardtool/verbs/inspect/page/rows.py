@@ -54,7 +54,7 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        first: Number of rows within the limits; these rows are the first samples of the dataset.
+        first: Number of rows within the limits. These rows are the first samples of the dataset.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -112,7 +112,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the row of each sample; samples beyond the limits are added."""
+        """Set the row of each sample. Add samples beyond the limits."""
         added: dict[tuple[str, int], ShownSample] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number

@@ -68,8 +68,8 @@ class ShownSample:
 
     Attributes:
         labels: Label texts by field or column, the likeliest first.
-        label: The class, or the value of a field or column named like a label; empty if there is none.
-        reason: Why the sample is unusual; empty for other samples.
+        label: The class, or the value of a field or column named like a label, or "" if there is none.
+        reason: Why the sample is unusual, or "" for other samples.
         row: The sample's row in the table of the page.
     """
 
@@ -129,8 +129,8 @@ class SampleBudget(NamedTuple):
     """Limits of what is shown per sample.
 
     Attributes:
-        image: Bytes of all thumbnails; None for no limit.
-        media: Budget for audio and video, shared by all samples; None for no clips.
+        image: Bytes of all thumbnails, or None for no limit.
+        media: Budget for audio and video, shared by all samples, or None for no clips.
     """
 
     edge: int
