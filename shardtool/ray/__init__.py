@@ -70,11 +70,7 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
 
 
 class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
-    """The samples of a dataset, one task per shard.
-
-    Raises:
-        InvalidRequest: A field does not exist.
-    """
+    """The samples of a dataset, with one task per shard."""
 
     def __init__(self, dataset: Dataset, fields: Collection[str] | None) -> None:
         super().__init__()

@@ -209,7 +209,6 @@ class Dataset(Streamable[SampleT]):
         return self._read_sample(self._resolve_position(position))
 
     def count_dropped(self, error: ShardError) -> None:
-        """Count a sample that a stage dropped from a list."""
         self.skipped.count_sample(error, "", damaged=False)
 
     def _read_sample(self, number: int) -> object:
@@ -474,7 +473,6 @@ class Keys(Sequence[str]):
         return f"<{len(self):,} keys: {format_list([*map(repr, self[:3])], total=len(self))}>"
 
     def at_positions(self, positions: Numbers) -> list[str]:
-        """Return the keys at positions."""
         chosen = self._view.chosen
         return self._store.keys(positions if chosen is None else chosen[positions])
 

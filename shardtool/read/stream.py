@@ -62,7 +62,6 @@ class StreamState(NamedTuple):
     position: int
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as JSON data."""
         order = {name: value for name, value in vars(self.options).items() if value or name != "ranks"}
         version = 2 if self.options.ranks else 1
         return {"version": version, "fingerprint": self.fingerprint, **order, "position": self.position}

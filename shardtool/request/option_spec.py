@@ -123,7 +123,6 @@ class OptionSpec(NamedTuple):
         metavar: Placeholder for the value in the help; if empty, it is derived from the type.
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value; `sample` is a share above 0.
-        example: An example value.
         range: Minimum and maximum of a number.
         only_for: Kind of source to which the option applies; empty for any source.
         requires: Rules about options that must also be given. A function may return them, to name options defined

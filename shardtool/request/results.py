@@ -228,9 +228,7 @@ class ExtractResult(Result):
     Attributes:
         manifest: Path of the table with key and path of each file. `create` accepts this table as a source.
         metadata: Path of the table with the metadata of each sample, for `join`, or "" without metadata.
-        files: Number of files, one per field.
         kept: Number of files that already existed with the right bytes.
-        size: Bytes of all files.
         create: Options with which `create` packs the files into the same samples.
     """
 
@@ -287,7 +285,6 @@ class IndexResult(Result):
 
     Attributes:
         kept: Number of sidecars that were already valid and complete.
-        columns: The columns of `columns_from`.
     """
 
     dataset_file: str
@@ -370,7 +367,6 @@ class DiffResult(Displayed):
     The side `b` can be the source of `a`. A sample can be moved and changed. Each list has the order of its side.
 
     Attributes:
-        samples: Number of samples of each side.
         added: Keys that only b has.
         removed: Keys that only a has.
         changed: Samples with different content.

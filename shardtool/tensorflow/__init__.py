@@ -198,15 +198,9 @@ class BatchSequence:
         return _new_keras_sequence, (), vars(self)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return math.ceil(len(self._samples) / self._batch_size)
 
     def __getitem__(self, number: int) -> Any:
-        """Return a batch.
-
-        Raises:
-            IndexError: The number is out of range.
-        """
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         first, count = number * self._batch_size, len(self._samples)

@@ -356,7 +356,6 @@ class Summary(Displayed):
         field_bytes: Bytes of all payloads, or None if there is no dataset file and some sidecars were not read.
         skipped: Number of samples skipped when the dataset was created.
         complete: Whether all files in the dataset file exist, or None without a dataset file.
-        made: How the dataset was created, from its dataset file.
         looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns that contain the sizes.
         labels: Labels by field or column, the likeliest first.
