@@ -114,12 +114,9 @@ def dali_webdataset_index(shard: IndexedShard) -> bytes:
 
 
 def parse_dali_index(data: bytes) -> list[Fields]:
-    """Return the fields in a DALI index of any tool.
+    """Return the fields in a DALI index of any tool, or raise ValueError.
 
-    Names of members are ignored; an index of version 1.1 has no names.
-
-    Raises:
-        ValueError: The data is not a DALI index.
+    Names of members are ignored, because an index of version 1.1 has no names.
     """
     head, *lines = data.removesuffix(b"\n").split(b"\n")
     version, count = head.split()

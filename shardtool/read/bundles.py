@@ -315,8 +315,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample by its number, with 0 for unused samples.
 
-    `of_shard` returns the sizes of the samples in a shard. A negative size means that the size is unknown, which is an
-    error. `what` names the size in the error.
+    `of_shard` returns the sizes of the samples in a shard. If a size is negative, raise InvalidRequest about `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

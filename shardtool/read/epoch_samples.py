@@ -37,7 +37,7 @@ _COPIED_PARTS_PER_RANK = 32  # fewer parts with a cache, which must hold all cop
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled together; by default, about 32 MB in all parts."""
+    """Return how many samples of a part are shuffled together, by default about 32 MB over all parts."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)

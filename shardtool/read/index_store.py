@@ -248,11 +248,7 @@ def hash_keys(keys: list[bytes]) -> Hashes:
 
 
 def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
-    """Return the index of a shard, from its sidecar or a scan.
-
-    Raises:
-        CorruptShard: The shard is damaged, or differs from the dataset file.
-    """
+    """Return the index of a shard, from its sidecar or a scan, or raise CorruptShard."""
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read checks the size of a remote shard
         actual_size = shard.size()  # skip a missing shard, because opening it raises a clearer error

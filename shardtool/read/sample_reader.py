@@ -81,9 +81,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Without this, the system would
-        # map new memory pages for each list of large samples, which takes longer than reading the samples (measured: 50
-        # us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, the system would map
+        # new memory for each list of large samples, which takes longer than reading (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}

@@ -122,7 +122,6 @@ class CreateResult(Result):
             the shards.
         splits: The dataset of each split; empty without splits.
         appended: The appended shards. All other attributes describe the whole dataset.
-        exported: The exported index formats.
         changes: The changes of a resumed run, or None if no dataset existed.
         part: The part of a parallel run, such as `3/64`, or "" without parts. All counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.

@@ -233,10 +233,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Return a batch: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
-
-    Arrays have the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and `bytes`.
-    """
+    """Return a batch. Dicts become a dict of batches, tuples a tuple, and other values an array [samples, ...]."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}

@@ -105,11 +105,7 @@ class CenterCrop(_Crop):
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return the centre of an image, uint8 [size, size, 3], with the position of the crop if `place` is set."""
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
@@ -153,11 +149,7 @@ class RandomResizedCrop(_Crop):
             raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return a random part of an image, uint8 [size, size, 3], with the position of the crop if `place` is set."""
         rng = rng or seeded_rng()
         square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip

@@ -41,8 +41,8 @@ MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
-# Memory limit of decoding. An A0 scan at 300 dpi takes 0.97 GB (PNG, TIFF, JPEG); a progressive JPEG of 102 million
-# pixels takes 1.02 GB. WebP is limited to 53 million pixels, because libwebp keeps four copies.
+# An A0 scan at 300 dpi needs 0.97 GB to decode. This limits WebP to 53 million pixels, because libwebp keeps four
+# copies.
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG

@@ -1,7 +1,7 @@
 """`doctor`: check, step by step, what a folder, store or server allows, and how to fix what fails.
 
 Each step uses the functions of the other verbs. The write check creates one small file or object under an unused name
-and deletes it. If it cannot be deleted, its name is reported. Temporary failures are retried only briefly.
+and deletes it. If this file cannot be deleted, its name is reported.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ def find_duplicates(
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        observer: Receives progress and notes.
         storage_options: As for `open`.
 
     Raises:

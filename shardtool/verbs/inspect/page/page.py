@@ -25,7 +25,7 @@ _OUTLINES = 10_000  # maximum number of outlines on the page; an outline takes a
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in datasets of up to this many samples, no sample is listed as unusual
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # smaller datasets have no unusual samples
 
 
 def write_page(
