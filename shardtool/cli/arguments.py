@@ -88,7 +88,7 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
 
 
 def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
-    """Split names into datasets and destination; without a destination, raise an error with the parts `missing`."""
+    """Split names into datasets and destination. Without a destination, raise InvalidRequest(*missing)."""
     *datasets, last = names
     if not datasets:
         raise InvalidRequest(*missing)

@@ -441,7 +441,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # its imports start threads, after which workers cannot be forked
+        if options.merge:  # import this late, because its imports start threads, after which workers cannot be forked
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _MAX_COLUMNS = 100
 _MAX_NAME_COLUMNS = 26  # longer option names get their own line
 _MAX_BRIEF_EXAMPLES = 6
-_HYPHEN = "\u2011"  # non-breaking: option names stay on one line
+_HYPHEN = "\u2011"  # non-breaking, so option names stay on one line
 _POSITIVE_OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
 _OPTION_WORD = re.compile(r"--[a-z][a-z-]*")
 _QUOTED = re.compile(r"'([^']*)'")
 _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
-_MIN_SIMILARITY = 0.75  # from 0 to 1: allows one wrong, missing or swapped letter
+_MIN_SIMILARITY = 0.75  # this allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
 REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--no-KEY` turns off
 
@@ -69,7 +69,7 @@ class VerbOption(click.Option):
     common = False
     rare = False
     family = ""  # the option that contains this option as a key
-    old: tuple[str, ...] = ()  # earlier names: accepted but not shown
+    old: tuple[str, ...] = ()  # earlier names, which are accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the option name for error messages."""
@@ -121,7 +121,7 @@ class VerbCommand(click.Command):
     """A verb with three levels of help and suggestions for unknown options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; suggest a name for an unknown option."""
+        """Parse arguments. Suggest a name for an unknown option."""
         if not args and not ctx.resilient_parsing:
             raise HelpShown(brief_help(self, ctx), ctx)
         try:

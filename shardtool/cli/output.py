@@ -140,7 +140,7 @@ class EventLog:
             sys.stderr.flush()
 
     def rates(self, seconds: object) -> dict[str, float]:
-        """Return bytes and samples per second; empty if unknown."""
+        """Return bytes and samples per second, or an empty dict if unknown."""
         if not self.size or not isinstance(seconds, float):
             return {}
         seconds = max(seconds, 1e-3)

@@ -30,7 +30,7 @@ class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        suffix: Replaces the shard's suffix; empty if the index has no file per shard.
+        suffix: Replaces the shard's suffix, or "" if the index has no file per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, so that shards must be read.

@@ -75,7 +75,7 @@ class FolderIndexFiles(NamedTuple):
     Attributes:
         encode: Returns the bytes of the files by path in the folder, in the order of publication.
         pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
-        user_file: A file that users may edit; never overwritten.
+        user_file: A file that users may edit, so it is never overwritten.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]

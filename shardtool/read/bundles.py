@@ -87,7 +87,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # a stable sort: within a block, documents keep the order of the window
+    order = np.argsort(bundles, kind="stable")  # a stable sort keeps the order of the window within a block
     return bundles[order], documents[order], starts[order], counts[order]
 
 

@@ -276,7 +276,7 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # number of copies: the audio and its transposed copy
+_AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
 _UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims this many frames or more
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims this many bytes or more, or 0
 
@@ -348,7 +348,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")
     if version in _NPY_VERSIONS:
         return np.array(view, order="K")
-    # this reads version 3, too, whose field names are in UTF-8
+    # this also reads version 3, which has field names in UTF-8
     array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)
     return array
 

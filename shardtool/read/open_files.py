@@ -149,7 +149,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    # repeat: network file systems may return fewer bytes, and each call returns at most 2 GiB
+    # repeat, because network file systems may return fewer bytes, and a call returns at most 2 GiB
     while parts[-1] and count < length:
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])

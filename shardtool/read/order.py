@@ -33,7 +33,7 @@ class OrderOptions:
 
     Attributes:
         shuffle: With `full`, all samples are in one random order.
-        parts: Number of parts that are read in parallel; a multiple of `ranks`.
+        parts: Number of parts that are read in parallel, which is a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, each of which reads its own parts. With 0, parts alternate in a fixed order, as in
             version 1 of states.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other column has this name
+TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses, which no other column has
 _MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
 
 

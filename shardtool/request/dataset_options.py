@@ -10,7 +10,7 @@ from shardtool.request.output_options import SEED_RANGE, WORKERS_RANGE, WorkerOp
 from shardtool.request.selecting_options import SelectingOptions
 from shardtool.values import Dots, Symlinks, Target, Trust
 
-# These must come from the user: dataset files are not trusted here.
+# These options must come from the user, because dataset files are not trusted here.
 SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
 
 

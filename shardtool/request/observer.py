@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Receives progress and notes of a run in the parent process; override the methods that you need.
+    """Receives progress and notes of a run in the parent process. Override the methods that you need.
 
     By default, notes and details go to the logger `shardtool`, with the levels INFO and DEBUG.
     """

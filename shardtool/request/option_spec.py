@@ -1,7 +1,8 @@
 """Declare options as fields of an options class.
 
-The class docstring describes each option under `Attributes`; help and reference are generated from it. Checks, recorded
-options, keyword arguments and command-line options follow from the annotation and the `OptionSpec` of the field.
+The class docstring describes each option under `Attributes`. Help and reference are generated from this text.
+Checks, recorded options, keyword arguments and command-line options follow from the annotation and the `OptionSpec` of
+the field.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Given(Generic[_ValueT]):
     @property
     def name(self) -> str:
         """The name of the option."""
-        # In the class body, an option is a field; later, it is a slot of the class.
+        # In the class body, an option is a field. Later, the option is a slot of the class.
         return str(getattr(self._option, "name", None) or self._option.__name__)
 
 
@@ -112,9 +113,9 @@ class OptionSpec(NamedTuple):
     """Description of an option, in addition to its type, default and text.
 
     Attributes:
-        section: Section of `--help`; empty for the section of the previous option.
-        typed: Command-line names separated by slashes; empty for the field name.
-        old: Earlier command-line name; accepted but not shown.
+        section: Section of `--help`, or "" for the section of the previous option.
+        typed: Command-line names separated by slashes, or "" for the field name.
+        old: Earlier command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
         family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
@@ -124,7 +125,7 @@ class OptionSpec(NamedTuple):
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value; `sample` is a share above 0.
         range: Minimum and maximum of a number.
-        only_for: Kind of source to which the option applies; empty for any source.
+        only_for: Kind of source to which the option applies, or "" for any source.
         requires: Rules about options that must also be given. A function may return them, to name options defined
             later.
         conflicts: Conditions that must not be true.
@@ -272,7 +273,7 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Return whether a value from JSON has the type of an option; choices are not checked."""
+    """Return whether a value from JSON has the type of an option. Do not check choices."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
-_MAX_SIDE_PIXELS = 65_535  # maximum per side, as for JPEG
+_MAX_SIDE_PIXELS = 65_535  # limit of JPEG
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _SUBSTITUTION_START = re.compile(r"s[/|,#:@!;%]")
 _SUBSTITUTION = re.compile(r"s(.)((?:\\.|(?!\1)[^\\])*)\1((?:\\.|(?!\1)[^\\])*)\1([gi]*)", re.DOTALL)

@@ -120,12 +120,12 @@ class CreateResult(Result):
         features: For TFRecord, the argument of `tf.io.parse_single_example` for each feature.
         urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
             the shards.
-        splits: The dataset of each split; empty without splits.
+        splits: The dataset of each split, if there are splits.
         appended: The appended shards. All other attributes describe the whole dataset.
         changes: The changes of a resumed run, or None if no dataset existed.
         part: The part of a parallel run, such as `3/64`, or "" without parts. All counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
-        dry_run: Nothing was written; the result describes the planned shards.
+        dry_run: Nothing was written, and the result describes the planned shards.
         planned: The shards of a dry run, for all splits.
         joined: The columns of `join`, or None without a table.
     """
@@ -254,7 +254,7 @@ class RemovalSummary:
         empty: Names of the rewritten shards that have no samples now.
         size: Bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
-        fingerprint: The content fingerprint; empty if unknown, and in a dry run.
+        fingerprint: The content fingerprint, or "" if unknown or in a dry run.
     """
 
     dataset_file: str

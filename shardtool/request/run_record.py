@@ -76,7 +76,7 @@ class RunRecord:
 
     @property
     def source(self) -> str:
-        """Name of the source, or names separated by commas; may be empty."""
+        """Name of the source, or names separated by commas, or ""."""
         return self._text("source")
 
     @property

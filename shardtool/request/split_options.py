@@ -20,7 +20,7 @@ def format_shares(shares: str | Mapping[str, float]) -> str:
     return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
 
 
-SHARE_UNIT = 10**8  # shares are multiples of 1/SHARE_UNIT; products with sample counts fit into 64 bits
+SHARE_UNIT = 10**8  # shares are multiples of 1/SHARE_UNIT, so products with sample counts fit into 64 bits
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHARE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
 _SPLIT_NAME_RULE = "letters, digits, _ and -, at most 64"
@@ -31,7 +31,7 @@ class SplitOptions(NamedTuple):
     """Options for splitting samples.
 
     Attributes:
-        shares: Name and share of each split, with a sum of 1; empty if `column` contains the split.
+        shares: Name and share of each split, with a sum of 1. If `column` contains the split, there are none.
         stratify: Column of labels whose proportions every split keeps.
         group_by: Column of groups that stay in one split.
         option: The option that set `column`, for messages.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # One signature, not overloads: type checkers then report a wrong option in one line.
+        # One signature instead of overloads, because type checkers then report a wrong option in one line.
         def __call__(
             self,
             first: _A_contra,

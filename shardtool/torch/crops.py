@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-Box: TypeAlias = "tuple[int, int, int, int]"  # a box: left, top, right and bottom in pixels of the whole image
+Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right and bottom in pixels of the whole image
 _INTERPOLATION_ROWS = 2  # number of rows below the crop that affect the colours of its last row
 _CROP_ATTEMPTS = 10
 

@@ -226,7 +226,7 @@ class Prefetcher:
         mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
         std: Standard deviation, in the same form as `mean`; 1 by default.
         channels_last: Whether to store the channels of a pixel next to each other.
-        dtype: Type of the images; float32 by default.
+        dtype: Type of the images, by default float32.
         depth: Number of batches that are on a CUDA device or are being copied to it.
 
     Raises:

@@ -159,7 +159,7 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        # pickle the stages first: their error names a function that cannot be pickled
+        # pickle the stages first, because their error names a function that cannot be pickled
         return {"_stages": self._stages, **vars(self)}
 
 

@@ -80,7 +80,7 @@ class Loader(StreamOptions):
     pin_memory: bool | None = None
     depth: int = 3
     _state: State = field(init=False, repr=False)
-    # position of the next iteration; None to continue from `_state`
+    # position of the next iteration, or None to continue from `_state`
     _next: int | None = field(init=False, repr=False, default=None)
     _pass: object = field(init=False, repr=False, default=None)
 
@@ -250,7 +250,7 @@ class BatchRows:
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
-        # the structure of each sample; None for a skipped sample
+        # the structure of each sample, or None for a skipped sample
         self._forms: list[tuple[type, list[object]] | None] = [None] * count
         self._fields: dict[object, _FieldRows] = {}
 
@@ -302,7 +302,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    # convert, because the other values of the list are tensors, too
+                    # convert the array, because the other values of the list are also tensors
                     tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
@@ -345,7 +345,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
     """Return samples as one batch, like `loader`, as the `collate_fn` of a DataLoader.
 
-    Fields, or tuple positions, in `lists` become a list of tensors; pass `lists` with `functools.partial`.
+    Fields, or tuple positions, in `lists` become a list of tensors. Pass `lists` with `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

@@ -99,7 +99,7 @@ class ImageOptions:
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        fields: Image fields; empty for all fields with an image suffix.
+        fields: Image fields. If empty, all fields with an image suffix.
         masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
         max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
     """
@@ -158,7 +158,7 @@ def change_image(data: bytes | memoryview, field: str, options: ImageOptions) ->
     decoded, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # a warning of Pillow is harmless; otherwise, decoding raises an error
+        warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error
         return _change_image(data, field, options)
 
 
@@ -219,7 +219,7 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
         canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
-        # Resample only the kept part: a strip of 1 x 60,000 scaled to cover a square would need too much memory.
+        # Resample only the kept part, because a strip of 1 x 60,000 that covers a square would need too much memory.
         kept: tuple[float, float] = (width, target_height * width / target_width)
         if target_width * height < target_height * width:
             kept = (target_width * height / target_height, height)

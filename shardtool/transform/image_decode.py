@@ -48,7 +48,7 @@ _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
-# bytes per pixel of these modes; other modes take 4 bytes
+# bytes per pixel of these modes, while other modes take 4 bytes
 _BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
@@ -97,7 +97,7 @@ def decode_image(
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
-        exact: Return stored values; raise an error for an image whose values Pillow does not preserve.
+        exact: Whether to return stored values. Images whose values Pillow does not preserve are then an error.
         max_bytes: Memory limit, including turning and conversion to RGB.
         on_loss: Function that is called if the image has more bits or pages than the result.
     """
@@ -191,7 +191,7 @@ class OpenedImage:
             full_width, full_height = full or image.size
             coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
             progressive = width * height * pixel_bytes + coefficients
-            # Several scans mean a progressive JPEG; the scan of a preview counts, too.
+            # Several scans mean a progressive JPEG. The scan of a preview also counts.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
         if size > self._max_bytes:
@@ -238,7 +238,7 @@ def _has_deep_colours(image: Any) -> bool:
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         return bool(max(bits if isinstance(bits, tuple) else (bits,)) > _PILLOW_BITS)
-    arguments = image.tile[0][3]  # the raw mode, or a tuple that starts with it; for PPM, raw mode and maximum
+    arguments = image.tile[0][3]  # the raw mode, or a tuple of raw mode and, for PPM, maximum
     if isinstance(arguments, tuple):
         return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] >= 2**_PILLOW_BITS
     return ";16" in arguments
@@ -395,7 +395,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     """Convert Pillow's errors into BadImage."""
     try:
         yield
-    except (BadImage, MemoryError):  # the number of pixels is limited, so the machine lacks memory
+    except (BadImage, MemoryError):  # the machine lacks memory, because the number of pixels is limited
         raise
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error

@@ -36,7 +36,7 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8
 _END_MARKER = b"\xff\xd9"
 
-# A warning about extra data before an end or restart marker; fatal errors have other messages.
+# A warning about extra data before an end or restart marker. Fatal errors have other messages.
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# images that are valid but cannot be resized: the first frame is shown
+# for these valid images that cannot be resized, the first frame is shown
 FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75

@@ -86,7 +86,7 @@ def extract(
         folder: A local folder; created if missing.
 
     Raises:
-        InvalidRequest: The request is invalid, or a key is not a valid file name; nothing was written.
+        InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
         CorruptShard: A payload is damaged. Its file was not written.
         OutputExists: A file exists with other bytes, or another run is writing there or was interrupted.
         OutputFailed: A file cannot be written.
@@ -246,7 +246,7 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    # the file system has found the lock under a name in capitals, so it ignores case
+    # the file system ignores case if it finds the lock under a name in capitals
     if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer

@@ -77,8 +77,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         dataset: One or several datasets with a dataset file, such as splits. Each dataset is processed separately.
 
     Raises:
-        InvalidRequest: A dataset or sample does not exist, or no sample would remain; nothing was changed.
-        CorruptShard: A dataset is damaged; nothing was changed.
+        InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.
+        CorruptShard: A dataset is damaged. Nothing was changed.
         OutputExists: Another run is writing a dataset, or was interrupted.
         OutputFailed: A file cannot be written.
     """
@@ -166,7 +166,7 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # the interrupted removal, now finished, has removed these samples
+        if finished:  # the interrupted removal, which is now finished, has removed these samples
             return []
         raise
     if options.key_list is not None:

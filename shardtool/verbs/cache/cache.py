@@ -183,7 +183,7 @@ class Cache:
         policy: Which shards to evict first: `least-used` evicts the least recently used shard, `oldest` the first
             added. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
             dataset is larger than the cache and read in whole epochs.
-        observer: Receives notes; without an observer, notes are warnings.
+        observer: Receives notes. Without an observer, notes are warnings.
 
     Raises:
         InvalidRequest: The folder is a URL, has another cache version, contains something else, or does not support
@@ -295,7 +295,7 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard; the next `open` copies the shard again.
+        """Delete the damaged copy of a shard. The next `open` copies the shard again.
 
         While other processes use the copy, this process reads the original.
         """

@@ -90,7 +90,7 @@ class CachedFile(NamedTuple):
     """A finished shard in a cache.
 
     Attributes:
-        sidecar: Name of the sidecar; empty for a copy, which has no sidecar.
+        sidecar: Name of the sidecar, or "" for a copy, which has no sidecar.
     """
 
     folder: str
@@ -149,7 +149,7 @@ def names_in_folder(folder: str) -> list[str]:
 
 
 def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a folder; nothing if the folder does not exist."""
+    """Yield the entries of a folder, or nothing if the folder does not exist."""
     with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
         yield from iter_entries(folder)
 

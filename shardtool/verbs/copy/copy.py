@@ -58,7 +58,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing or differs from the dataset file; this file was not copied.
+        CorruptShard: A file is missing or differs from the dataset file. This file was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: The copy cannot be written.
         StoreFailed: A store or server keeps failing.

@@ -22,7 +22,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _POLL_S = 0.2
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-_MAX_SILENT_S = 10  # time between two blocks of a thread; S3 closes a connection that is silent for 20 s
+_MAX_SILENT_S = 10  # time between two blocks of a thread, because S3 closes a connection that is silent for 20 s
 
 
 class ByteMeter:

@@ -120,7 +120,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
         if (damaged := damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
-    for path in stored.unlisted:  # the range matches these files, but they are not part of the dataset
+    for path in stored.unlisted:  # files that the range matches, but that are not part of the dataset
         yield Problem("extra-shard", printable_path(path), "not in the dataset file")
     sizes = map_paths(_file_size, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(stored.shards, stored.file.shards, strict=True):

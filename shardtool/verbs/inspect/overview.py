@@ -106,7 +106,7 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        groups: Counts by `FieldPayloads.groups`; invalid if `unknown` is true.
+        groups: Counts by `FieldPayloads.groups`, which are invalid if `unknown` is true.
         unknown: Whether some payloads have no checksum in the index.
         labels: Counts of the (name, number) pairs of inspected payloads.
     """

@@ -68,7 +68,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield the first samples, or all samples; with a query, only samples that match."""
+    """Yield the first samples, or all samples. With a query, yield only samples that match."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():

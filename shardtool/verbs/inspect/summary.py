@@ -172,7 +172,7 @@ class ColumnSummary:
 
     Attributes:
         distinct: Number of distinct values, or None if too many to count.
-        values: The most frequent values; empty if all values differ.
+        values: The most frequent values. If all values differ, there are none.
         element: Arrow type of list elements, or None without lists.
         lengths: Lengths of the lists, or None without lists.
     """

@@ -93,7 +93,7 @@ class VerifiedDataset:
     Attributes:
         dataset: The dataset. Its `file` is None without a valid dataset file.
         fields: Number of samples with each field, in the shards that were read.
-        unresolved: Failed repairs and comparisons, with reasons; reported last.
+        unresolved: Failed repairs and comparisons, with reasons. The report lists these last.
     """
 
     dataset: StoredDataset

@@ -152,7 +152,7 @@ _MAX_STRATA = 2000
 class ChosenSamples:
     """The samples chosen from a dataset, and its statistics.
 
-    `spread` is the label over which the samples are spread; if empty, they are spread over shards.
+    `spread` is the label over which the samples are spread, or "" if they are spread over shards.
     """
 
     overview: DatasetOverview

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# without a dataset file, the example lists up to this many shards; a glob could match other shards
+# without a dataset file, the example lists up to this many shards, because a glob could match others
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
@@ -40,7 +40,7 @@ DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
-    """Return the samples of a page; unusual samples are last."""
+    """Return the samples of a page, with unusual samples last."""
     shown = [sample for view in views for sample in view.shown]
     return shown + [sample for view in views for sample in view.unusual_shown]
 

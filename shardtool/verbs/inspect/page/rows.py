@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
-MAX_ROW_BYTES = 10_000_000  # limit for rows as Arrow columns; JSON takes about as many bytes
+MAX_ROW_BYTES = 10_000_000  # limit for rows as Arrow columns, which take about as many bytes as JSON
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
 _MAX_EXACT_INTEGER = 2**53  # JavaScript represents integers up to this limit exactly
