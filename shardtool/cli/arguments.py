@@ -32,8 +32,8 @@ _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
-    All shard names at the end belong to the output: a shell may have expanded its pattern. If the first argument is an
-    archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
+    All shard names at the end belong to the output, because a shell may have expanded the pattern. If the first
+    argument is an archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -106,7 +106,7 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 
 
 def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split `DATASET... [KEY...]` into datasets and keys: a key is neither a path, a URL, nor the name of a dataset."""
+    """Split `DATASET... [KEY...]` into datasets and keys. A key is not a path, a URL or the name of a dataset."""
 
     def is_dataset(name: str) -> bool:
         is_named = "*" in name or name.endswith(DATASET_SUFFIX) or is_shard_name(os.path.basename(name))
@@ -151,7 +151,7 @@ _BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    `table`: keep `-`, because standard input is a table or a list.
+    With `table`, keep `-`, because standard input is a table or a list.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

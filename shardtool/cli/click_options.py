@@ -47,7 +47,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def prefer_typed(kind: type[Any], context: click.Context) -> None:
-    """Remove values of the job file that typed options override: single keys of a family, or all flags of an option."""
+    """Remove values of the job file that typed options override, by key of a family, or for all flags of an option."""
     params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():

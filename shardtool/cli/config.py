@@ -1,4 +1,4 @@
-"""Job files: options and arguments of a verb in TOML.
+"""Read and write job files, which contain options and arguments of a verb in TOML.
 
 Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Relative paths
 start from the file's folder. Typed options override the file.

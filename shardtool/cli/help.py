@@ -39,7 +39,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--n
 
 
 class Topic(NamedTuple):
-    """A section of the help: its heading, and the sentences of the background text."""
+    """A section of the help, with a heading and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class VerbOption(click.Option):
 
 
 class HelpShown(click.UsageError):
-    """A verb was called without arguments: print its help instead of an error."""
+    """Raised to print the help of a verb that was called without arguments."""
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr.
 
-All output goes through this module, which escapes control characters: file names, keys and fields must not control the
-terminal. It is imported at start-up, because the error to print may be that no more files can be opened.
+All output goes through this module, which escapes control characters, because file names, keys and fields must not
+control the terminal. The module is imported at start-up, because it may have to print that no more files can be opened.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _retry_totals() -> dict[str, float]:
 
 
 class EventLog:
-    """The log of `--log`: one line on stderr per event. The last event is `end`.
+    """The log of `--log`, with one line on stderr per event. The last event is `end`.
 
     `samples` and `size` are the totals of this run's shards. `result` is the document that `--json` prints.
     """

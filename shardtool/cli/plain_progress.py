@@ -52,7 +52,7 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing: only a tqdm bar must be cleared before other lines are written."""
+        """Do nothing, because only a tqdm bar must be cleared before other lines are written."""
         return nullcontext()
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Stop raising exceptions: only a message remains to be printed."""
+        """Stop raising exceptions, because only a message remains to be printed."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -125,7 +125,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample: a dict with `__key__` and fields, and `metadata` columns.
+        """Write a sample, which is a dict with `__key__` and fields, and its `metadata` columns.
 
         Raises:
             InvalidRequest: The sample cannot be written.

@@ -104,7 +104,7 @@ def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
 
 
 def index_name(shard: str, export: ExportFormat) -> str:
-    """Return the name of a shard's index: `out-000000.idx` for `out-000000.tar`."""
+    """Return the name of a shard's index, such as `out-000000.idx` for `out-000000.tar`."""
     return to_local_name(sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix)
 
 

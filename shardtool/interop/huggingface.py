@@ -1,4 +1,4 @@
-"""Hugging Face: the `README.md` that `load_dataset` reads, and the folders that it misreads.
+"""Write the `README.md` that `load_dataset` reads, and find folders that `load_dataset` misreads.
 
 Without a `README.md`, `load_dataset` reads the files with the most common extension in a folder, which may be the
 dataset files. It treats every file whose name contains `.tar`, such as `out-000000.tar.idx`, as a tar.
@@ -65,7 +65,7 @@ def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes
 
 
 def huggingface_split(split: str) -> str:
-    """Return a valid split name: letters, digits, underscores and dots."""
+    """Return a valid split name, with only letters, digits, underscores and dots."""
     return split if _SPLIT_NAME.fullmatch(split) else _NON_WORD.sub("_", split)
 
 

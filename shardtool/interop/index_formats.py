@@ -89,7 +89,7 @@ def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
 
 
 def dali_tfrecord_index(shard: IndexedShard) -> bytes:
-    """Return the TFRecord index of DALI and the `tfrecord` package: `OFFSET SIZE` per record."""
+    """Return the TFRecord index of DALI and the `tfrecord` package, with a line `OFFSET SIZE` per record."""
     return b"".join([b"%d %d\n" % sample for sample in shard.places()])
 
 
@@ -156,7 +156,7 @@ def energon_index(shard: IndexedShard) -> bytes:
 
 
 def is_energon_index(head: bytes, size: int) -> bool:
-    """Return whether a file starts like `out-000000.tar.idx`: a number of uint64, ascending multiples of 512."""
+    """Return whether a file starts like `out-000000.tar.idx`, with uint64 that are ascending multiples of 512."""
     if size % 8 or len(head) < 2 * 8:
         return False
     first, second = struct.unpack("<QQ", head[:16])

@@ -1,4 +1,4 @@
-"""Shards for Ray Data and Ray Train: a dataset as a source of blocks.
+"""Use a dataset as a source of blocks in Ray Data and Ray Train.
 
 Ray's object store holds the catalog once. The task of a shard contains a reference to the catalog, and sample numbers.
 A process opens a dataset once for several tasks.

@@ -334,7 +334,7 @@ class Dataset(Streamable[SampleT]):
         return read_table(self.reader.catalog, self.source.chosen)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the sidecars as a DataFrame: `__key__`, and the metadata columns.
+        """Return the sidecars as a DataFrame with the column `__key__` and the metadata columns.
 
         A boolean column, such as `frame["width"] > 256`, is a mask for `select`.
         """
@@ -401,7 +401,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
             as `create --split` does.
         seed: Seed of `splits`.
-        storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`: see docs/remote.md.
+        storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`. See docs/remote.md.
 
     Raises:
         InvalidRequest: The dataset does not exist, or an option is invalid.

@@ -1,4 +1,4 @@
-"""The samples of an epoch: all or some samples of a catalog, or several datasets mixed by weights.
+"""The samples of an epoch, which are all or some samples of a catalog, or a mix of several datasets by weights.
 
 Among the first t positions of a mix, the first dataset has its rounded share of t, the second its rounded share of the
 remaining positions, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than

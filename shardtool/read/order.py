@@ -1,4 +1,4 @@
-"""The order of an epoch: pure functions from positions to sample numbers.
+"""Compute the order of an epoch, with pure functions from positions to sample numbers.
 
 An order depends only on the data, the seed and the epoch. Any position can be computed directly.
 """

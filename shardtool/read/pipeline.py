@@ -1,4 +1,4 @@
-"""The stages that a sample passes through: picklable functions of one sample, and `Batch`.
+"""The stages that a sample passes through, which are picklable functions of one sample, and `Batch`.
 
 `Pipeline.run` reads no more samples than its output needs, so the position of a stream is the position of the last
 output.

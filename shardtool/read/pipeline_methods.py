@@ -200,7 +200,7 @@ class PipelineMethods(Generic[SampleT]):
     def batch(
         self, size: int | None = None, *, drop_last: bool = False, lists: ListFields = (), **dataset_options: Any
     ) -> Any:
-        """Make batches of `size` samples: see `read.collate.collate`.
+        """Make batches of `size` samples. See `read.collate.collate`.
 
         `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes. Only
         `Dataset.batch` accepts the other options.

@@ -70,7 +70,7 @@ class SkippedSamples:
 
 
 class SampleReader:
-    """Reads samples of a catalog: one with `read_one`, or many with `read`.
+    """Reads one sample of a catalog with `read_one`, or many with `read`.
 
     A reader is safe in threads, and can be pickled without open files.
 

@@ -116,7 +116,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: from the arguments, else from the environment, else 0 and 1."""
+    """Return rank and world size from the arguments, or else from the environment, or else 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

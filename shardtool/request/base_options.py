@@ -98,7 +98,7 @@ class BaseOptions:
         return condition.value is None or getattr(self, name) == condition.value
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create options of another class: `values`, and this object's options of the same names."""
+        """Create options of another class from `values`, and from this object's options of the same names."""
         shared = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
         return kind(**{**shared, **values})
 

@@ -1,4 +1,4 @@
-"""Progress and notes of a run: `Observer` receives them, `Notes` keeps notes for the result."""
+"""`Observer` receives the progress and notes of a run. `Notes` keeps the notes for the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Observer:
         _logger().debug("%s", text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Receive a finished shard: its name, action, number of samples and bytes."""
+        """Receive the name, action, number of samples and bytes of a finished shard."""
         self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
@@ -107,7 +107,7 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """The notes of a run: passed to the observer immediately, and kept in order for the result."""
+    """The notes of a run. Each note is passed to the observer immediately, and kept for the result."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer

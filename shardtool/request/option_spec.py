@@ -77,7 +77,7 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 class Given(Generic[_ValueT]):
-    """A condition of a rule: an option is given.
+    """The condition of a rule that an option is given.
 
     Args:
         option: The option: `shuffle` in the body of its class, and `OutputOptions.shuffle` elsewhere.
@@ -134,7 +134,7 @@ class OptionSpec(NamedTuple):
         word: One command-line word contains all values.
         repeatable: The command line accepts the option several times.
         off: Help text of the command-line option that turns this flag off.
-        group: Name of a group of options: if one is typed, the values of the whole group in a job file are ignored.
+        group: Name of a group of options. If one is typed, the job file's values of the group are ignored.
         typed_choices: Maps command-line words to values, where they differ.
         choices: The accepted values, if the annotation does not list them.
         use: Function to call with the typed value.

@@ -30,7 +30,7 @@ class RunPart:
 
     @property
     def tag(self) -> str:
-        """The tag in the names of this part's own files: `part03of64`."""
+        """The tag in the names of this part's own files, such as `part03of64`."""
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:

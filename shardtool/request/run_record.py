@@ -1,4 +1,4 @@
-"""Run records in dataset files: verb, source, options and later appends."""
+"""Run records in dataset files, with verb, source, options and later appends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _SHARD_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A recorded run or append. Records are data: nothing in them is executed or opened.
+    """A recorded run or append. Nothing in a record is executed or opened.
 
     `parse_dataset` checks `document`. Unknown names are kept when the dataset file is written again.
     """

@@ -75,7 +75,7 @@ def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
 
 
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
-    """Return the options of a call: an options object or the defaults, overridden by keyword arguments."""
+    """Return the options of a call. Keyword arguments override an options object or the defaults."""
     check_option_names(where, named, kind)
     if options is None:
         return kind(**named)
@@ -143,7 +143,7 @@ _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
 
 
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
-    """Let a verb accept options as keyword arguments: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
+    """Let a verb accept options as keyword arguments, as in `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
     Keyword arguments override an options object. The decorated function always receives an options object and an
     observer.

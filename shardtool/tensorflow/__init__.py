@@ -334,8 +334,8 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset` for `fit`, on any backend of Keras.
 
-    Pass `shuffle=False` to `fit`: otherwise Keras shuffles the batches again, without a seed. Batches keep the samples'
-    dtype. `int` becomes int64, `float` becomes float32, and `str` and `bytes` become objects.
+    Pass `shuffle=False` to `fit`, because Keras would shuffle the batches again, without a seed. Batches keep the
+    samples' dtype. `int` becomes int64, `float` becomes float32, and `str` and `bytes` become objects.
 
     Args:
         dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.

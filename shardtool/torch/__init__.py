@@ -1,4 +1,4 @@
-"""Shards in PyTorch: datasets for the stock `DataLoader`, a loader that decodes in threads, a prefetcher to the GPU.
+"""Read shards in PyTorch, with datasets for the `DataLoader`, a loader that uses threads, and a prefetcher to the GPU.
 
 PyTorch is an optional dependency.
 """

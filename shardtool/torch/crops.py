@@ -86,7 +86,7 @@ class _Crop:
 
 @dataclass(frozen=True)
 class CenterCrop(_Crop):
-    """Decodes the centre of an image, for validation: `decode={"jpg": CenterCrop(224, 256)}`.
+    """Decodes the centre of an image for validation, as in `decode={"jpg": CenterCrop(224, 256)}`.
 
     Attributes:
         size: Width and height of the crop.

@@ -1,4 +1,4 @@
-"""Batches for training: read, decoded and collated in threads, in order.
+"""Read, decode and collate batches for training in threads, in order.
 
 One thread reads shards ahead, and another thread passes samples to decoder threads in chunks. The decoder threads run
 the stages, write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only after

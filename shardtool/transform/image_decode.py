@@ -1,6 +1,6 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
-- The content determines the format, not the name: `ImageNet/n02105855_2933.JPEG` is a PNG.
+- The content determines the format, not the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,

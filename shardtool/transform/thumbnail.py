@@ -134,7 +134,7 @@ def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int,
 
 
 def value_colour(value: int) -> tuple[int, int, int]:
-    """Return the colour of a mask value or class: always the same, and different for small values."""
+    """Return the colour of a mask value or class. Each value always has the same colour, and small values differ."""
     if 0 <= value <= len(_MASK_COLOURS):
         return _MASK_COLOURS[value - 1]
     saturation, brightness = (0.9, 0.7, 0.5)[value % 3], (0.95, 0.75, 0.55)[value // 3 % 3]

@@ -62,7 +62,7 @@ class Transform(NamedTuple):
                 raise InvalidRequest(option_text(option_name), found, expected=expected)
 
     def identity(self) -> str:
-        """Return a text that identifies this transform: options, codec versions, the function's source."""
+        """Return a text that identifies this transform, with options, codec versions and the function's source."""
         parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
             import PIL

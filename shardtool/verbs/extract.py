@@ -82,7 +82,7 @@ def extract(
     """Write each field of each sample to a file in a folder, and tables of the files and the metadata.
 
     Args:
-        dataset: One or several datasets: dataset files, patterns, globs, folders, or shards.
+        dataset: One or several dataset files, patterns, globs, folders, or shards.
         folder: A local folder; created if missing.
 
     Raises:

@@ -71,7 +71,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from datasets in place: the samples in `keys` or `keys_from`, or for which `where` is true.
+    """Remove samples from datasets in place. The samples are in `keys` or `keys_from`, or match `where`.
 
     Args:
         dataset: One or several datasets with a dataset file, such as splits. Each dataset is processed separately.

@@ -1,4 +1,4 @@
-"""`Cache`: whole shards on a fast disk, and the writer for samples of a sampler."""
+"""`Cache`, which keeps whole shards on a fast disk, and the writer for samples of a sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of cache use: one small file per process, which only that process writes.
+"""Statistics of cache use, in one small file per process, which only that process writes.
 
 The next process that locks the folder adds the statistics of ended processes to the file `total`.
 """

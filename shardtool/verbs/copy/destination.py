@@ -187,7 +187,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the names that only the old dataset file lists: files in `folder`, and shards in `old_below`."""
+        """Return the files in `folder`, and the shards in `old_below`, that only the old dataset file lists."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -228,7 +228,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
-    """Compare existing files, and return the shards to copy: new files first, then replacements.
+    """Compare existing files. Return the shards to copy, with new shards before replacements.
 
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is not set.

@@ -66,7 +66,7 @@ class ByteMeter:
 
 
 class ThreadCount:
-    """Number of concurrent tasks: fixed, or adapted to the measured throughput.
+    """Number of concurrent tasks, which is fixed or adapted to the measured throughput.
 
     The number starts at four. A measurement lasts at least a second, and until as many tasks have finished as run
     concurrently. If throughput grew by a fifth since the previous measurement, the number is doubled. Otherwise it is

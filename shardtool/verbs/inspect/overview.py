@@ -149,7 +149,7 @@ class DatasetOverview:
         counts: Number of samples of each shard that was read, by shard number.
         scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
-        images: Inspected images by field: the sample's key, and (width, height, mode) or an error message.
+        images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
         group_names: Label texts by field and `FieldPayloads.groups`, as far as `labels` has read them.
     """
 

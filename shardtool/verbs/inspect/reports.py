@@ -32,8 +32,6 @@ def inspect_html(
         dataset: One or several datasets, as for `verify`.
         output: The file name of the page, which ends in `.html`.
         seed: Seed for choosing the samples to show.
-        overwrite: Whether to replace an existing file.
-        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist, or the name of the output is not valid.
@@ -73,15 +71,13 @@ def inspect_table(
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> int:
-    """Write a table with one row per sample: keys, locations and metadata. Return the number of rows.
+    """Write a table with the key, location and metadata of each sample. Return the number of rows.
 
     Args:
         dataset: One or several datasets, as for `verify`.
         output: The file name of the table, which ends in `.parquet` or `.csv`. In CSV, nested values are written as
             JSON.
         where: Query that selects samples.
-        overwrite: Whether to replace an existing file.
-        storage_options: As for `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist, or the query or the name of the output is not valid.

@@ -1,4 +1,4 @@
-"""`Summary`: a dataset's content as one value, shown by the terminal, `--json` and the HTML page."""
+"""`Summary`, which describes a dataset for the terminal, `--json` and the HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of `verify`: a stable code, the location, the problem, the expected state, and the fix.
+"""Findings of `verify`, with a stable code, the location, the problem, the expected state, and the fix.
 
 docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
 """

@@ -110,7 +110,7 @@ def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
 
 
 def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[str]) -> list[str] | str:
-    """Return the output of `create`: the names that the dataset file lists, in its folder."""
+    """Return the output of `create`, with the folder and names that the dataset file lists."""
     if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
         problem = f"files that the dataset file does not list ({format_list(sorted(extra))})"
         expected = "none, because they would be deleted"

@@ -1,4 +1,4 @@
-"""A dataset under verification: its shards, their state, the findings so far, and their report."""
+"""A dataset under verification, with the state of each shard, the findings so far, and the report."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _LOG_RATIO = 20  # if the largest value exceeds the median by this factor, the s
 
 
 class Chart(NamedTuple):
-    """A column's name, type and statistics, and its bars: the range or value, and a count.
+    """A column's name, type and statistics. Each bar has a range or value, and a count.
 
     Attributes:
         note: What the bars count, and how many samples lack a value.

@@ -1,4 +1,4 @@
-"""Choose the samples of a page or contact sheet: a seeded random selection, and unusual samples.
+"""Choose the samples of a page or contact sheet, by a seeded random selection, and find unusual samples.
 
 The selection is spread over labels, so that rare labels are included. Without labels, it is spread over shards. Unusual
 samples are the smallest and largest, the widest and tallest image, and duplicates.

@@ -63,7 +63,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of `unit`: samples with a value, or annotations.
+        total: Number of samples with a value, or of annotations. `unit` names which.
         more: Text about the samples without a value.
     """
 

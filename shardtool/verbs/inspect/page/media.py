@@ -25,7 +25,7 @@ _MAGIC_AUDIO = 3  # number of first entries, which are recognised under any fiel
 
 
 class MediaClip(NamedTuple):
-    """Audio or video of a sample. `data` is the included part of the payload: all bytes, the start, or nothing."""
+    """Audio or video of a sample. `data` contains all bytes of the payload, the start, or nothing."""
 
     field: str
     type: str
@@ -115,7 +115,7 @@ class MediaBudget:
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, a start that is long enough to hear, or 0."""
+        """Return how many bytes of a field to include. This is all, a start that is long enough to hear, or 0."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0
@@ -125,6 +125,6 @@ class MediaBudget:
 
 
 def trim_audio(data: bytes) -> bytes:
-    """Make the start of an audio file playable: in a WAV, correct the length of the data chunk."""
+    """Make the start of an audio file playable. In a WAV, correct the length of the data chunk."""
     chunk = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
     return data if chunk < 0 else data[: chunk + 4] + (len(data) - chunk - 8).to_bytes(4, "little") + data[chunk + 8 :]
