@@ -1,11 +1,17 @@
 """All errors that users can see.
 
-Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. Workers
-of a PyTorch `DataLoader` send only the message, so `PlainError.embed_in_text` adds the attributes to it.
+Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. A worker
+of a PyTorch `DataLoader` sends only the message of an error to the main process. `PlainError.embed_in_text` therefore
+adds the parts to the message.
 
-Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
-`SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,
-`OutOfMemory`). `Bug` is not a `ShardError`: code that handles damaged data must not hide mistakes in the program.
+Each subclass of `ShardError` has an exit code and one of four causes:
+
+- the request: `InvalidRequest`
+- the data: `CorruptShard`, `SampleFailed`
+- another run: `OutputExists`
+- the machine or network: `OutputFailed`, `StoreFailed`, `WorkerDied`, `OutOfMemory`
+
+`Bug` is not a `ShardError`, because code that handles damaged data must not hide mistakes in the program.
 """
 
 from __future__ import annotations
@@ -62,7 +68,7 @@ class PlainError(Exception):
         where: The file, sample or option with the error.
         expected: What was expected; may be empty.
         remedy: What to do; may be empty.
-        detail: Lines below the message, such as the traceback of the user's function.
+        detail: More lines, which are printed below the message. An example is the traceback of the user's function.
     """
 
     code: ClassVar[str] = "error"
@@ -169,10 +175,10 @@ class OutputFailed(ShardError):
 
 
 class StoreFailed(ShardError):
-    """A store or server is unreachable or keeps failing, or this machine cannot read a file.
+    """A store or server cannot be reached or keeps failing, or this machine cannot read a file.
 
     Attributes:
-        of_file: Whether the failure concerns one file, so that other files may be readable.
+        of_file: True if only one file is known to be unreadable. Other files may still be readable.
     """
 
     code = "store-failed"
@@ -181,7 +187,7 @@ class StoreFailed(ShardError):
 
 
 class AccessRefused(StoreFailed):
-    """A store or server denies access; requests are not retried."""
+    """A store or server denies access. Such a request is not repeated."""
 
     code = "access-refused"
 
@@ -201,9 +207,9 @@ class OutOfMemory(ShardError):
 
 
 class Bug(PlainError):
-    """An unexpected exception: a mistake in shardtool.
+    """An unexpected exception, which means that shardtool has a mistake.
 
-    It is not a `ShardError`, because handlers of `ShardError` must not catch it.
+    This class is not a `ShardError`, because handlers of `ShardError` must not catch bugs.
     """
 
     code = "bug"
@@ -214,7 +220,7 @@ class Bug(PlainError):
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
-        """Return the report of an exception, with its traceback as detail."""
+        """Create a bug report from an exception. The traceback becomes the detail."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
@@ -222,7 +228,7 @@ class Bug(PlainError):
 
 
 class Interrupted(BaseException):
-    """The run received SIGINT, SIGTERM or SIGHUP. No handler of `Exception` may catch it."""
+    """The run received SIGINT, SIGTERM or SIGHUP. This is a `BaseException`, so handlers of `Exception` ignore it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -230,15 +236,15 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the system's message in lower case: `no such file or directory`."""
+    """Return the system's message in lower case, such as `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
-    """Raise `StoreFailed` if the machine, not the file, caused an OSError.
+    """Raise `StoreFailed` if an OSError was caused by the machine and not by the file.
 
-    Call this before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check.
-    `PROCESS_ERRNOS` are error numbers that no file can cause, such as too many open files.
+    Call this function before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check.
+    Pass `PROCESS_ERRNOS` to check only errors that a file can never cause, such as too many open files.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -258,7 +264,10 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out, as some ImportError, RuntimeError and ArrowException do."""
+    """Return whether an error means that memory ran out.
+
+    Python and pyarrow report this with several exception classes, such as ImportError and RuntimeError.
+    """
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -270,7 +279,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` at `what` if memory runs out in the block."""
+    """Raise `OutOfMemory` if memory runs out in the block. `what` is the location in the message."""
     try:
         yield
     except Exception as error:
@@ -281,7 +290,7 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """Report a relative path that fails because the current folder was deleted."""
+    """Explain a FileNotFoundError in the block if the current folder was deleted."""
     try:
         yield
     except FileNotFoundError:
@@ -294,7 +303,7 @@ def explaining_missing_cwd() -> Iterator[None]:
 
 
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
-    """Join the first distinct items with counts: `a, b (3 times) and 5 more`."""
+    """Join the first distinct items with their counts, for example `a, b (3 times) and 5 more`."""
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]
     rest = (len(items) if total is None else total) - sum(count for _, count in shown)

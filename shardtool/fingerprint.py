@@ -1,6 +1,7 @@
 """CRC-32C in hardware, and the content fingerprint.
 
-`crc32c(data, crc=0)` continues from `crc`. Importing the package `crc32c` instead of its extension module takes 50 ms.
+`crc32c(data, crc=0)` continues from the checksum `crc`. This module loads only the extension module of the package
+`crc32c`, because importing the whole package takes 50 ms.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ def content_digest(
 ) -> int:
     """Return the fingerprint of samples: the sum of their BLAKE2b hashes, modulo 2^256.
 
-    The sum does not depend on the order of samples or on shards. A hash covers the key and the field names, each
-    followed by NUL, then the lengths and the checksums of the fields. Fields are sorted by the bytes of their names.
+    The sum does not depend on the order of the samples or on the shards. The hash of a sample covers these bytes:
 
-    All arrays are little-endian, per field: `codes` uint16 (indices into `names`), `lengths` uint64, `crcs` uint32.
+    1. the key and the field names, each followed by NUL
+    2. the lengths of the fields
+    3. the checksums of the fields
+
+    Fields are sorted by the bytes of their names. `codes` (uint16 indices into `names`), `lengths` (uint64) and `crcs`
+    (uint32) are little-endian arrays with one number per field.
 
     Source: docs/format.md, "Content fingerprint".
     """
@@ -62,12 +67,12 @@ def content_digest(
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Add fingerprints of datasets. Return None if any of them is unknown."""
+    """Add the fingerprints of several datasets. Return None if a fingerprint is unknown."""
     matches = [_FINGERPRINT.fullmatch(text) for text in texts]
     numbers = [int(match[1], 16) for match in matches if match]
     return sum(numbers) % _MODULUS if len(numbers) == len(matches) else None
 
 
 def format_fingerprint(total: int | None) -> str:
-    """Return a fingerprint as in the dataset file; empty if unknown."""
+    """Return a fingerprint as written in the dataset file, or an empty text if the fingerprint is unknown."""
     return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

@@ -1,6 +1,6 @@
 """Names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
-The choice applies to the whole process: do not create messages at import.
+The choice applies to the whole process. Create messages only when they are needed, not at import.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# Filled by `options_class`: command-line names that differ from the field, options whose list is one word, and options
-# that are a key of another option, such as `fetch timeout={}`.
+# `options_class` fills these. They contain the command-line names that differ from the Python names, the options whose
+# list is one word, and the options that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
@@ -29,7 +29,7 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Return whether messages use command-line names; workers inherit this from their parent."""
+    """Return whether messages use command-line names. A worker process uses the setting of its parent."""
     return _cli_names_in_use
 
 
@@ -57,7 +57,7 @@ def flag_text(*names: str) -> str:
 
 
 def call_text(verb: str, **options: object) -> str:
-    """Return the call of a verb."""
+    """Return the call of a verb in Python, or the command."""
     words = [option_text(name, value) for name, value in options.items()]
     return f"`shardtool {' '.join([verb, *words])}`" if _cli_names_in_use else f"`{verb}({', '.join(words)})`"
 
@@ -68,7 +68,7 @@ def export_text(form: str) -> str:
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return the call that exports indexes of other tools; an empty file stands for any dataset."""
+    """Return the call that exports indexes of other tools. With an empty `dataset_file`, the call names no dataset."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -77,13 +77,13 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return how to recreate a file that a resumed run or `index` can write."""
+    """Return a hint to write a missing file again with a resumed run or with `index`."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 
 
 def shell_word(text: str) -> str:
-    """Return a text quoted for a shell; in double quotes if it contains single quotes and this is safe."""
+    """Quote a text for a shell, with double quotes if the text contains a single quote and double quotes are safe."""
     return f'"{text}"' if "'" in text and not any(mark in text for mark in '"$`\\\\!') else quote(text)
 
 
@@ -112,5 +112,5 @@ def cli_words(name: str, value: object) -> list[str]:
 
 
 def cli_option(name: str, value: object = None) -> str:
-    """Return an option as on the command line, for text in files."""
+    """Return an option as on the command line, even in Python, because the text is written to a file."""
     return cli_name(name) if value is None else " ".join(cli_words(name, value))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
-# Extensions of binary formats. Text and numbers are refused in fields with these extensions.
+# Extensions of binary formats. shardtool refuses to store text or numbers in fields with these extensions.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
@@ -27,18 +27,18 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-# Field names that are refused, because samples, tables and webdataset use them.
+# Field names that are refused, because samples, tables or webdataset use them for other values.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
 MAX_FIELDS = 2**16 - 1  # field numbers must fit into uint16
-MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse names of a megabyte
+MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse much longer names
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def to_text(name: bytes) -> str:
-    """Return a name as text; invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
+    """Decode a name. Invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -57,7 +57,7 @@ def is_utf8(name: bytes) -> bool:
 
 
 def name_problem(name: bytes) -> str:
-    """Return why a key or field name is invalid; empty if it is valid.
+    """Return why a key or field name is invalid, or an empty text if the name is valid.
 
     Control characters are invalid because terminals, line-based indexes and extraction would change them.
     """
@@ -76,7 +76,7 @@ def has_parent_part(name: bytes) -> bool:
 
 
 def field_problem(name: bytes) -> str:
-    """Return why a field name is invalid; empty if it is valid."""
+    """Return why a field name is invalid, or an empty text if the name is valid."""
     return "a reserved name" if name in RESERVED_NAMES else name_problem(name)
 
 
@@ -86,12 +86,12 @@ def source_label(root: bytes) -> str:
 
 
 def list_names(where: str, given: object, expected: str) -> list[str]:
-    """Return one name or several names as a list."""
+    """Return a list of names from one name or several names."""
     if isinstance(given, str | os.PathLike):
         given = [given]
     items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
     names = list[str]()
-    for item in items:  # an opened dataset is iterable, too
+    for item in items:  # an opened dataset is also iterable, but its items are not names
         if not isinstance(item, str | os.PathLike):
             wrong = item if isinstance(given, list | tuple) else given
             raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)
@@ -100,28 +100,28 @@ def list_names(where: str, given: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to the form in outputs, which does not depend on the locale."""
+    """Convert a local file name to the form that outputs contain. This form does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
 def to_local_name(name: str) -> str:
-    """Undo `to_output_name`."""
+    """Convert a name from an output back to a local file name."""
     return os.fsdecode(to_bytes(name))
 
 
 def quote_name(name: bytes) -> str:
-    """Return a source name for outputs.
+    """Return a source name as written in outputs.
 
-    Names that are not UTF-8 or contain `%` are percent-encoded; `urllib.parse.unquote_to_bytes` decodes all names.
+    A name that contains `%` or is not UTF-8 is percent-encoded. `urllib.parse.unquote_to_bytes` decodes every name.
     """
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
-    """Split a file name without folder into (stem, field); None if one of them would be empty.
+    """Split a file name without folder into (stem, field). Return None if the stem or the field would be empty.
 
-    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last dot. A leading dot belongs
-    to the stem: `.a.jpg` is the field `jpg` of `.a`.
+    With `dots="first"`, which is WebDataset's rule, the stem ends at the first dot. With `last`, the stem ends at the
+    last dot. A leading dot belongs to the stem. For example, `.a.jpg` has the stem `.a` and the field `jpg`.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """
@@ -132,11 +132,11 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """Replace the first part of a path by its folder in `folders`, if present."""
+    """Replace the first component of a path by the folder of that name in `folders`, if there is one."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Check whether WebDataset's rule would split a key."""
+    """Check whether WebDataset's rule would split a key because the key contains a dot."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

@@ -1,4 +1,4 @@
-"""Short texts and HTML tables for notebooks. All text is escaped, and long values are shortened."""
+"""Short texts and HTML tables for notebooks. These functions escape all text and shorten long values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardtool.errors import printable, redact_secrets
 from shardtool.units import format_size
 
 ValueT = TypeVar("ValueT")
-MAX_ROWS = 20  # of a table, and items of a list
+MAX_ROWS = 20  # maximum rows of a table, and items of a list
 _MAX_CHARS = 300
 _MAX_REPR_CHARS = 60
 _MAX_REPR_NUMBERS = 4
@@ -23,7 +23,7 @@ class Displayed:
     """A value with a short `repr`, which notebooks show as a table."""
 
     __slots__ = ()
-    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all nonempty fields are shown
+    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all fields with a value are shown
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -54,7 +54,7 @@ def _value_text(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a `repr` that counts the items of a value's collections instead of listing them."""
+    """Return a `repr` that gives only the number of items of each collection in a value."""
     parts = ", ".join(f"{name}={_short_text(part)}" for name, part in _named_parts(value))
     return f"{type(value).__name__}({parts})"
 
@@ -73,7 +73,7 @@ def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def short_html(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """Return a text as HTML, without secrets and control characters, and shortened."""
+    """Return a text as HTML. Secrets and control characters are removed, and a long text is shortened."""
     from html import escape  # imported here: `html` delays the start of the command line
 
     text = printable(redact_secrets(text[: 4 * max_chars]))

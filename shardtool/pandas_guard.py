@@ -1,7 +1,7 @@
 """Prevent pyarrow from importing pandas, unless the user's function needs it.
 
-`pyarrow.array` imports pandas to recognise a Series. This takes 0.3 s and 40 MB, and may lose a Ctrl-C. Only the
-command line, which has no DataFrames, blocks the import.
+`pyarrow.array` imports pandas to check whether a value is a Series. The import takes 0.3 s and 40 MB, and a Ctrl-C
+during the import may be lost. Only the command line blocks the import, because it has no DataFrames.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the remaining bytes
 _MAX_DIGITS = 18  # numbers must fit into 64 bits
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-# a range in brackets, which is not supported; such a name is rarely meant as a glob
+# A range in brackets, which is not supported. Users rarely mean such a name as a glob.
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -38,9 +38,9 @@ class ShardPattern:
     """The names of a dataset's shards.
 
     Attributes:
-        folder: The folder of all files of the dataset; "" is the current folder.
-        width: Minimum number of digits; shorter numbers are zero-padded.
-        count: Number of names; None for an open range.
+        folder: The folder of all files of the dataset. An empty text is the current folder.
+        width: Minimum number of digits. Shorter numbers are padded with zeros.
+        count: Number of names, or None for an open range.
     """
 
     folder: str
@@ -54,12 +54,12 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`. For existing shards without a known extension, the format is empty."""
+        """`tar` or `tfrecord`. The format is empty if the shards exist and have an unknown extension."""
         return parse_format(self.shard(0))
 
     @property
     def base(self) -> str:
-        """The name of the dataset: `out` for `out-{000000..}.tar`."""
+        """The name of the dataset. For example, the name of `out-{000000..}.tar` is `out`."""
         rest = self.suffix.removesuffix(_shard_ending(self.shard(0)))
         base = f"{self.prefix}{rest}".strip("-_. ")
         if file_ending(base) in WRITABLE_FORMATS and count_suffix(
@@ -85,10 +85,10 @@ class ShardPattern:
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
     def closed(self, count: int) -> str:
-        """Return a closed pattern of the first `count` shards, with folder: `out/x-{000000..000041}.tar`.
+        """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        The result is empty for lists, and for numbers longer than `width`, because shells would pad the shorter
-        numbers.
+        The result is empty if the pattern is a list of names. It is also empty if a number is longer than `width`,
+        because shells would then pad the shorter numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -98,12 +98,12 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def rivals(self, name: str) -> bool:
-        """Return whether a shard of another format has the sidecar name of a shard of this dataset."""
+        """Return whether the shard `name` has another format but the same sidecar name as a shard of this dataset."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
     def find_overlap(self, other: ShardPattern) -> str | None:
-        """Return a name of this pattern that also belongs to `other`."""
+        """Return a name that belongs to both patterns, or None."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
             return None
         numbers = (0, 1, (self.count or 1) - 1) if self.names is None else range(len(self.names))
@@ -111,9 +111,10 @@ class ShardPattern:
         return next((name for name in names if other.owns(name)), None)
 
     def owns(self, name: str) -> bool:
-        """Return whether the file `name` in `folder` can belong to this dataset, and may be replaced.
+        """Return whether the file `name` in `folder` can belong to this dataset, and may therefore be replaced.
 
-        Numbers must be written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
+        Numbers must have the digits of the pattern. For example, `out-2024.tar` does not belong to
+        `out-{000000..}.tar`.
         """
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
@@ -128,22 +129,22 @@ class ShardPattern:
 
 
 def sidecar_name(shard: str) -> str:
-    """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
+    """Return the name of a shard's sidecar. The sidecar of `out-000000.tar` is `out-000000.index`."""
     return shard.removesuffix(file_ending(shard)) + SIDECAR_SUFFIX
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the file name of a plan to replace shards."""
+    """Return the name of the file that contains a plan to replace shards."""
     return f".{base}.replacing"
 
 
 def old_list_name(base: str) -> str:
-    """Return the name of a withdrawn dataset file, which lists the files that `copy` must delete."""
+    """Return the name that a dataset file gets when it is withdrawn. `copy` reads there which files to delete."""
     return f".{base}.replaced"
 
 
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
-    """Parse a pattern, or the names to which a shell has expanded it."""
+    """Parse a pattern, or the list of names that a shell created from the pattern."""
     if not (texts := list_names("the output", output, OUTPUT_EXAMPLE)):
         raise InvalidRequest("the output", "not given", expected=OUTPUT_EXAMPLE)
     for text in texts:
@@ -179,9 +180,9 @@ def _check_pattern_text(text: str) -> None:
 
 
 def check_writable(pattern: ShardPattern) -> None:
-    """Refuse names that can only be read: compressed shards, TensorFlow's numbered names, `.TAR`.
+    """Refuse names that can only be read, such as compressed shards, TensorFlow's numbered names and `.TAR`.
 
-    A range in brackets is refused, because braces were meant.
+    A range in brackets is also refused, because the user meant braces.
     """
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
@@ -223,7 +224,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 
 
 def _expand_braces(texts: list[str]) -> list[str]:
-    """Expand remaining braces: a script may have quoted one of several patterns."""
+    """Expand braces in several patterns. A shell leaves the braces of a quoted pattern unchanged."""
     if any("{" in text for text in texts):
         for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a range in memory
             if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:

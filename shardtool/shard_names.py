@@ -25,7 +25,7 @@ _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 class ShardName(NamedTuple):
     """Format and compression of a shard.
 
-    `packing` is `gzip`, `bz2`, `xz` or `zstd`; empty if the shard is not compressed.
+    `packing` is `gzip`, `bz2`, `xz` or `zstd`, or empty if the shard is not compressed.
     """
 
     format: str
@@ -33,7 +33,7 @@ class ShardName(NamedTuple):
 
 
 def parse_shard_name(name: str) -> ShardName | None:
-    """Parse a shard's name; None if it has no known extension."""
+    """Parse the name of a shard. Return None if the name has no known extension."""
     match = _SHARD_NAME.fullmatch(name)
     if match is None:
         return None
@@ -44,35 +44,38 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Return whether a name has a known extension or is one of TensorFlow's."""
+    """Return whether a name has a known extension or is a numbered name of TensorFlow."""
     return parse_shard_name(name) is not None or bool(count_suffix(name))
 
 
 def is_compressed_name(name: str) -> bool:
-    """Return whether a shard is compressed, by its name."""
+    """Return whether the name of a shard has the extension of a compression."""
     facts = parse_shard_name(name)
     return bool(facts and facts.packing)
 
 
 def parse_format(shard: str) -> str:
-    """Return `tar` or `tfrecord`; empty if the name has no known extension."""
+    """Return `tar` or `tfrecord`, or an empty text if the name has no known extension."""
     facts = parse_shard_name(shard)
     return facts.format if facts else ""
 
 
 def file_ending(name: str) -> str:
-    """Return the extension of a file name with its dot; empty if there is none."""
+    """Return the extension of a file name with its dot, or an empty text if there is no extension."""
     match = _FILE_ENDING.search(name)
     return match[0] if match else ""
 
 
 def count_suffix(name: str) -> str:
-    """Return the end of TensorFlow's numbered names, `-of-01024`; else empty."""
+    """Return the end of a numbered name of TensorFlow, such as `-of-01024`, or an empty text for other names."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Parse TensorFlow's numbered names: prefix, number, digits, number of files."""
+    """Return the prefix, number, count of digits and number of files of a numbered name of TensorFlow.
+
+    Return None for other names.
+    """
     match = _NUMBERED_NAME.search(name)
     return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# Source of a field: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
+# Where the payload of a field is: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 
@@ -32,8 +32,8 @@ class SpanFile(NamedTuple):
 
     Attributes:
         mtime_ns: Modification time at planning time; -1 for a temporary file.
-        form: `tar` or `zip` for archives; else empty. In a zip, offsets refer to member headers, and payloads are
-            decompressed.
+        form: `tar` or `zip` for an archive, otherwise empty. In a zip, the offset of a payload is the offset of its
+            member header, and the payload is decompressed.
     """
 
     path: bytes
@@ -46,18 +46,18 @@ class SpanFile(NamedTuple):
 class ShardContent:
     """Keys, fields and payload sizes of the samples of one shard.
 
-    `keys` and `counts` have one value per sample; `codes` and later attributes have one per field.
+    `keys` and `counts` have one value per sample. `codes` and the attributes after it have one value per field.
 
     Attributes:
         keys: The keys, each followed by NUL.
-        stored: int64, payload bytes in the shard, which differ from `sizes` for `numbers`.
-        inline: Text of each INLINE field (see `inline_payload`), or an empty text for other fields, followed by NUL.
-            Empty without INLINE fields.
-        whole: uint8, 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
-            or packed numbers. Empty if all are 0.
-        numbers: Number type of each code whose payload is stored as a number.
-        lists: Type of the values of each code whose fields are value lists of a TFRecord. Such fields are SPAN and not
-            in `numbers`.
+        stored: int64, number of payload bytes in the shard. For the fields in `numbers`, this differs from `sizes`.
+        inline: The text of each INLINE field (see `inline_payload`), followed by NUL. Other fields have an empty text.
+            If there are no INLINE fields, `inline` is empty.
+        whole: uint8. 1 means that the payload is the whole value list of a TFRecord feature. 0 means that the payload
+            is one value of the list, or packed numbers. If all are 0, `whole` is empty.
+        numbers: The number type of each code whose payloads are stored as numbers.
+        lists: The value type of each code whose payloads are value lists of a TFRecord. These payloads are SPAN fields,
+            and `numbers` does not contain their codes.
     """
 
     keys: bytes
@@ -73,13 +73,15 @@ class ShardContent:
 
 
 class ShardSpans(NamedTuple):
-    """Locations of SPAN payloads; all empty if there are none.
+    """Locations of SPAN payloads. All attributes are empty if there are no SPAN payloads.
 
     Attributes:
         file: uint32 per field, index into `files`.
         expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, end row of each range of rows with equal spacing in their file and in the shard. Empty if unknown.
-        regions: int64 pairs, ascending: start and end of the parts of the first file that are read in one piece.
+        runs: uint32. Each number is the end row of a range of rows that have equal spacing in their file and in the
+            shard. Empty if unknown.
+        regions: int64 pairs in ascending order. Each pair is the start and end of a part of the first file. Each part
+            is read with one request.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -95,11 +97,11 @@ class ShardSamples:
     """Content and payload locations of the samples of one shard.
 
     Attributes:
-        needs: int64 per sample, record bytes with headers and padding.
+        needs: int64 per sample, size of the record in bytes, with headers and padding.
         mtimes: int64 per field, modification time in nanoseconds at planning time.
-        paths: Path relative to `root`, or URL, of each field, followed by NUL. If empty, each path is key + "." +
-            field.
-        changed_ns: Latest ctime of files and folders when the source was listed.
+        paths: The path of each field relative to `root`, or its URL, followed by NUL. If `paths` is empty, each path is
+            key + "." + field.
+        changed_ns: The latest ctime of all files and folders when the source was listed.
     """
 
     content: ShardContent

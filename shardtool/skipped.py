@@ -80,7 +80,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash that replaces the key of a removed sample."""
+    """Return the hash that a list of skipped samples contains instead of the key of a removed sample."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
@@ -93,19 +93,19 @@ def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
 
 
 def has_same_content(row: Skipped) -> bool:
-    """Return whether a `duplicate` has the content of another sample, not only its key."""
+    """Return whether a skipped duplicate has the same content as another sample, and not only the same key."""
     return row.code == "duplicate" and row.message.startswith(_SAME_CONTENT_TEXT)
 
 
 def read_row(key: str, path: str, code: str, message: str) -> Skipped:
-    """Return a stored row; `twin` becomes `duplicate`."""
+    """Create a row from stored values. The old code `twin` becomes `duplicate`."""
     if code == _OLD_DUPLICATE_CODE:
         code, message = "duplicate", message.replace(_OLD_SAME_CONTENT_TEXT, _SAME_CONTENT_TEXT, 1)
     return Skipped(key, path, cast("SkipCode", code), message)
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Drop removed samples, and messages that contain a removed key."""
+    """Drop the rows of removed samples, and replace messages that contain the key of a removed sample."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -115,7 +115,7 @@ def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
 
 
 def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
-    """Return whether a list of skipped keys contains a key, or its hash if the sample was removed."""
+    """Return whether the skipped keys in `listed` contain a key, or the hash of the key for a removed sample."""
     return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 
@@ -148,14 +148,14 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return counts of reasons, most frequent first, and of samples that `map` dropped."""
+    """Return the reasons and their counts, most frequent first. `dropped` counts samples that `map` dropped."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, without intended skips."""
+    """Return the rows of samples that failed. Rows of skips that the user requested are omitted."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 
@@ -168,9 +168,9 @@ class Skipped(NamedTuple):
     """A skipped file or sample: a row of `out.skipped`.
 
     Attributes:
-        key: The sample's key; empty if the file belongs to no sample.
-        code: The reason, for programs.
-        message: The reason, for people.
+        key: The key of the sample, or an empty text if the file belongs to no sample.
+        code: The reason for programs.
+        message: The reason for people.
     """
 
     key: str

@@ -13,7 +13,7 @@ _UNIT_STEP = 1000
 
 
 def parse_size(text: str | int) -> int:
-    """Return a size in bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a plain number is bytes."""
+    """Parse a size in bytes. `500MB` is 500 * 10^6 bytes, `500MiB` is 500 * 2^20, and a plain number is in bytes."""
     shown = str(text) if not isinstance(text, int) or abs(text) <= _MAX_SIZE_BYTES else "a huge number"
     match = _SIZE.fullmatch(shown)
     size = 0
@@ -33,7 +33,7 @@ _TWO_DIGITS = 10
 
 
 def format_size(size: float) -> str:
-    """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
+    """Format a number of bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < _UNIT_STEP - 0.5:  # 999.5 would be printed as 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
@@ -42,7 +42,7 @@ def format_size(size: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time for people: `4.4 us`, `83 us`, `9.1 ms`."""
+    """Format a time for people: `4.4 us`, `83 us` or `9.1 ms`."""
     value, unit = (seconds * 1e6, "us") if seconds * 1e3 < 1 else (seconds * 1e3, "ms")
     return f"{value:.1f} {unit}" if round(value, 1) < _TWO_DIGITS else f"{value:.0f} {unit}"
 

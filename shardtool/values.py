@@ -8,10 +8,10 @@ from typing import Literal
 
 __version__ = "0.1.0"
 
-# A dataset file, pattern or folder, or shards.
+# A dataset file, a pattern, a folder, or a list of shards.
 DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Datasets = DatasetLike | Sequence[DatasetLike]
-# A shard pattern, or shard names.
+# A shard pattern, or a list of shard names.
 OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Dots = Literal["first", "last"]
 OnError = Literal["raise", "skip"]
@@ -38,12 +38,12 @@ STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "b
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the types of fields that TFRecords store as numbers."""
+    """Return only the fields that TFRecords store as numbers, with their number types."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return the common type of values; None if the types differ or one type is unknown."""
+    """Return the common type of values, or None if the types differ or a type is unknown."""
     types = {*kinds}
     if len(types) > 1:
         types = {STORED_TYPES.get(kind or "") for kind in types}

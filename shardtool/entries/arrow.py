@@ -1,6 +1,6 @@
 """Convert between Arrow arrays and buffers without importing pandas.
 
-`pyarrow.array` and `to_numpy` import pandas, which takes 0.3 s: longer than packing 10,000 files.
+`pyarrow.array` and `to_numpy` import pandas. The import takes 0.3 s, which is longer than packing 10,000 files.
 
 Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
 """
@@ -28,7 +28,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Return an Arrow array of the strings in `data`, which have these lengths."""
+    """Return an Arrow array of strings. `data` is the concatenated strings, and `lengths` are their lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -40,13 +40,13 @@ def bytes_array(texts: list[bytes]) -> pa.StringArray:
 
 
 def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
-    """Return the text of each code; `take` would import pyarrow.compute."""
+    """Return the text of each code. `Array.take` is not used because it would import pyarrow.compute."""
     lengths = np.array([len(text) for text in texts], np.int64)
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return a table as one batch of an Arrow stream, for hashing."""
+    """Return a table as one batch of an Arrow stream, to compute its hash."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -54,13 +54,13 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows as dicts. Times beyond Python's range (year 9999) become text."""
+    """Return the rows as dicts. Times after the year 9999, which Python cannot represent, become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def to_python_values(column: pa.ChunkedArray) -> list[object]:
-    """Return the values of a column; times beyond Python's range become text."""
+    """Return the values of a column. Times that Python cannot represent become text."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
@@ -80,7 +80,7 @@ def _to_python_value(value: pa.Scalar) -> object:
 
 
 def number_values(array: pa.Array) -> NDArray[Any]:
-    """Return the numbers of an array without a copy; values of nulls are undefined."""
+    """Return the numbers of an array without copying them. The numbers at nulls are undefined."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.zeros(0, dtype)
@@ -100,7 +100,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
 
 
 def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
-    """Return an array of NUL-terminated texts without the NULs; `kind` is large_binary or large_string."""
+    """Return an array of NUL-terminated texts, without the NULs. `kind` is large_binary or large_string."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw == 0)
     offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
@@ -108,7 +108,7 @@ def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
 
 
 def append_nuls(array: pa.Array) -> bytes:
-    """Return the values of a text or binary array without nulls, each followed by a NUL."""
+    """Return the values of a text or binary array, each followed by NUL. The array must not contain nulls."""
     ends = np.cumsum(byte_lengths(array))
     return np.insert(np.frombuffer(concat_values(array), np.uint8), ends, 0).tobytes()
 
@@ -125,7 +125,7 @@ def boolean_array(mask: NDArray[np.bool_]) -> pa.Array:
 
 
 def true_positions(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the positions of true values; null counts as false."""
+    """Return the positions of true values. Null counts as false."""
     import pyarrow.compute as pc
 
     return number_values(pc.indices_nonzero(mask)).astype(np.int64)
@@ -148,7 +148,10 @@ def _offsets(array: pa.Array) -> NDArray[Any]:
 
 
 def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return an array in a plain type: no dictionary, view, extension, run-end encoding or float16."""
+    """Convert an array to a plain type.
+
+    A plain type is not a dictionary, view, extension, run-end encoding or float16.
+    """
     import pyarrow.compute as pc
 
     while True:
@@ -166,7 +169,7 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type of a type, also inside lists and structs."""
+    """Return the plain type of a type. The value types of lists and structs are converted, too."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         value = kind.value_field.with_type(plain_type(kind.value_type))
         return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
@@ -197,7 +200,7 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
 
 
 def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return one array; text beyond 2 GiB becomes large_string."""
+    """Return a column as one array. Text of more than 2 GiB becomes large_string."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _MAX_STRING_BYTES:
@@ -207,7 +210,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. Free the columns of `table` one by one."""
+    """Return a table with one chunk per column. To save memory, the old columns are freed one after the other."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

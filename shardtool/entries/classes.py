@@ -1,4 +1,4 @@
-"""Number classes in byte order of their names, or by an existing list."""
+"""Number classes by the byte order of their names, or by an existing list."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        names: Class names by field; the key "" stands for all fields.
-        grows: Whether new classes are appended; otherwise they are an error.
+        names: Class names by field. The key "" stands for all fields.
+        grows: True if new classes are appended to the list. Otherwise a new class is an error.
     """
 
     where: str
@@ -89,7 +89,8 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Merge class names by field.
 
-    One list may be the start of the other list, because class numbers then stay the same.
+    If both mappings have names for a field, one list must start with the other list, so that class numbers stay the
+    same.
     """
     classes = dict(old)
     for name, names in new.items():
@@ -106,7 +107,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if samples are sorted by class, otherwise an empty text."""
+    """Return a note if the samples are sorted by class, or an empty text."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

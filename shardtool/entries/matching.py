@@ -1,4 +1,4 @@
-"""Match the samples and fields of two sides, such as a dataset and its source, by number."""
+"""Match the samples and fields of two tables, such as a dataset and its source."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row.
+    """Return an id for each row of a table.
 
-    The same field of the same sample has the same id on both sides. Rows that are not compared have the id -1.
+    The same field of the same sample has the same id in both tables. Rows that are not compared have the id -1.
 
     Args:
-        samples: The id of each sample, equal on both sides; -1 for samples that are only on this side.
-        codes: Index in `names` of each row's field.
-        known: The id of each name, equal on both sides; -1 for fields that are not compared.
+        samples: The id of each sample. Equal samples have the same id in both tables, and samples that are only in this
+            table have the id -1.
+        codes: The index in `names` of each row's field.
+        known: The id of each field name, for both tables. Fields that are not compared have the id -1.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return the indexes of common ids, sorted by id, and of ids that are only in `ours` or only in `theirs`.
+    """Match two arrays of ids, and ignore the id -1.
 
-    Ignore the id -1.
+    Return the indexes of common ids in `ours` and in `theirs`, both sorted by id. Then return the indexes of ids that
+    are only in `ours`, and of ids that are only in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)

@@ -26,9 +26,9 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add columns for number fields; None values and reserved names are ignored.
+    """Add the columns of number fields. Fields whose column is None or whose name is reserved are ignored.
 
-    Existing columns that are not numeric, such as class names, are kept.
+    An existing column of the same name is kept if it is not numeric. An example is a column of class names.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
@@ -39,7 +39,7 @@ def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, p
 
 
 def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
-    """Drop the named columns that are numeric; None if no column remains."""
+    """Drop the named columns that are numeric. Return None if no column remains."""
     remaining = [field.name for field in columns.schema if field.name not in names or not is_number_type(field.type)]
     return columns.select(remaining) if remaining else None
 
@@ -51,9 +51,9 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Replace class numbers by names, unless the column contains anything else.
+    """Replace class numbers by class names, unless the column contains other values.
 
-    Splits by label must not depend on how classes are numbered.
+    Without this, a split by label would depend on the numbers of the classes.
     """
     if not names or not pa.types.is_integer(column.type):
         return column
@@ -72,9 +72,9 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: 
 def with_measured_columns(
     columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Add or replace columns of values found while reading samples.
+    """Add or replace columns of values that were measured while samples were read.
 
-    `kinds` are names and types; `sample_values` has a value of each kind for each sample.
+    `kinds` are the names and types of the columns. `sample_values` has one tuple per sample, with one value per column.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

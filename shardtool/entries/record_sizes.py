@@ -1,6 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before it and a tail after it. The record of a sample consists of its heads, payloads and tails.
+Each payload has a head before the payload and a tail after it. A record is all heads, payloads and tails of one sample.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-# whether a format stores numbers; other formats store numbers as text
+# Whether a format can store numbers. The other formats store numbers as text.
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
 class RecordColumns(NamedTuple):
-    """The content of a shard; each sample's fields are sorted by the bytes of their names.
+    """The content of a shard. The fields of each sample are sorted by the bytes of their names.
 
     Attributes:
         first: int64[samples + 1], first row of each sample.
@@ -98,9 +98,9 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """Return the bytes of a map entry that contains a name and a list of one value.
+    """Return the size in bytes of a map entry that contains a name and a list of one value.
 
-    `sizes` are the bytes of the value or, where `is_list` is true, of the encoded list.
+    `sizes` are the sizes of the values. Where `is_list` is true, the size is the size of the encoded list instead.
     """
     total = sizes + 1 + _varint_sizes(sizes)  # size of the list
     if is_list is not None:

@@ -1,7 +1,7 @@
 """`SampleTable`: the samples of a source as columns.
 
-Ten million samples must fit into a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 bytes per
-sample, and the key. Larger data, such as manifest columns, is in Arrow.
+Ten million samples must fit into the memory of a laptop (see benchmarks/plan10m.py). A table takes about 35 bytes per
+field, and 16 bytes plus the key per sample. Larger data, such as the columns of a manifest, is in Arrow.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class FieldRows:
     Attributes:
         code: uint16[rows], index in `SampleTable.fields`.
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
-        mtime_ns: int64[rows], modification time of the listed file; for a remote object, its version as a number.
-        changed_ns: int64[rows], latest status-change time (ctime) of the file and the folders on its path.
-        paths: Path of each row relative to `SampleTable.root`, or its URL. With None, each path is key + "." + field.
+        mtime_ns: int64[rows], modification time of the listed file. For a remote object, its version as a number.
+        changed_ns: int64[rows], latest status-change time (ctime) of the file and of the folders on its path.
+        paths: The path of each row relative to `SampleTable.root`, or its URL. None means that each path is key + "." +
+            field.
     """
 
     code: NDArray[np.uint16]
@@ -52,7 +53,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate rows, without paths; `codes` are the new codes of each part."""
+        """Concatenate rows without their paths. `codes` contains the new codes of each part."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -62,7 +63,7 @@ class FieldRows:
         )
 
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
-        """Return `rows`, in that order."""
+        """Return the given rows, in the given order."""
         paths = None if self.paths is None else self.paths.take(rows)
         times = take_values(self.mtime_ns, rows), take_values(self.changed_ns, rows)
         return FieldRows(self.code[rows], take_values(self.kind, rows), self.size[rows], *times, paths)
@@ -73,13 +74,13 @@ class FieldSpans:
     """Locations of SPAN payloads in shards or in a spool file.
 
     Attributes:
-        files: The shards, or the spool; empty if the spool has not been written yet.
-        file: uint32[samples], index in `files` of each sample's rows.
-        expected: int64[rows], expected CRC-32C; -1: unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list with several values or none, stored with tags and
-            lengths. None if no payload is a list.
-        row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files. Otherwise None,
-            and `file` applies.
+        files: The shards, or the spool file. Empty if the spool file is not written yet.
+        file: uint32[samples], index in `files` of the file with the rows of each sample.
+        expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
+        is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value. Such a list is
+            stored with tags and lengths. None if no payload is a list.
+        row_file: uint32[rows], index in `files` of each row, if the rows of one sample are in several files. Otherwise
+            None, and `file` applies.
     """
 
     files: tuple[SpanFile, ...]
@@ -90,11 +91,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `samples` and their `rows`."""
+        """Return the spans of the given samples. `rows` are the rows of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `rows`, for the same samples."""
+        """Return the spans of the given rows. The samples stay the same."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -107,9 +108,10 @@ class FieldValues(NamedTuple):
     """Properties of field values, by field name.
 
     Attributes:
-        inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
-            field. types: Original type of values stored as text, except for bytes and unknown types.
-        lists: Types of TFRecord list fields, whose rows are all SPAN.
+        inline: The payloads of INLINE rows as text (see `inline_payload`). There is one text per sample, even for
+            samples without the field.
+        types: The original type of values that are stored as text. Bytes and unknown types are omitted.
+        lists: The types of TFRecord list fields. All rows of such a field are SPAN rows.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -119,21 +121,21 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """Number types of fields whose text is a number; INLINE rows are stored as numbers if possible."""
+        """The number types of fields whose text is a number. The output stores these as numbers if its format can."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return only the fields in `names` (old to new name), renamed."""
+        """Return only the fields in `names`, renamed. `names` maps old names to new names."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
     def select(self, names: Collection[str]) -> FieldValues:
-        """Return the values of some fields."""
+        """Return the values of the named fields."""
         selected: list[Any] = [{name: by_name[name] for name in by_name if name in names} for by_name in self]
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return these values, replaced or extended by the values of `other`."""
+        """Return the fields of both. If a field is in both, use the values of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 
@@ -144,18 +146,18 @@ class FieldValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """The samples of a source; each sample's fields are sorted by the bytes of their names.
+    """The samples of a source. The fields of each sample are sorted by the bytes of their names.
 
     Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
 
     Attributes:
-        root: Folder of the relative paths, with a trailing slash.
+        root: The folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        metadata: Sidecar columns, one row per sample.
-        source_paths: Whether the sidecar stores `rows.paths`, because keys differ from paths.
-        identity: Identifies the source if `root` does not identify it.
-        folders: For several source folders: each folder with a trailing slash, by the first component of its paths;
-            `root` is then empty.
+        metadata: The columns of the sidecar, one row per sample.
+        source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
+        identity: The identity of the source, if `root` does not identify the source.
+        folders: The folders of a source with several folders, each with a trailing slash. The key of a folder is the
+            first component of its paths. `root` is then empty.
     """
 
     root: bytes
@@ -175,7 +177,7 @@ class SampleTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether files are in a remote store or on a server; then `rows.mtime_ns` contains versions."""
+        """Whether the files are in a remote store or on a server. `rows.mtime_ns` then contains versions."""
         return any(map(is_address, (self.root, *self.folders.values())))
 
     @property
@@ -190,18 +192,18 @@ class SampleTable:
         return self.spans
 
     def key(self, sample: int) -> str:
-        """Return a key as text, see `to_text`."""
+        """Return the key of a sample as text (see `to_text`)."""
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return a row's path for messages and outputs: relative to `root`, or a redacted URL."""
+        """Return the path of a row for messages and outputs: relative to `root`, or a URL without secrets."""
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the paths or URLs of `rows` (at least one) as they are read."""
+        """Return the paths or URLs from which `rows` are read. There must be at least one row."""
         if self.rows.paths is not None:
             return self.rows.paths.gather(rows)[:-1].split(b"\0")
         endings = [b"." + to_bytes(name) for name in self.fields]
@@ -209,11 +211,11 @@ class SampleTable:
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def file_path(self, row: int) -> bytes:
-        """Return the path from which a row's file is read."""
+        """Return the path of the file that contains a row."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the first, middle and last file with payloads."""
+        """Return the first, middle and last of the files with payloads."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -226,11 +228,11 @@ class SampleTable:
         return np.diff(self.first)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of fields of `samples`."""
+        """Return the number of fields of each of the given samples."""
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return the number of samples with each field, which may be 0."""
+        """Return the number of samples with each field, in the order of `fields`. A number may be 0."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
@@ -238,22 +240,22 @@ class SampleTable:
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the sample of each of `rows`."""
+        """Return the sample to which each row belongs."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the index in `known_spans.files` of each of `rows`."""
+        """Return the index in `known_spans.files` of each row."""
         spans = self.known_spans
         return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of `samples`, in that order."""
+        """Return the rows of the given samples, in that order."""
         starts, counts = self.first[samples], self.counts_of(samples)
         offsets = np.cumsum(counts) - counts
         return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
     def take(self, samples: NDArray[np.int64]) -> SampleTable:
-        """Return `samples`, in that order."""
+        """Return a table of the given samples, in that order."""
         rows = self.rows_of(samples)
         return replace(
             self,
@@ -266,11 +268,11 @@ class SampleTable:
         )
 
     def without(self, samples: Collection[int]) -> SampleTable:
-        """Return all samples except these."""
+        """Return a table of all samples except the given samples."""
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only `rows`, but the same `first`: the caller must replace it."""
+        """Return a table with only the given rows. The caller must replace `first`, which stays unchanged."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 

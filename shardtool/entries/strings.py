@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # for more strings than this, importing pyarrow.compute saves time
-_MAX_SLICED_STRINGS = 2**8  # up to this number, strings are gathered faster one by one
+_MIN_ARROW_STRINGS = 2**18  # with more strings, Arrow is faster even though pyarrow.compute must be imported
+_MAX_SLICED_STRINGS = 2**8  # up to this number of strings, copying one string after the other is faster
 
 
 class StringColumn(Protocol):
@@ -91,7 +91,7 @@ class PackedStrings:
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def _gather_many(self, positions: NDArray[np.int64]) -> bytes:
-        """Gather with Arrow, which takes a third of the time if the strings are scattered."""
+        # Arrow takes a third of the time if the strings are scattered.
         import pyarrow as pa
 
         data = pa.py_buffer(np.ascontiguousarray(positions))
@@ -122,7 +122,7 @@ class PackedStrings:
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions, sorted stably by string, and the start of each run of equal strings."""
+        """Sort the strings stably. Return the sorted positions, and the start of each run of equal strings."""
         order = self.sorted_order()
         is_first, last = np.ones(len(order), np.bool_), b"\0"
         for chunk in chunk_slices(len(order)):
@@ -133,9 +133,9 @@ class PackedStrings:
 
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-    """Return the 8-byte little-endian BLAKE2b (RFC 7693) of each text, the same on every machine.
+    """Return the 8-byte little-endian BLAKE2b hash (RFC 7693) of each text. It is the same on every machine.
 
-    `person` makes hashes for different uses independent; the hash of `seed` is the salt.
+    With another `person`, the hashes are independent, so use one per purpose. The salt is the hash of `seed`.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

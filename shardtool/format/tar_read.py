@@ -1,10 +1,10 @@
 """Read tar shards that common tools write. This module opens no file.
 
-If GNU tar, bsdtar and `tarfile` disagree about a header, this module follows the majority and reports the difference.
-Unlike in `tarfile`, damage or an early end raises `CorruptShard`.
+If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
+In contrast to `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` finds the next header by its checksum. A header inside a payload (nested tar) is accepted
-only if the damaged header has no valid size.
+After damage, `next_header` searches for the next header by its checksum. A payload may contain another tar with its own
+headers. Such a nested header is accepted only if the damaged header has no valid size.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # longer extended headers are treated as an attack
+_MAX_EXTENDED_BYTES = 2**20  # longer extended headers are refused, because they may be an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # types without a payload: links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
@@ -60,8 +60,8 @@ class TarMember(NamedTuple):
     """A member of a tar.
 
     Attributes:
-        name: The stored name, with any leading `./`.
-        offset: Offset of the first header, which may be an extended header.
+        name: The stored name, including a leading `./`.
+        offset: Offset of the first header of the member. This header may be an extended header.
     """
 
     name: bytes
@@ -75,9 +75,9 @@ class TarMember(NamedTuple):
 
 
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
-    """Yield the members of a tar, in order, from the header at `offset` on.
+    """Yield the members of a tar in order, starting at the header at `offset`.
 
-    `note` is called with the offset of a header that readers interpret differently, and the reason.
+    If readers interpret a header differently, `note` is called with the offset of the header and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -135,10 +135,10 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header (regular file, short name); -1 for other or damaged headers.
+    """Return the size in a common header, which is a header of a regular file with a short name.
 
-    The low half of Adler-32 is the sum of the bytes plus one. At most half of the bytes are not zero, so the sum does
-    not overflow.
+    Return -1 for other headers and for damaged headers. The low half of an Adler-32 checksum is the sum of the bytes
+    plus one. At least half of the bytes are zero, so this sum does not overflow.
     """
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:  # the tail of all headers that shardtool writes
@@ -148,7 +148,7 @@ def _plain_file_size(block: bytes) -> int:
     else:
         return -1
     if size_text[11] or not size_text[:11].isdigit() or checksum != b"%06o\0 " % total:
-        return -1  # `int` accepts signs, blanks and `0o`
+        return -1  # `int` would also accept signs, blanks and `0o`
     try:
         return int(size_text[:11], 8)
     except ValueError:
@@ -156,7 +156,7 @@ def _plain_file_size(block: bytes) -> int:
 
 
 class _ExtendedHeaders:
-    """The extended headers before a member; pax takes precedence over GNU."""
+    """The extended headers before a member. A pax header takes precedence over a GNU header."""
 
     def __init__(self, where: str, note: Note) -> None:
         self.where, self.note = where, note
@@ -222,7 +222,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
-    if is_sparse:  # the payload consists of a map, and the parts of the file that are not zero
+    if is_sparse:  # the payload is a map followed by the parts of the file that are not zero
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
     name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
     link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
@@ -350,10 +350,10 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next header after a damaged header at `offset`, or None.
+    """Return the offset of the next header after a damaged header at `offset`, or None if there is none.
 
-    `first` is the first offset to examine. `size` is the size of the tar; -1 if the size is unknown and `read` is
-    sequential.
+    `first` is the first offset to examine. `size` is the size of the tar, or -1 if `read` is sequential and the size is
+    unknown.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -374,7 +374,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on end exactly at `end`; members of a nested tar end earlier."""
+    """Return whether the members from `offset` on end exactly at `end`. The members of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -406,5 +406,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether an extended header with the full name may have been lost before this member."""
+    """Return whether a member may have lost an extended header with its full name."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools write ? for non-ASCII

@@ -1,4 +1,4 @@
-"""Read TFRecord shards: records, and the features of an Example. This module opens no file."""
+"""Read the records of TFRecord shards, and the features of an Example. This module opens no file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # more bytes of names are treated as an attack
+_MAX_NAMES_BYTES = 2**24  # longer names are refused, because they may be an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
@@ -37,8 +37,8 @@ _DISTANT_BLOCK_BYTES = 2**16
 class TFRecord(NamedTuple):
     """A record.
 
-    `offset` is the offset of the length field. `data` and `size` are the offset and size of the data; `crc` is the
-    checksum of the data.
+    `offset` is the offset of the length field. `data` and `size` are the offset and size of the record's data, and
+    `crc` is the checksum of these data.
     """
 
     offset: int
@@ -56,8 +56,9 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example.
 
     Attributes:
-        offset: Offset of the feature's single value or, if it is a list, of the list.
-        whole: Whether the value is the whole list, with tags and lengths, instead of one value or packed numbers.
+        offset: Offset of the value if the feature has a single value, otherwise offset of the list.
+        whole: True if `offset` and `size` refer to the whole list, with tags and lengths. False if they refer to one
+            value or to packed numbers.
     """
 
     name: bytes
@@ -69,9 +70,9 @@ class ExampleFeature(NamedTuple):
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
-    """Yield records without checking their data; see `check_record_crc`.
+    """Yield records without checking their data (see `check_record_crc`).
 
-    If `read` is sequential, `hold` keeps the bytes of a large record until `hold` is called again.
+    `hold` is for sequential readers. A call keeps the bytes of a large record until the next call.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -95,7 +96,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
         if size > MAX_DATA_BYTES:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD_BYTES
-        if size <= MAX_HELD_RECORD_BYTES:  # sequential readers keep the whole record
+        if size <= MAX_HELD_RECORD_BYTES:  # a sequential reader keeps the whole record in memory
             tail = bytes(read(offset, FRAME_HEAD_BYTES + size + FRAME_TAIL_BYTES)[FRAME_HEAD_BYTES + size :])
         else:
             if hold is not None:
@@ -114,7 +115,7 @@ def is_record_start(start: bytes) -> bool:
 
 
 def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
-    """Compare the CRC-32C of a record's data with the checksum in the record."""
+    """Raise `CorruptShard` if the CRC-32C of a record's data differs from the checksum in the record."""
     masked = mask_crc(crc)
     if masked != record.crc:
         found = f"record data with checksum {masked:08x}"
@@ -124,11 +125,11 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
 
 
 class LazyBytes:
-    """The data of a record too large for memory."""
+    """The data of a record that does not fit into memory."""
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
-        self._first, self._block = 0, b""  # the block that was read last, and its index
+        self._first, self._block = 0, b""  # the index of the block that was read last, and the block
 
     def __len__(self) -> int:
         return self._size
@@ -144,9 +145,7 @@ class LazyBytes:
 
 
 def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
-    """Return the features of an Example, whose bytes are at `start` in the shard.
-
-    This hot path takes 3 us per common feature.
+    """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
         CorruptShard: The record is not an Example, or its features would take a hundred times the record's size in
@@ -177,7 +176,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
 
 def _parse_single_bytes_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
-    """Add a feature with one bytes value, and return its end; 0 if the feature has another form."""
+    """Add a feature with one bytes value and return its end. Return 0 if the feature has another form."""
     if data[at] != _FIELD_1_TAG:
         return 0
     size, at = read_varint(data, at + 1, end)
@@ -204,7 +203,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers of a feature's list, packed or not."""
+    """Return the numbers of a feature's list. The numbers may be packed or separate."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]
@@ -228,7 +227,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed int64_list; None if the list is not one valid varint."""
+    """Return the number in a packed int64_list, or None if the list is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -298,10 +297,11 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record lengt
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next record after damage, found by the checksum of its length.
+    """Return the offset of the next record after damage at `offset`, or None if there is none.
 
-    `first` is the first offset to examine: before `offset` if the previous record may be damaged. `size` is the size of
-    the shard; -1 if the size is unknown and `read` is sequential.
+    A record is recognised by the checksum of its length. `first` is the first offset to examine. It is before `offset`
+    if the previous record may be damaged. `size` is the size of the shard, or -1 if `read` is sequential and the size
+    is unknown.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -5,8 +5,8 @@
     data = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is stored as a bytes_list with one value, and a number as an int64_list or float_list with one value. Lists
-from other TFRecords are copied unchanged.
+A payload is stored as a bytes_list with one value. A number is stored as an int64_list or float_list with one value.
+Lists from other TFRecords are copied unchanged.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf encoding
 guide; docs/format.md, "TFRecord shards".
@@ -48,9 +48,9 @@ def mask_crc(crc: int) -> int:
 
 
 class FeatureHead:
-    """Computes the bytes before the payloads of one field. `kind` is a number type, or None for bytes.
+    """Computes the bytes before the payloads of one field.
 
-    With `whole`, a payload is a whole list, with tags and lengths.
+    `kind` is a number type, or None for bytes. With `whole`, each payload is a whole list with tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
@@ -61,7 +61,7 @@ class FeatureHead:
         self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
-        """Return the bytes before a payload of `size` bytes. This hot path takes 1 us per field."""
+        """Return the bytes before a payload of `size` bytes."""
         value = self._value and self._value + encode_varint(size)
         size += len(value)
         list_length = encode_varint(size)
@@ -88,14 +88,14 @@ def example_head(record_size: int) -> bytes:
 
 
 def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
-    """Write a record's length and its checksum; return the index after them."""
+    """Write a record's length and the checksum of the length. Return the index after the checksum."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     _put_head(into, at, size, mask_crc(crc32c(_pack_length(size))))
     return at + FRAME_HEAD_BYTES
 
 
 def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
-    """Write the masked checksum of a record's data; return the index after it."""
+    """Write the masked checksum of a record's data. Return the index after the checksum."""
     _put_tail(into, at, mask_crc(crc))
     return at + FRAME_TAIL_BYTES
 
@@ -118,9 +118,9 @@ def encode_number(text: bytes, number: NumberType) -> bytes:
 def encode_tfrecord_sample(
     key: bytes, fields: list[tuple[bytes, bytes | memoryview]], numbers: Mapping[bytes, NumberType]
 ) -> list[bytes | memoryview]:
-    """Return the record of one sample, in parts.
+    """Return the record of one sample, as a list of parts.
 
-    `fields` are sorted by the bytes of the names. Numbers are encoded by `encode_number`.
+    `fields` must be sorted by the bytes of the names. The payloads of `numbers` must be results of `encode_number`.
     """
     features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
     features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]

@@ -1,6 +1,7 @@
-"""Base-128 varints: integers of seven bits per byte, least significant first.
+"""Base-128 varints, which store an integer with seven bits per byte, least significant bits first.
 
-All bytes but the last have the eighth bit set. Negative integers take ten bytes: 64-bit two's complement.
+All bytes except the last have the eighth bit set. A negative integer is stored in 64-bit two's complement and takes ten
+bytes.
 
 Source: Protocol Buffers, "Encoding"; Thrift's compact protocol encodes sizes the same way.
 """
@@ -25,7 +26,7 @@ _CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as a varint. This is a hot path: the first lines handle most numbers."""
+    """Return a number as a varint. The first lines handle most numbers, because this function is called very often."""
     if 0 <= number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if 0 <= number < 1 << 14:
@@ -57,10 +58,10 @@ def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
 
 
 def to_signed(number: int) -> int:
-    """Convert a 64-bit unsigned number to two's complement."""
+    """Convert a 64-bit unsigned number to the signed number with the same bits."""
     return number - _UINT64_RANGE if number >= _UINT64_RANGE // 2 else number
 
 
 def count_varints(data: bytes | memoryview) -> int:
-    """Return the number of varints in data that consists of varints."""
+    """Return the number of varints in `data`, which must consist of varints only."""
     return len(bytes(data).translate(None, _CONTINUATION_BYTES))

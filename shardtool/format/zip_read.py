@@ -1,8 +1,9 @@
 """Read zip archives.
 
-Claimed sizes are checked against the file. This module opens no file. It supports stored and deflated members, zip64
-and data descriptors. Members are found by the central directory only, and their CRC-32 is verified. Encrypted members,
-other methods and split archives are listed or rejected.
+This module opens no file. It supports stored and deflated members, zip64 and data descriptors. Members are found only
+in the central directory. Sizes in the zip are compared with the size of the file, and the CRC-32 of members is
+verified. Encrypted members and members with other compression methods are listed but not read. Split archives are
+refused.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -31,11 +32,11 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # this value means that the number is in the extra field with this id
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # the first value means that an extra field with this id has the number
 _UNIX_SYSTEM = 3  # only members created on Unix have file modes
 _MAX_DEFLATE_RATIO = 1032  # maximum number of decompressed bytes per deflated byte
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read twice the original size plus this
+_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most twice the original size plus this
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
@@ -44,7 +45,7 @@ class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        mode: Unix mode including the file type; 0 if unknown.
+        mode: Unix mode including the file type, or 0 if unknown.
     """
 
     name: bytes
@@ -57,7 +58,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory. Offsets do not include the `before` bytes before the archive."""
+    """The central directory. `before` is the number of bytes before the archive, which offsets do not include."""
 
     start: int
     end: int
@@ -65,7 +66,7 @@ class _Directory(NamedTuple):
 
 
 def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
-    """Yield the members of a zip of `size` bytes in directory order. Names of folders end in a slash."""
+    """Yield the members of a zip in the order of the directory. Names of folders end in a slash."""
     directory = _find_directory(read, size, where)
     position = directory.start
     while position < directory.end:
@@ -104,10 +105,10 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the blocks of a member of `size` bytes. The CRC-32 is verified only after the last block.
+    """Yield the payload of a member in blocks. `size` is the decompressed size.
 
     Raises:
-        CorruptShard: The member is damaged.
+        CorruptShard: The member is damaged. The checksum is verified after the last block.
     """
     head = bytes(read(offset, min(_BLOCK_BYTES, _LOCAL_HEADER.size + _HEADER_READ_BYTES + size)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):

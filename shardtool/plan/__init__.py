@@ -1,1 +1,1 @@
-"""Assign samples to shards before a byte is written. This room opens no files."""
+"""Assign samples to shards before any shard is written. This package opens no files."""

@@ -1,4 +1,4 @@
-"""Assign samples to shards by the hash of their keys: a new or removed sample changes only one shard.
+"""Assign samples to shards by the hash of their keys. A new or removed sample then changes only one shard.
 
 Source: docs/format.md, "Shards by hash".
 """
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # share of the limits to use, so that a growing dataset keeps its shard count
+_HEADROOM = 0.8  # share of the limits to use at first, so that a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
-_MAX_EXHAUSTIVE_SHARDS = 100  # up to this number, every shard count is tried
+_MAX_EXHAUSTIVE_SHARDS = 100  # up to this number, every number of shards is tried
 
 
 class HashAssignment:
-    """Assigns samples of `sizes` record bytes (int64) to shards by the hash of their keys.
+    """Assigns samples to shards by the hash of their keys.
 
-    `bounds` are the limits that the user requested; `limits` is the capacity of one shard.
+    `sizes` are the record bytes of the samples (int64). `bounds` are the limits that the user requested, and `limits`
+    is the capacity of one shard.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class HashAssignment:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return the samples in shard order, the end of each shard, and notes.
 
-        Within a shard, samples are sorted by the bytes of their keys. With a seed, they are sorted by seeded hashes of
-        their keys.
+        Without a seed, the samples of a shard are sorted by the bytes of their keys. With a seed, they are sorted by
+        seeded hashes of their keys.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:

@@ -1,8 +1,8 @@
 """Assign samples to shards before a byte is written.
 
-Record sizes are known beforehand, so each shard is an independent task with a known name and size.
+Record sizes are known before writing, so each shard is an independent task with a known name and size.
 
-Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard gets consecutive
+Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys. Each shard gets consecutive
 samples of the resulting order.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # share of the limit to use if sizes are estimates, so that few shards overflow
+_ESTIMATE_FILL_SHARE = 0.97  # share of the limit to use if sizes are estimates, because estimates may be too small
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
-        stored: int64[rows], payload bytes in the shard; None if equal to `entries.rows.size`.
-        order: int64[samples], the sample at each position; None for the order of `entries`.
+        stored: int64[rows], payload bytes in the shard. None if they are equal to `entries.rows.size`.
+        order: int64[samples], the sample at each position. None if the order is the order of `entries`.
         total: int64[samples + 1], record bytes before each position.
-        ends: int64[shards], the position after each shard's last sample.
-        regions: int64[regions, 2], ascending: start and end of each range of the first span file that is read at once.
-            With None, spans are read one by one.
+        ends: int64[shards], the position after the last sample of each shard.
+        regions: int64[regions, 2], start and end of each range of the first span file that is read with one request,
+            in ascending order. None if spans are read one by one.
     """
 
     format: str
@@ -76,22 +76,22 @@ class Plan:
     regions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples, without skipped samples."""
+        """Return the number of samples that the plan packs."""
         return len(self.total) - 1
 
     @property
     def shards(self) -> int:
-        """Number of shards."""
+        """The number of shards."""
         return len(self.ends)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Exact size of each finished file in bytes, int64[shards]."""
+        """The exact size of each finished shard file in bytes, int64[shards]."""
         sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the positions of a shard (end exclusive)."""
+        """Return the first position of a shard, and the position after its last sample."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -100,7 +100,7 @@ class Plan:
         return last - first
 
     def key_at(self, position: int) -> str:
-        """Return the key at a position in the plan's order."""
+        """Return the key of the sample at a position."""
         return self.entries.key(position if self.order is None else int(self.order[position]))
 
     def metadata(self, shard: int) -> pa.Table | None:
@@ -114,11 +114,11 @@ class Plan:
         return metadata.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
-        """Return the latest ctime of a shard's inputs, in nanoseconds since 1970."""
+        """Return the latest ctime of the files in a shard, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
     def subset(self, positions: NDArray[np.int64]) -> Plan:
-        """Return a plan for the samples at some positions, with the same limits."""
+        """Return a plan for the samples at the given positions, with the same limits."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)
         return replace(
@@ -147,9 +147,9 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Shard names. Without other limits and with enough samples, all names are used; otherwise their number
-            is the maximum.
-        estimate: int64[samples], estimated record bytes if these are unknown before writing.
+        pattern: Shard names. If the user sets no other limit and there are enough samples, every name gets a shard.
+            Otherwise, the number of names is the maximum.
+        estimate: int64[samples], estimated record bytes. Only for samples whose sizes are unknown before writing.
     """
     shard_format = pattern.format
     requested = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
@@ -183,7 +183,7 @@ def make_plan(
 
 
 def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int]) -> Plan:
-    """Return the plan for `entries` in their order, in shards of `counts` samples."""
+    """Return a plan that packs `entries` in their order. `counts` is the number of samples in each shard."""
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     total = cumulative_sizes(_sample_sizes(entries, stored, shard_format))
     return Plan(shard_format, entries, stored, None, total, np.cumsum(counts), notes=rounded)
@@ -249,12 +249,12 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return the note about rounded values of a field."""
+    """Return the note about values of a field that were rounded to 32 bits."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers change when stored as 32-bit floats and read back as text."""
+    """Return how many numbers change if they are stored as 32-bit floats and converted back to text."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))

@@ -1,7 +1,8 @@
 """Random numbers and permutations that are identical on every machine and with every NumPy version.
 
-Sources: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. A permutation
-of any size, computed one position at a time: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+Source: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. For
+permutations that are computed one position at a time: Black and Rogaway, "Ciphers with arbitrary finite domains",
+CT-RSA 2002.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# Up to this size, positions are ranked by random numbers, which is faster and makes all orders equally frequent.
+# Up to this size, a permutation ranks random numbers. This is faster, and all orders are equally frequent.
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
@@ -27,7 +28,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator with state `start`."""
     numbers = np.empty(count, np.uint64)
-    # process chunks that fit into the CPU cache: otherwise, three full copies are needed
+    # Process chunks that fit into the CPU cache, because whole arrays would need three full copies.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -46,12 +47,12 @@ def random_at(start: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def random_permutation(count: int, seed: int) -> NDArray[np.int64]:
-    """Return a uniform random permutation: the order of one 64-bit random number per position."""
+    """Return a uniform random permutation. Each position gets a 64-bit random number, and the numbers are sorted."""
     return np.argsort(random_numbers(derive_state("shuffle", seed), count), kind="stable")
 
 
 def derive_state(purpose: str, *numbers: int) -> int:
-    """Return a generator state that is unique to a purpose and its numbers."""
+    """Return the state of a generator. Each purpose with its numbers has a different state."""
     text = " ".join([purpose, *map(str, numbers)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -59,17 +60,15 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return where a pseudorandom permutation moves positions.
+    """Return the positions to which a pseudorandom permutation moves the given positions.
 
-    A Feistel network over the bits of `size` is repeated for results beyond `size` (cycle walking). For small sizes,
-    the result is the rank of each position's random number.
+    A Feistel network permutes the numbers with as many bits as `size`. Results that are not below `size` are permuted
+    again until they are (cycle walking). For small sizes, each position gets a random number, and its result is the
+    rank of this number.
 
     Args:
-        positions: int64 [n], each below `size`.
-        keys: uint64 [n], or one number: selects the permutation for each position.
-
-    Returns:
-        int64 [n].
+        positions: An int64 array of numbers below `size`.
+        keys: A uint64 key that selects the permutation, or an array with one key per position.
     """
     if size <= _MAX_RANKED_SIZE:
         return _rank_positions(positions, size, keys)
@@ -83,7 +82,7 @@ def permute_positions(
 
 
 def _rank_positions(positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
-    """Return the rank of each position's random number; ties are ranked by position."""
+    # Ties are ranked by position.
     all_positions = np.arange(size, dtype=np.uint64)
     numbers = random_at(0, all_positions * np.uint64(GAMMA) + np.reshape(keys, (-1, 1)))
     numbers = np.broadcast_to(

@@ -1,4 +1,4 @@
-"""Cut ordered samples into shards within limits of bytes and count."""
+"""Divide ordered samples into shards that do not exceed a size and a number of samples."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NO_LIMIT = 2**62
 
 
 class ShardBounds(NamedTuple):
-    """The requested limits.
+    """The limits that the user requested.
 
     Attributes:
-        by_hash: Assign samples by the hash of their keys.
-        current_shards: Number of existing shards, which `by_hash` keeps if possible.
+        by_hash: Whether samples are assigned by the hash of their keys.
+        current_shards: Number of existing shards. An assignment by hash keeps this number if possible.
     """
 
     max_size: int | None = None
@@ -45,11 +45,11 @@ class RequestedShards(NamedTuple):
 
 
 class ShardCapacity(NamedTuple):
-    """How much one shard of the plan may hold, computed from the requested `ShardBounds`.
+    """The capacity of one shard, computed from the requested `ShardBounds`.
 
     Attributes:
-        room: Record bytes per shard; `NO_LIMIT` if unlimited.
-        planned: Record bytes that the plan fills; less than `room` if sizes are estimates.
+        room: Maximum record bytes in a shard, or `NO_LIMIT`.
+        planned: Record bytes that the plan fills. Less than `room` if sizes are estimates.
     """
 
     room: int = NO_LIMIT
@@ -58,11 +58,11 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return the bytes of the samples before each position of `order`, int64[positions + 1]."""
+    """Return the sum of the sizes before each position of `order`, int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
-        np.take(sizes, order, out=total[1:], mode="clip")  # only this mode makes no copy; all indexes are valid
+        np.take(sizes, order, out=total[1:], mode="clip")  # other modes copy; all indexes are valid
     np.cumsum(sizes if order is None else total[1:], out=total[1:])
     return total
 
@@ -70,7 +70,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the shards: of the requested number, or of as few shards as possible."""
+    """Return the ends of the requested number of shards, or of as few shards as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)
@@ -103,7 +103,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
             if runs.fit(ends):
                 return ends
             max_shards = samples // multiple * multiple
-            # a step that finds a number close to the minimum after few steps
+            # With this step, a number close to the minimum is found after few tries.
             step = max(1, count // (64 * multiple)) * multiple
             count = count + step if count == max_shards else min(count + step, max_shards)
     elif count <= samples:
@@ -114,7 +114,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Finds ranges of consecutive samples that fit into one shard. `total` is as in `Plan`."""
+    """Finds ranges of consecutive samples that fit into one shard. For `total`, see `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -131,14 +131,14 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether all shards with these ends are within the limits."""
+        """Return whether shards with these ends are within the limits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
-        """Return the ends of the fewest shards."""
+        """Return the ends of the shards if there are as few shards as possible."""
         ends, position = [], 0
         while position < self.samples:
             position = self.last_end(position)
@@ -146,11 +146,11 @@ class ShardRuns:
         return np.array(ends, np.int64)
 
     def divide(self, count: int) -> NDArray[np.int64]:
-        """Return the ends of `count` shards, as close to equal bytes as the limits allow.
+        """Return the ends of `count` shards, whose sizes are as similar as the limits allow.
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k]: the first position where shard k may start, so that the remaining samples fit
+        # earliest[k] is the first position where shard k may start so that the remaining samples fit
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

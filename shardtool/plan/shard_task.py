@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # if a shard needs a smaller share of a region, reading its spans one by one is faster
+_MIN_REGION_SHARE = 0.25  # with a smaller share of needed bytes, reading the spans one by one is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
-    """Return the data to write a shard, as plain bytes."""
+    """Return the data that a worker needs to write a shard, as plain bytes."""
     first, last = plan.span(shard)
     e = replace(plan.entries, metadata=None).take(plan.which(shard))
     stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
@@ -113,12 +113,12 @@ def _inline_payloads(e: SampleTable) -> bytes:
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of a shard's plan; a different hash means different bytes.
+    """Return a hash of a shard's plan. If two hashes differ, the shards have different bytes.
 
-    The source's root and times are excluded, so that a copy of the source gives the same sidecars. `work` is a digest
-    of the transform's settings.
+    The hash does not cover the source's root and times, so a copy of the source gives the same sidecars. `work` is a
+    digest of the options that change payloads.
     """
-    # Fields of other shards must not change the hash.
+    # Only fields that the shard uses may change the hash.
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
@@ -144,7 +144,7 @@ def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
 
 
 def _unique_codes(numbers: NDArray[np.unsignedinteger]) -> tuple[list[int], NDArray[np.int64]]:
-    """Return the numbers that occur, ascending, and the index of each; `np.unique` would import half of NumPy."""
+    # `np.unique` would import half of NumPy.
     seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     seen[numbers] = True
     return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]

@@ -1,1 +1,1 @@
-"""Select samples and fields, and compute keys, splits and order. Only the code for `--join` reads a file."""
+"""Select samples and fields, and compute keys, splits and order. Of these modules, only `join` reads files."""

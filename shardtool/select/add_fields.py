@@ -1,6 +1,6 @@
-"""Add fields to samples: with known values (`--field`), or from another dataset (`--add`).
+"""Add fields to samples. `--field` adds known values, and `--add` adds fields from another dataset.
 
-Rows stay in the byte order of field names.
+The rows of each sample stay sorted by the bytes of the field names.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 class NewField(NamedTuple):
-    """A field with a known value per sample.
+    """A field with a known value for each sample.
 
     Attributes:
         has_value: bool[samples], whether a sample gets the field.
-        column: The numbers, which replace the metadata column with the field's name; None without such a column.
+        column: The values of a number field. They replace the metadata column of the same name. None for other fields.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Return the samples with these fields, without unused fields."""
+    """Return the samples with the new fields. Fields that no sample has are dropped."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -76,10 +76,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        """Return whether all values of a field have one type.
-
-        Samples that do not get the new field may have values of another type.
-        """
+        # Samples that do not get the new value may have a value of another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     field_values = FieldValues(
@@ -116,9 +113,9 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return the index in `other` of the sample with the same key, or -1, as int64[samples].
+    """Return the index in `other` of the sample with the same key, as int64[samples], or -1 if there is none.
 
-    The two may not share a field.
+    An error is raised if the two tables have a field of the same name.
     """
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
@@ -130,7 +127,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return the samples with the fields and new metadata columns of the samples of `other` at the same positions."""
+    """Add the fields and new metadata columns of `other`. Its samples must have the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -1,6 +1,6 @@
-"""Resolve duplicate keys: refuse them, rename samples, or keep one sample per key.
+"""Resolve duplicate keys. Either duplicates are an error, or later samples are renamed, or one sample per key is kept.
 
-The keys of an existing dataset that grows (`existing_keys`) never change.
+`existing_keys` are the keys of a dataset to which samples are appended. These keys never change.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def resolve_duplicate_keys(
     *,
     where: str = "the datasets",
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
-    """Return the samples with unique keys, the skipped samples, and a note about new names.
+    """Return the samples with unique keys, the skipped samples, and a note about renamed samples.
 
-    `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, skipping existing keys. `last` cannot be
-    used with `existing_keys`. `shards` are shard names in the numbering of `known_spans.file`.
+    With the rule `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. Numbers whose
+    key already exists are not used. The rule `last` cannot be combined with `existing_keys`. `shards` are the names of
+    the shards to which `known_spans.file` refers.
     """
     if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"
@@ -117,7 +118,7 @@ def _rename_duplicates(
         name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
     }
     names: dict[int, bytes] = {}
-    for group in groups:  # two groups never get the same new name, because their names differ before the last dash
+    for group in groups:  # new names of two groups differ, because their names differ before the last dash
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

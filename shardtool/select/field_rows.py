@@ -1,4 +1,4 @@
-"""Rows of fields: order, codes, source paths, samples without fields, and samples merged by key."""
+"""Work with the rows of fields: order, codes, source paths, and samples that are merged by key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
-    """Return the source path of each row; empty if the value is not a file."""
+    """Return the source path of each row. The path is empty if the payload does not come from a file."""
     if (paths := entries.rows.paths) is not None:
         return PackedStrings.parse(paths.span(0, len(paths)))
     chunks = []
@@ -38,7 +38,7 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that have fields, and the other samples as skipped."""
+    """Drop samples without fields. Return the remaining samples, and the dropped samples as skipped."""
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
@@ -66,10 +66,10 @@ def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint1
 def order_rows(
     firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge the rows of parts by sample and field, and return where each sample starts.
+    """Merge the rows of several parts by sample and field.
 
-    Rows are numbered across the parts. If several parts have a field of a sample, the first part is used. Samples are
-    merged in chunks to limit memory.
+    Return the merged rows and the start of each sample. Rows are numbered across the parts. If several parts have the
+    same field of a sample, the row of the first part is used. Samples are merged in chunks to limit memory.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
@@ -92,14 +92,17 @@ def order_rows(
 
 
 class SampleGroups(NamedTuple):
-    """The grouping of parts into samples. `first` is each sample's first part, and `of_part` each part's sample."""
+    """Groups of parts that form one sample.
+
+    `first` is the first part of each sample, and `of_part` is the sample of each part.
+    """
 
     first: NDArray[np.int64]
     of_part: NDArray[np.int64]
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts that share a key, in the order of keys or of first parts."""
+    """Group the parts that share a key. Groups are in the order of keys or, without `by_key`, of their first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
     rank = np.arange(len(first))
@@ -112,7 +115,7 @@ def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge the parts of each sample, which have different fields. Metadata are taken from the first part."""
+    """Merge the parts of each sample, which must have different fields. Metadata is taken from the first part."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

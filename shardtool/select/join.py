@@ -56,7 +56,7 @@ class JoinedSamples(NamedTuple):
     Attributes:
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
-        classes: Class names by column of class numbers, or of lists of class numbers.
+        classes: Class names of each column that contains class numbers or lists of class numbers.
     """
 
     entries: SampleTable
@@ -71,14 +71,15 @@ class JoinedSamples(NamedTuple):
 def join_table(
     entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT, collect: Sequence[str] = ()
 ) -> JoinedSamples:
-    """Return the samples with the columns of a table as metadata.
+    """Add the columns of a table to the metadata of samples.
 
-    Rows match samples by key or, if the samples have a metadata column `on`, by this column. If no key matches, rows
-    are matched by file paths, and then by names without extensions. Values replace the values of existing columns.
+    A row matches a sample if the row's value in the column `on` is the key of the sample. If the samples have a
+    metadata column `on`, the two columns are compared instead. If no key matches, rows are matched by file paths, and
+    then by names without extensions. New columns replace existing columns of the same name.
 
     Args:
-        on: The key column; empty for the column that the table's format defines, or `key`.
-        collect: The columns to collect into lists, or `all`; empty if keys must be unique.
+        on: The key column. If empty, use the column that the table's format defines, or `key`.
+        collect: The columns to collect into lists, or `all`. If empty, keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -152,9 +153,9 @@ def _path_example(entries: SampleTable, on: str) -> str:
 def add_table_columns(
     entries: SampleTable, source: Table, columns: dict[str, pa.Array], rows: NDArray[np.int64]
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Return the samples with columns of a table as metadata, and notes about replaced columns.
+    """Add columns of a table to the metadata of samples. Return the samples, and notes about replaced columns.
 
-    `columns` is emptied, to free memory early. `rows` contains the row of each sample, or -1.
+    `rows` is the row of each sample, or -1. `columns` is emptied, to free memory early.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -204,7 +205,7 @@ def _no_match_error(where: str, on: str, rows: PackedStrings, keys: PackedString
 
 
 def _find_extra_folder(keys: PackedStrings, rows: PackedStrings) -> str:
-    """Return the folder before a key in the first row, such as `images/`; empty if there is none."""
+    """Return the folder before a key in the first row, such as `images/`, or an empty text."""
     if not len(rows):
         return ""
     path = _strip_endings(PackedStrings.of([rows[0]]))[0]
@@ -282,7 +283,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """List the first few keys at `positions`."""
+    """Describe up to three of the keys at `positions`."""
     return (
         format_list(
             [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]
@@ -313,22 +314,19 @@ def _match_notes(
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return None  # refuse this type, because Arrow would round the decimal numbers
+        return None  # Arrow would round the decimal numbers
     try:
         schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         return [pc.cast(column, kind) for column in columns]
     except MemoryError:
         raise
-    except pa.ArrowException:  # the error of a number out of range, for example
+    except pa.ArrowException:  # for example, a number is out of range
         return None
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
-    """Return the value of each sample's row, or else the previous value or null.
-
-    Samples are processed in chunks, because many samples may share one long text.
-    """
+    # Samples are processed in chunks, because many samples may share one long text.
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):
         rows = sample_rows[chunk]

@@ -1,10 +1,10 @@
-"""Keys from a regular expression: `a.png` and `a_mask.png` become one sample.
+"""Compute keys with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
-The pattern must match the whole relative path, without the extension. The first group that matches is the key. The rest
-of the file name, without separators at its ends, precedes the extension in the field name: `mask.png`. The key of a
-path that does not match is the path itself.
+The pattern must match the whole relative path without its extension. The first group that matches is the key. The rest
+of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
+pattern does not match a path, the path is the key.
 
-RE2 is used because it takes linear time, and the pattern may come from an untrusted dataset file.
+The pattern is an RE2 expression, because it may come from an untrusted dataset file and RE2 takes linear time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\((?!\?)", re.DOTALL)
 _SEPARATORS = b"_-. "
-_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # matches an empty part of a key, `.` or `..`
+_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # matches an empty part of a key, and the parts `.` and `..`
 _MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
-    """A pattern of keys. `matched` counts the matched names."""
+    """A pattern of keys. `matched` is the number of names that the pattern has matched."""
 
     def __init__(self, text: str) -> None:
         import pyarrow.compute as pc  # this import takes 40 ms
@@ -63,7 +63,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths, the distinct remainders of names, and the index of each path's remainder."""
+        """Return the key of each path, the distinct remainders of the names, and the index of each path's remainder."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
@@ -90,14 +90,14 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Refuse a pattern that has matched none of several names."""
+        """Raise an error if the pattern has matched no name."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Return samples of files, merged by the keys of a pattern."""
+    """Rename the keys of files with a pattern, and merge the files that get the same key."""
     keys, rests, rest_numbers = pattern.split(entries.keys)
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code

@@ -1,10 +1,12 @@
 """Match the rows of a table against a query such as `label == 'dog' and width > 256`.
 
-The language is a part of pandas' query language. Python parses a query but never runs it, so an untrusted query can
-only select other rows. Anything outside the language is refused before a value is read. Rows are independent and
-evaluated in blocks. A comparison with null is false, except `!=`, which is true; `not` inverts the result.
+The query language is a part of pandas' query language. Python parses a query but never runs the query. An untrusted
+query can therefore do nothing except select other rows. Text outside the language is refused before a value is read.
+Rows are evaluated in blocks, independently of each other. A comparison with null is false, except that `!=` is true.
+`not` inverts the result.
 
-Unlike in pandas, class names may replace class numbers (`cls == 'cat'`), and lists have `.len()` and `.contains()`.
+Two features are not in pandas. A class name can be compared with class numbers (`cls == 'cat'`), and lists have
+`.len()` and `.contains()`.
 """
 
 from __future__ import annotations
@@ -128,12 +130,12 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the numbers of the rows that match `query`, ascending.
+    """Return the numbers of the rows that match `query`, in ascending order.
 
     Args:
-        table: The table, of which only the columns in the query are read.
+        table: The table. Only the columns that the query names are read.
         query: A comparison, or several comparisons with `and`, `or` and `not`. Names with blanks are in backticks.
-        classes: Class names for columns of class numbers, for comparisons with text by ==, != or in.
+        classes: Class names of columns with class numbers. Such a column can be compared with text by ==, != or in.
     """
     return match_partially(table, query, {}, classes)[0]
 
@@ -141,10 +143,11 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Return the rows that match the conditions on columns of `table`, and the remaining condition, or None.
+    """Evaluate the part of a query that uses only columns of `table`.
 
-    A condition joined by `and` remains if it uses a column in `later_columns` (types by name). Columns of `table` take
-    precedence.
+    Return the matching rows, and the part of the query that must be evaluated later, or None. Conditions that are
+    joined by `and` are separate parts. A part is evaluated later if it uses a column in `later_columns`, which maps
+    names to types. If `table` has a column of the same name, that column is used.
     """
     where = option_text("where")
     try:
@@ -182,7 +185,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
-    except MemoryError:  # raise MemoryError first, because pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
         raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
@@ -191,7 +194,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
 
 
 class _Query(NamedTuple):
-    """A parsed query, not yet checked against the language."""
+    """A parsed query that may still contain unsupported syntax."""
 
     tree: ast.expr
     names: Mapping[str, str]
@@ -233,12 +236,12 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         tree = ast.parse(python_text, mode="eval").body
         ast.unparse(tree)  # raises an error for a hexadecimal number with too many digits
     except (SyntaxError, ValueError, MemoryError) as error:
-        # A ValueError means a NUL byte (before Python 3.12). A MemoryError means too many signs in a row.
+        # Before Python 3.12, a NUL byte raises ValueError. Too many signs in a row raise MemoryError.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
             problem = str(error) or "nested too deeply"
             problem = "a number that is too long" if _INTEGER_TOO_LONG in problem else problem
             raise InvalidRequest(where, f"{_shorten(text)}: {problem}") from None
-        # an offset of 0 means that the text ended too early
+        # An offset of 0 means that the text ended too early.
         offset = error.offset - 1 if error.offset else len(python_text)
         marked = f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}"
         problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(_restore_names(marked, names).split())}"
@@ -262,9 +265,8 @@ class _Value(NamedTuple):
     """The value of a part of a query.
 
     Attributes:
-        kind: The kinds of values with which this value can be compared.
-        data: `Numbers` or an Arrow array; for a constant, a Python value, a `Time`, or a list of values.
-        verb: The verb in messages about a column: a column of lists "contains" text.
+        data: `Numbers` or an Arrow array. For a constant, a Python value, a `Time`, or a list of values.
+        verb: The verb in messages about a column. For example, a column of lists "contains" text.
     """
 
     kind: QueryKind

@@ -1,7 +1,7 @@
 """Values of query columns, and operations on them.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
-arrays. This module avoids `pyarrow.scalar` and `to_numpy`, which import pandas.
+arrays. `pyarrow.scalar` and `to_numpy` are not used, because they import pandas.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # The kind, a test for Arrow types, and the type to cast to. The first match applies.
+    # The kind, a test for Arrow types, and the type to which a column is cast. The first matching test applies.
     ("empty", types.is_null, None),
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
-    ("a number", types.is_integer, pa.int64()),  # cast, because 2 * 100 would overflow an int8
+    ("a number", types.is_integer, pa.int64()),  # as int8, 2 * 100 would overflow
     ("a number", types.is_floating, None),
     ("a number", types.is_decimal, pa.float64()),
     ("text", lambda kind: types.is_string(kind) or types.is_large_string(kind), pa.large_string()),
@@ -55,23 +55,19 @@ TIME_FIELDS = {
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_TIME_TEXT = re.compile(  # excludes `now`, `12:30` and `EST`, so that results do not depend on day and machine
+_TIME_TEXT = re.compile(  # `now`, `12:30` and `EST` are no times, because their meaning depends on the day and machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_DATE_PARTS = 3  # number of parts that start at 1 (year, month, day); other parts start at 0
+_DATE_PARTS = 3  # year, month and day start at 1, and the other parts start at 0
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 class Numbers(NamedTuple):
-    """Numbers or booleans.
-
-    Attributes:
-        values: One value per row; undefined for nulls.
-    """
+    """Numbers or booleans of rows. `values` is undefined for nulls."""
 
     values: NDArray[Any]
     valid: Bools
@@ -83,12 +79,12 @@ class Numbers(NamedTuple):
         return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
 
     def to_bools(self, *, missing: bool) -> Bools:
-        """Return booleans, with `missing` for null."""
+        """Return booleans. A null becomes `missing`."""
         return np.where(self.valid, self.values, missing)
 
 
 class Time(NamedTuple):
-    """A constant time: nanoseconds since 1970, in UTC if `is_zoned`."""
+    """A constant time in nanoseconds since 1970. The time is in UTC if `is_zoned`."""
 
     nanoseconds: int
     is_zoned: bool
@@ -99,7 +95,7 @@ def _to_numpy(array: pa.Array) -> Bools:
 
 
 def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
-    """Return the kind and the values of a column."""
+    """Return the kind of a column and its values."""
     array = arrow.to_plain(column)
     array = arrow.to_one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
     if types.is_fixed_size_list(array.type):
@@ -133,9 +129,9 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an arithmetic function.
+    """Apply an arithmetic function to columns and constants.
 
-    A constant outside the range of an integer column, such as -3 for uint64, becomes a float.
+    If a constant does not fit into an integer column, it becomes a float. An example is -3 for uint64.
     """
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 
@@ -148,7 +144,7 @@ def _to_range_of(column: Any, value: Any) -> Any:
 
 
 def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
-    """Compare two values of the same kind, of which at least one is a column. Null is unequal to everything."""
+    """Compare two values of the same kind. At least one must be a column. Null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]
     if not columns:
         result: Numbers = calculate(function, left, right)
@@ -186,18 +182,18 @@ def is_zoned(time: Time | pa.Array) -> bool:
 
 
 def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
-    """Return a mask of the values that equal one of the constants."""
+    """Return which values equal one of the constants."""
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
-    if values.dtype.kind in "iu":  # constants outside the range equal no value of the column
+    if values.dtype.kind in "iu":  # a constant out of range equals no value
         limits = np.iinfo(values.dtype)
         items = [int(item) for item in items if item // 1 == item and limits.min <= item <= limits.max]
     return np.isin(values, np.array(items, values.dtype)) & data.valid
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time; None if the text is not a time. Without a zone in the text, the time is in `zone`."""
+    """Parse a time. Return None if the text is not a time. If the text has no time zone, the time is in `zone`."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -228,7 +224,7 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:
-    """Return one of `TIME_FIELDS` of each time, in the time zone of the column."""
+    """Return a part of each time in the time zone of the column. `name` is one of `TIME_FIELDS`."""
     offset = _offset_seconds(times.type.tz or "")
     if offset is not None:  # pyarrow 21 supports only named zones
         unit = times.type.unit
@@ -244,7 +240,7 @@ def value_lengths(column: pa.Array) -> Numbers:
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return the rows with a matching element. `matches` has one value for each element of all lists."""
+    """Return which lists contain a matching element. `matches` has one value for each element of all lists."""
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

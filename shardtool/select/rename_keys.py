@@ -1,7 +1,7 @@
-"""Rename keys: by a pattern, as in sed, or to the values of a column.
+"""Rename keys with a pattern as in sed, or to the values of a column.
 
-The metadata column `old_key` stores the previous keys. RE2 takes linear time: the pattern may come from an untrusted
-dataset file.
+The metadata column `old_key` stores the previous keys. The pattern is an RE2 expression, because it may come from an
+untrusted dataset file and RE2 takes linear time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_LISTED_KEYS = 3
 
 
 def check_key_rename(rename: str) -> None:
-    """Refuse a pattern that is not a regular expression, before samples are listed."""
+    """Raise an error for an invalid pattern, before samples are listed."""
     if (substitution := parse_substitution("rename_keys", rename)) is not None:
         _substitute(pa.array([""], pa.large_string()), substitution)
 
@@ -50,8 +50,8 @@ def rename_keys(
     """Return the samples under new keys, in the same order, and notes.
 
     Args:
-        column: The new keys; None for a substitution.
-        has_paths: Whether keys without paths are paths of files.
+        column: The new keys, or None if `rename` is a substitution.
+        has_paths: Whether the keys are paths of files if the samples have no other paths.
     """
     keys = entries.keys
     if not is_utf8(keys.data):
@@ -78,14 +78,14 @@ def rename_keys(
 
 
 def old_keys(entries: SampleTable) -> PackedStrings:
-    """Return the keys of samples before `rename_keys`."""
+    """Return the keys that the samples had before `rename_keys`."""
     if entries.metadata is None or OLD_KEY_COLUMN not in entries.metadata.column_names:
         return entries.keys
     return PackedStrings.parse(arrow.append_nuls(arrow.to_one_chunk(entries.metadata.column(OLD_KEY_COLUMN))))
 
 
 def rename_skipped(rows: Iterable[Skipped], rename: str) -> tuple[Skipped, ...]:
-    """Return skipped samples under new keys; a column has no keys for these."""
+    """Rename the keys of skipped samples. They keep their keys if the new keys come from a column."""
     skipped, substitution = [*rows], parse_substitution("rename_keys", rename)
     named = [index for index, row in enumerate(skipped) if row.key and is_utf8(to_bytes(row.key))]
     if substitution is not None and named:
@@ -135,7 +135,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    """Refuse different keys that become the same key. Keys that are equal already are left to `on_duplicate`."""
+    """Refuse a new key for several old keys. If the old keys were equal already, `on_duplicate` handles them."""
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

@@ -1,4 +1,4 @@
-"""Select, drop and rename the fields of samples. Renamed fields of files get explicit paths."""
+"""Select, drop and rename the fields of samples."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _MAX_LISTED_FIELDS = 100
-_RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds `__key__` and `__url__` to a sample's fields
-_PATHS_COLUMN = "source_paths"  # this column has a value per field: docs/format.md, "Sidecar"
+_RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds fields such as `__key__` and `__url__` to samples
+_PATHS_COLUMN = "source_paths"  # has one value per field, see docs/format.md, "Sidecar"
 
 
 def select_fields(
@@ -41,12 +41,12 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Rename and remove fields. Return samples without fields as skipped.
+    """Rename and remove fields. Return the samples, and the samples without remaining fields as skipped.
 
     Args:
-        rename: Pairs of new and old names, which are applied simultaneously. Two fields can become one if no sample has
-            both.
-        to_format: The format of the output. In a tar, a number field and a text field can be merged.
+        rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
+            sample has both fields.
+        to_format: The format of the output. In a tar, a number field and a text field can get the same name.
     """
     if not (select or drop or rename):
         return entries, ()
@@ -166,7 +166,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # keep the column, which shardtool did not write
+        return columns  # shardtool did not write this column
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

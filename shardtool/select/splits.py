@@ -1,6 +1,7 @@
-"""Assign samples to splits, or select a share: by hash, with exact shares per label, or by column.
+"""Assign samples to splits, or select a share of the samples.
 
-A split by hash depends only on the key (or the group's value), the seed and the shares, not on other samples.
+Samples are assigned by hash, with exact shares per label, or by a column. A split by hash depends only on the sample's
+key (or its group), the seed and the shares. Other samples have no influence.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SPLITS = 1000
-_MAX_LABELS = 2**20  # limits memory: each label is a Python object of about 100 bytes
+_MAX_LABELS = 2**20  # limits memory, because each label takes about 100 bytes
 _HASH_PERSON = b"shardtool split"
 _NOTE_DEVIATION = 4  # add a note if a share deviates by more than 1/4
 
@@ -37,7 +38,7 @@ class SplitAssignment(NamedTuple):
     """The split of each sample.
 
     Attributes:
-        names: The splits in the requested order, or in byte order for splits by a column.
+        names: The splits in the requested order. Splits by a column are in byte order.
     """
 
     names: tuple[str, ...]
@@ -52,8 +53,7 @@ class SplitAssignment(NamedTuple):
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
     """Return the split of each sample.
 
-    `values` is the column `options.required_column`. This takes 1 µs and 2 bytes per sample, or 40 bytes if labels must
-    be sorted.
+    `values` is the column `options.required_column`.
     """
     option_and_column = options.required_column
     if option_and_column is None:
@@ -134,9 +134,9 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Return at most `max_count` samples of each label (int64, in order), which have the smallest key hashes.
+    """Return at most `max_count` samples of each label, as int64 in order. The smallest key hashes are selected.
 
-    The hash differs from the hash for splits.
+    The hash is independent of the hash for splits.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
@@ -154,9 +154,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return how many samples of each label go to each split, as int64[labels, splits].
 
-    Each count is the exact share, rounded down or up. Rounding up favours the largest remainders (Hamilton's method),
-    accumulated over the labels. Tiny labels therefore do not all go to the largest split, and the total of a split is
-    off by less than two samples.
+    Each count is the exact share, rounded up or down. The largest remainders are rounded up (Hamilton's method). The
+    remainders are accumulated over the labels, because otherwise all small labels would go to the largest split. The
+    total of a split differs from its exact share by less than two samples.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -195,7 +195,7 @@ def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArr
 
 
 def _value_texts(values: pa.Array) -> list[bytes]:
-    """Return texts that are equal for equal values of different types: 7, 7.0 and "7"."""
+    """Return texts for values. Equal values of different types have the same text, for example 7, 7.0 and "7"."""
     from pyarrow import types
 
     kind = values.type
@@ -203,7 +203,7 @@ def _value_texts(values: pa.Array) -> list[bytes]:
         return [b"true" if value else b"false" for value in values.to_pylist()]
     if types.is_floating(kind):
         return [str(int(value) if value.is_integer() else value).encode() for value in values.to_pylist()]
-    if types.is_temporal(kind):  # Arrow converts times to text, because Python's times have only microseconds
+    if types.is_temporal(kind):  # Arrow converts to text, because Python's times only have microseconds
         texts = values.cast("string").to_pylist()
         return [(text.rstrip("0").rstrip(".") if "." in text else text).encode() for text in texts]
     if types.is_string(kind) or types.is_large_string(kind):
@@ -242,17 +242,17 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
-    """Return a random share of the samples (int64, in order), chosen by the hash of each key alone.
+    """Return a random share of the samples as int64, in order. Each sample is chosen by the hash of its key.
 
-    A larger share includes a smaller share. A sample is selected if its hash (see `hash_strings`) is below share *
-    2^64. `share` is above 0 and at most 1: a number, `0.01` or `1%`.
+    A sample is selected if its hash (see `hash_strings`) is below share * 2^64. A larger share therefore contains a
+    smaller share. `share` is a number above 0 and at most 1, or a text such as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and notes about the deviation. Refuse an empty result."""
+    """Return the result of `sample_by_key`, and notes if it is far from the share. Raise an error if it is empty."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

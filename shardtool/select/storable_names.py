@@ -1,4 +1,4 @@
-"""Check that shards, sidecars and readers can represent all names, or rename keys and fields for `--portable`."""
+"""Check that shards, sidecars and readers can store all names, or rename keys and fields for `--portable`."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
-_C1_LEAD_BYTE = b"\xc2"  # the first UTF-8 byte of non-ASCII control characters and of some letters
+_C1_LEAD_BYTE = b"\xc2"  # the first byte of non-ASCII control characters in UTF-8, and of some letters
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")
-_PART_STARTS = b"/\0."  # bytes before a dot at the start of a part; for the first key, the dot itself
+_PART_STARTS = b"/\0."  # bytes before a dot at the start of a part; the first key has no byte before its dot
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Return whether the last part of any key contains a dot, except at its start."""
+    """Return whether the last part of a key contains a dot after its first character."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -51,7 +51,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Refuse names that a shard, a sidecar or a reader cannot represent."""
+    """Raise an error for names that a shard, a sidecar or a reader cannot store."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -70,7 +70,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples whose names a shard can store, and the other samples as skipped."""
+    """Return the samples whose names can be stored, and the other samples as skipped."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
@@ -88,10 +88,10 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 
 
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
-    """Return the dot that ends keys in the names of tar members, and a note.
+    """Choose the dot that ends the key in the names of tar members. Return the choice and a note.
 
-    `requested` comes from the user or the source. With None, the first dot is used, or the last dot if only this dot
-    splits all names correctly.
+    `requested` is the choice of the user or the source. If it is None, the first dot is used. The last dot is used if
+    only the last dot splits all names correctly.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
@@ -143,10 +143,10 @@ _HASH_LENGTH = 16
 
 
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
-    """Return the samples under portable names, with `by_key` in the order of the new keys.
+    """Return the samples under portable names. With `by_key`, they are sorted by the new keys.
 
-    Unsafe bytes of a key are percent-encoded, see `urllib.parse.unquote_to_bytes`. Fields are lower-cased. A hash
-    replaces the end of a key that is too long for the header. The sidecar records the source's names.
+    Unsafe bytes of a key are percent-encoded (see `urllib.parse.unquote_to_bytes`). Field names become lower case. If a
+    key does not fit into a tar header, a hash replaces its end. The sidecar records the original names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
@@ -209,7 +209,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Refuse fields of a sample that differ only in case, because webdataset lower-cases fields."""
+    """Refuse samples with fields that differ only in case, because webdataset converts field names to lower case."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

@@ -1,4 +1,4 @@
-"""Create fields from metadata columns (`--values`), with numbered class labels if requested."""
+"""Create fields from metadata columns. Values can be replaced by class numbers."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ def set_value_fields(
     *,
     may_lack: bool = False,
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Add metadata values as fields, which replace fields of the same names. Return notes.
+    """Add metadata values as fields. Return the samples and notes.
 
-    A null keeps the payload, except in number and label fields, where it is an error.
+    A new field replaces a field of the same name. If the value is null, the sample keeps its payload. In number and
+    label fields, a null is an error.
 
     Args:
         fields: Pairs of field and column.
-        classes: The fields whose values are replaced by class numbers, in byte order.
-        names: Class names by column of class numbers, or of lists of class numbers.
-        may_lack: Whether a sample may lack a value. Such a sample then lacks the field.
+        classes: The fields whose values are replaced by class numbers.
+        names: Class names of each column that contains class numbers or lists of class numbers.
+        may_lack: Whether a sample may have no value. Such a sample does not get the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -90,7 +91,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        # fill nulls with any value, which samples without the field ignore
+        # Fill nulls with any value. Samples without the field ignore this value.
         values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:
