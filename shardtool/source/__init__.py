@@ -1,1 +1,1 @@
-"""Sources of samples. A source lists its samples in a columnar table, and records how to read them."""
+"""Sources of samples. A source lists its samples as a table, and knows how to read their payloads."""

@@ -1,7 +1,7 @@
-"""A zip or tar archive as a source, packed like the folder to which it would be extracted.
+"""A zip or tar archive as a source. The archive is packed like the folder to which it would be extracted.
 
-Members are read at their offsets; only a compressed tar is copied once to a temporary file in the output folder.
-Members with unsafe names and unreadable members are skipped.
+Members are read directly from the archive. Only a compressed tar is first copied to a temporary file in the output
+folder. Members with unsafe names and members that cannot be read are skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _ArchiveMember(NamedTuple):
 
 
 def is_unsafe_path(name: bytes) -> bool:
-    """Check whether a name is not a valid relative path."""
+    """Check whether a name is unsafe, because it is not a path below a folder."""
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
 
 
@@ -68,7 +68,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as heads:  # headers have a second reader, so that both read forward
+    with ShardFile(file.path) as heads:  # a second reader for headers, because each reader should only read forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
@@ -116,7 +116,7 @@ class ArchiveSource(FolderSource):
             self._stat = lookup.stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        # (offset, size) of the payloads copied from a compressed tar, in order
+        # offset and size of each payload that is copied from a compressed tar
         self._copied: list[tuple[int, int]] = []
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
@@ -125,7 +125,7 @@ class ArchiveSource(FolderSource):
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:
-        """Copy the packed files from a compressed tar."""
+        """Copy the requested files of a compressed tar to `file`."""
         with CompressedFile(self._path) as packed:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):

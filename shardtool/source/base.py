@@ -1,4 +1,4 @@
-"""The interface of sources."""
+"""The base class of sources, and the list of samples that a source returns."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        entries: The samples, without those that `where` excludes.
-        name: The source's name for the dataset file, without traces of this machine.
-        recorded: Facts about the choice of samples that the dataset file records, in addition to the options.
-        digest: The content fingerprint of all samples; None if unknown.
-        stored: For each name in `shards`, the dataset and the shard.
+        entries: The samples that match `where`.
+        name: The name of the source for the dataset file. It contains no folders of this machine.
+        recorded: Facts about the selection of samples that the dataset file records in addition to the options.
+        digest: The content fingerprint of all samples, or None if unknown.
+        stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards can only be read in sequence.
         later: The part of `where` that workers evaluate.
-        dropped: Fields whose number columns only serve to choose the splits, and are then removed.
-        classes: Class names by label field of the source, including dropped fields.
+        dropped: Fields whose number columns are needed only to choose splits. They are removed afterwards.
+        classes: Class names by field, including fields that are not packed.
     """
 
     entries: SampleTable
@@ -64,16 +64,16 @@ class Listing:
 
     @property
     def where(self) -> str:
-        """The source's name for messages."""
+        """The name of the source for messages."""
         return format_list(self.name.split(", "))
 
     @property
     def all_classes(self) -> dict[str, list[str]]:
-        """Class names by field, including newly numbered labels."""
+        """Class names by field, including labels that this run numbers."""
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without number columns of dropped fields."""
+        """Return the listing without the number columns of dropped fields."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
@@ -84,7 +84,7 @@ class Listing:
 
 
 class Writable(Protocol):
-    """Accepts bytes in order, such as a file."""
+    """An object to which bytes can be appended, such as a file."""
 
     def write(self, data: memoryview, /) -> object:
         """Append `data`."""
@@ -94,10 +94,10 @@ class Source(ABC):
     """A folder, a manifest or datasets.
 
     Attributes:
-        may_skip_names: Whether `--on-error skip` skips samples whose names a shard cannot store.
-        by_key: Whether samples are in key order, and are sorted again when keys change.
-        may_lack_values: Whether a sample may lack a value of `values`, and then lacks the field. Otherwise, a missing
-            value is an error.
+        may_skip_names: Whether `--on-error skip` skips samples with names that a shard cannot store.
+        by_key: Whether samples are sorted by key. They are then sorted again if keys change.
+        may_lack_values: Whether a sample may have no value of `values`. Such a sample does not get the field. If this
+            is false, a missing value is an error.
     """
 
     may_skip_names: bool = False
@@ -109,26 +109,26 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Return the requested samples in the requested order. `taken` returns keys that the samples must not have."""
+        """Return the requested samples in the requested order. `taken` returns keys that already exist."""
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column for splitting, with class names for numbers."""
+        """Return the column by which samples are split. Class numbers become names."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
 
     @abstractmethod
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column."""
+        """Return a column of the samples."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of a table's SPAN rows, each at its offset."""
+        """Write the payloads of SPAN rows of a table, each at its offset."""
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
 def check_not_empty(listed: Listing) -> None:
-    """Refuse a source without samples."""
+    """Raise an error if a source has no samples."""
     if not len(listed.entries):
         where, skipped = source_label(listed.entries.root), listed.skipped
         filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
@@ -145,7 +145,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files cannot be packed and may not be skipped."""
+    """Raise `SampleFailed` if files cannot be packed, unless the user wants to skip such files."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])
@@ -154,7 +154,7 @@ def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, 
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
-    """Return a line for each reason code among skipped rows."""
+    """Return a note for each reason code among the skipped rows."""
     by_code: dict[str, list[str]] = {}
     for row in skipped:
         code = _EMPTY_SAMPLE if row.code == "no-field" and row.key else row.code

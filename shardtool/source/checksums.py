@@ -1,6 +1,6 @@
-"""Checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
+"""Compute checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
 
-A CRC-32C verifies a payload against an index. Equal digests (16 bytes of BLAKE2b, RFC 7693) mean equal payloads.
+A CRC-32C verifies a payload against an index. Digests (16 bytes of BLAKE2b, RFC 7693) compare payloads with each other.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE, as int64; -1 if unreadable.
+    """Return the CRC-32C of each payload as int64, or -1 if the payload cannot be read. No row may be INLINE.
 
-    `source` is only used for tables, and archives that are read in sequence.
+    `source` is needed only for tables, and for archives that are read in sequence.
     """
     import numpy as np
 
@@ -81,7 +81,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the 16-byte digest of each row's payload, all 0 if unreadable."""
+    """Return the 16-byte digest of each row's payload. It is all 0 if the payload cannot be read."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")
@@ -96,7 +96,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the sizes and CRC-32C of payloads; -1 for rows that are not INLINE."""
+    """Return the sizes and CRC-32C of INLINE payloads. The CRC-32C of other rows is -1."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -108,7 +108,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows. With `as_numbers`, numbers are yielded in their TFRecord encoding."""
+    """Yield the payloads of INLINE rows. With `as_numbers`, numbers are encoded as in a TFRecord."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
@@ -166,22 +166,22 @@ class _SpanChecksums:
 
 
 def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum] = _Crc32c) -> list[int]:
-    """Return a checksum of each payload; -1 for an unreadable file."""
+    """Return a checksum of each payload, or -1 if a file cannot be read."""
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
-    if task.reads > 1:  # use threads, because opening these files is slow
+    if task.reads > 1:  # threads are faster, because opening these files is slow
         try:
             checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Read all files, or only the files that failed because threads took too much memory or opened too many files.
+    # Read the files again that failed in threads. Threads may take too much memory or open too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 
 def digest_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the digest of each payload; -1 for an unreadable file."""
+    """Return the digest of each payload, or -1 if a file cannot be read."""
     return checksum_payloads(task, _Digest)
 
 

@@ -1,4 +1,4 @@
-"""Find and drop duplicates, as defined in `dataset/duplicates.py`, among the samples of a source."""
+"""Find and drop duplicates among the samples of a source. For the definition, see `dataset/duplicates.py`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group: first existing samples, then others in key order. Groups are sorted by their
-            first samples.
-        differ: Maps a sample to the labels and other fields that differ from its group's first sample.
+        groups: The samples of each group, sorted by key. Existing samples come first. Groups are sorted by their first
+            samples.
+        differ: The labels and other fields of a sample that differ from the first sample of its group.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -52,7 +52,7 @@ def find_duplicates(
 ) -> DuplicateGroups:
     """Return the groups of samples with the same content.
 
-    `source` is None for shards. Samples that `exists` marks come first in their groups.
+    `source` is None if the samples are in shards. `exists` marks samples that come first in their groups.
     """
     values = entries.values
     labels = {*values.numbers, *values.lists, *values.classes}
@@ -115,9 +115,9 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Return the samples, without duplicates if requested.
+    """Drop duplicates if the user requests this. The first sample of each group stays.
 
-    The first key of each group stays. A plan file contains no duplicates.
+    The samples of a plan file are not checked, because a plan file contains no duplicates.
     """
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed

@@ -1,4 +1,4 @@
-"""A folder of files as a source. Files that share a key are one sample, and other files are skipped rows."""
+"""A folder of files as a source. Files that share a key form one sample. Files that cannot be packed are skipped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class FolderSource(Source):
-    """A tree of files."""
+    """The files below a folder."""
 
     may_skip_names = True
 
@@ -131,7 +131,7 @@ class FolderSource(Source):
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a metadata column, `key`, `path`, `folder`, `size`, or the label of `cls`."""
+        """Return a metadata column, one of `key`, `path`, `folder` and `size`, or the label of `cls`."""
         from shardtool.select.sample_table import make_sample_table
 
         table = make_sample_table(listed.entries, listed.shards)
@@ -153,7 +153,7 @@ class FolderSource(Source):
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Open a source folder, without the outputs in it."""
+    """Open a source folder. Outputs of this run in the folder are not part of the source."""
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
@@ -162,14 +162,14 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a folder for outputs: a link's target, or a bucket's name."""
+    """Return the name of a folder for outputs. For a link, this is the name of its target."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Return notes about ignored files that operating systems create in folders."""
+    """Return notes about ignored files that operating systems create."""
     counts = sum((part.left_behind for part in parts), Counter[bytes]())
     if not counts:
         return []
@@ -179,7 +179,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples found below `root`, and the skipped files."""
+    """Return the samples below `root`, and the skipped files."""
     import numpy as np
 
     from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -213,7 +213,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Drop samples that have a skipped file."""
+    """Drop samples of which a file was skipped."""
     incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
     if not incomplete_keys:
         return entries
@@ -221,10 +221,10 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 
 
 def check_dots(entries: SampleTable) -> None:
-    """Refuse names that WebDataset's rule would split in the wrong place, such as `scan.2019.01.jpg`.
+    """Refuse names that WebDataset's rule would split at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field with a dot (`a.seg.png`) is suspicious if a part is a number, or if the field of nearly every file is
-    different.
+    A field with a dot, such as `seg.png`, is probably wrong in two cases. Either a part of it is a number, or nearly
+    every file has a different field.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -253,15 +253,15 @@ _OBJECTS_PER_REPORT = 1000
 
 
 class FileTree(NamedTuple):
-    """A folder, or the objects below a URL of a store; `root` ends in a slash."""
+    """A folder, or the objects below a URL of a store. `root` ends in a slash."""
 
     root: bytes
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the contents of the tree in key order, starting with its top folder.
+        """Return the samples of the tree in key order, as one part for the top folder and one per task.
 
-        Workers list a local folder while a thread imports the next modules.
+        While workers list a local folder, a thread imports modules that are needed next.
         """
         if is_address(self.root):
             return [self._scan_objects(observer)]
@@ -301,7 +301,7 @@ def _import_ahead() -> None:
 
 
 def collect_objects(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
-    """Return the objects that the rules include, in key order."""
+    """Return the objects that the rules include, sorted by key."""
     files = FileCollector(rules)
     for entry in objects:
         if name := files.split(to_bytes(entry.key), entry.size):

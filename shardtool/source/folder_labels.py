@@ -29,10 +29,10 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Give each sample the field `cls`: the number of its top folder in byte order, as in ImageFolder.
+    """Add the field `cls` to each sample. Its value is the number of the top folder in byte order, as in ImageFolder.
 
-    Samples must be sorted by key. `depth` is the number of folder levels above the class folders. Skipped files count
-    as samples of their classes.
+    Samples must be sorted by key. `depth` is the number of folder levels above the class folders. The folders of
+    skipped files also count as classes.
     """
     import numpy as np
 
@@ -58,7 +58,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return each sample's top folder, which is its split."""
+    """Return the top folder of each sample, which is the name of its split."""
     import numpy as np
     import pyarrow as pa
 
@@ -73,7 +73,7 @@ def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArra
 
 
 def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
-    """Return notes about classes that are named like splits."""
+    """Return a note if classes have names of splits."""
     classes = entries.values.classes.get("cls", [])
     split_names = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(split_names) < min(2, len(classes)) or not split_names:

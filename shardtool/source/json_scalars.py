@@ -1,6 +1,6 @@
-"""Read the top-level scalars of JSON payloads, and payloads that are one number or short text.
+"""Read the top-level scalars of JSON payloads. A payload can also be one number or a short text.
 
-Workers return lines of JSON, and import neither NumPy nor pyarrow.
+Workers return JSON lines. They import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class JsonScalars(NamedTuple):
     """The scalars of payloads.
 
     Attributes:
-        lines: A JSON object and a newline for each payload; an empty object if unreadable.
-        long: Number of values that exceed `MAX_TEXT_LENGTH`, by name.
-        failed: Index, code and message of payloads that cannot be read.
+        lines: One line per payload with a JSON object. The object is empty if the payload cannot be read.
+        long: Number of ignored texts that are longer than `MAX_TEXT_LENGTH`, by name.
+        failed: Index, code and message of each payload that cannot be read.
     """
 
     lines: bytes
@@ -74,11 +74,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    """Return the top-level scalars, as a line of JSON and as values.
-
-    Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the field's name ends in json, a
-    payload may also be a number or text. Its column gets the field's name.
-    """
+    # Numbers that JSON cannot represent become null. Unless the field name ends in json, a payload can also be a number
+    # or text. Its column then gets the name of the field.
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
     if not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Find the samples with given keys: a text file, a table with a column of keys, or a list of keys."""
+"""Find the samples with given keys. The keys are in a text file, in a column of a table, or in a list."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 
 
 def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
-    """Return the numbers of the samples with the requested keys, ascending.
+    """Return the numbers of the samples with the given keys, in ascending order.
 
-    Args:
-        is_known: Returns whether a key may be missing, for example because its sample was skipped.
+    An unknown key is an error, unless `is_known` returns True for the key. A known key may be missing, for example
+    because its sample was skipped.
     """
     samples, unknown, problem = match_keys(keys, given, is_known)
     if unknown:
@@ -51,9 +51,9 @@ def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[
 def match_keys(
     keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None
 ) -> tuple[Rows, list[bytes], str]:
-    """Return the numbers of the samples, the first few keys that no sample has, and a description of all such keys.
+    """Return the numbers of the samples, the first few unknown keys, and a text that describes all unknown keys.
 
-    `given` is a text file with one key per line, a table with the column `key`, `-` for standard input, or the keys.
+    `given` is a text file with one key per line, a table with a column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(given)
     if not len(requested):
@@ -70,7 +70,7 @@ def match_keys(
 
 
 def key_list_name(given: object) -> str:
-    """Return the name of a list of keys for the dataset file, without traces of this machine."""
+    """Return the name of a list of keys for the dataset file. The name contains no folders of this machine."""
     if isinstance(given, str | os.PathLike):
         return base_name(real_path(os.fspath(given)))
     return type(given).__name__ if _is_table_object(given) else "keys"

@@ -1,7 +1,7 @@
-"""Recognise folders in which files of one sample have different names, and suggest a command.
+"""Recognise folders in which the files of one sample have different names, and suggest a command.
 
 Examples are masks with a suffix, `images/` next to `labels/`, and a table next to images. At most a few hundred names
-and the head of one table are read. The advice never changes what is packed.
+and the start of one table are read. The suggestion does not change what is packed.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _TRANSCRIPTS = "trans.txt"  # LibriSpeech's table with a line for each clip
 
 
 class Advice(NamedTuple):
-    """An observation about a listing, and the command that probably packs it as intended.
+    """An observation about a folder, and the command that probably packs the folder as the user wants.
 
     Attributes:
-        found: The fields that samples lack, and how the files of these fields are named.
-        command: A command, or a call in Python; empty if no single command can pack the files.
-        effect: What the command does; without a command, a reference to the page about the layout.
+        found: The fields that samples lack, and how the files with these fields are named.
+        command: A command, or a call in Python. Empty if no single command can pack the files.
+        effect: What the command does. Without a command, the page that describes the layout.
     """
 
     found: str
@@ -113,9 +113,9 @@ class _Tree(NamedTuple):
 
 
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
-    """Return advice if files with different keys probably belong together.
+    """Return advice if files with different keys probably belong to the same samples.
 
-    `source` is the user's name for the folder. Folders in an archive cannot be sources.
+    `source` is the name of the folder as the user wrote it. For an archive, folders are not suggested as sources.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair
@@ -255,7 +255,7 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt."""
+    # An example is images/0001.jpg and labels/0001.txt.
     tops = _top_folders(tree)
     if not tops:
         return None
@@ -488,7 +488,7 @@ _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _fi
 
 
 def find_classes(entries: SampleTable, source: str) -> Advice | None:
-    """Return advice if a folder contains only images, in folders that are probably classes or splits."""
+    """Return advice if there are only images, and their folders are probably classes or splits."""
     tree = _Tree(entries, source, _spread(len(entries)))
     if tree.kinds(tree.sampled) != {"image"}:
         return None

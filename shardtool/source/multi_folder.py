@@ -1,7 +1,8 @@
-"""Several folders as one source. Files that share a key are one sample, in whichever folders they are.
+"""Several folders as one source. Files in different folders that share a key form one sample.
 
-Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of `cat/1`. If two folders share
-an extension, their fields are named after the folders too: `images.png` and `masks.png`.
+Keys are relative to each folder. For example, `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample
+`cat/1`. If two folders have files with the same extension, the field names start with the folder names, for example
+`images.png` and `masks.png`.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a unique name for each folder: as few last parts of its path as possible."""
+    """Return a unique name for each folder. The name consists of as few components of the path as possible."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

@@ -1,6 +1,6 @@
 """Find the fields of datasets that are numbers or lists, and read the numbers.
 
-TFRecord shards must agree on the type of a field. A tar shard stores only texts.
+All TFRecord shards must have the same type for a field. A tar shard stores only texts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class NumberFields(NamedTuple):
     """The fields that are numbers or lists.
 
     Attributes:
-        numbers: Type by field, the same in all shards with the field.
-        texts: For each shard, the texts of fields whose rows are INLINE.
-        lists: Type by field, for fields that are not a single value in every sample. These fields are not in `numbers`.
+        numbers: The type of each number field, which is the same in all shards.
+        texts: For each shard, the texts of number fields, whose rows are INLINE.
+        lists: The type of each field that does not have exactly one value in every sample. These fields are not in
+            `numbers`.
     """
 
     numbers: Mapping[str, NumberType]
@@ -41,7 +42,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return a text for each sample, by field; empty if the row is not INLINE."""
+        """Return a text for each sample, by field. The text is empty if the row is not INLINE."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -50,7 +51,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return the samples with a damaged number, and their shards."""
+        """Return the samples with a damaged number, and the names of their shards."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():
@@ -76,9 +77,9 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 def find_number_fields(
     parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
-    """Return which fields are numbers, and read their texts.
+    """Find the fields that are numbers, and read their texts.
 
-    `run` is `Pool.map`. With `salvage`, record damaged numbers, instead of raising an error.
+    `run` is `Pool.map`. A damaged number raises an error. With `salvage`, it is recorded instead.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

@@ -1,6 +1,6 @@
-"""Convert between the numbers of TFRecord shards and the texts of tar shards. Workers import neither NumPy nor pyarrow.
+"""Convert between numbers in TFRecord shards and texts in tar shards. Workers import neither NumPy nor pyarrow.
 
-A number and a text are equivalent only if both conversions are exact.
+A number is stored as a text, or a text as a number, only if the conversion back gives the same value.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the values, or of the numbers that the values may represent.
-        stored: Whether the shard stores TFRecord numbers, not texts.
-        crcs: int64 per value; -1 if unknown.
+        number: The type of the values. For texts, the type that the texts may represent.
+        stored: Whether the shard stores numbers and not texts.
+        crcs: int64 per value, or -1 if unknown.
     """
 
     field: str
@@ -48,7 +48,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard to read. With `salvage`, damaged numbers are recorded, and do not raise an error."""
+    """A shard to read. A damaged number raises an error. With `salvage`, it is recorded instead."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -60,9 +60,9 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. They are invalid if `bad` is not zero.
-        bad: Number of texts that a TFRecord number would not reproduce.
-        damaged: Indices of damaged values, whose texts are empty.
+        data: The texts in order, each followed by NUL. They are not valid if `bad` is above 0.
+        bad: Number of texts that would change if they were stored as numbers.
+        damaged: Indices of damaged values. Their texts are empty.
     """
 
     data: bytes = b""
@@ -114,7 +114,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number; None if `data` is not a single number."""
+    """Return the text of a whole number, or None if `data` is not exactly one number."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrap the bytes as a packed list
     except ValueError:
@@ -123,7 +123,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text that restores the same 32-bit float; None if `data` is not a single float."""
+    """Return the shortest text for a 32-bit float, or None if `data` is not exactly one float."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -131,7 +131,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Floats above a power of two are spaced twice as far as floats below it, so try the next text away from zero.
+        # Floats above a power of two have twice the distance of floats below it. Try the next text away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -1,4 +1,4 @@
-"""Open a source. Modules that only one kind of source needs are imported when it is opened."""
+"""Open a source. Modules for one kind of source are imported only if that kind is opened."""
 
 from __future__ import annotations
 

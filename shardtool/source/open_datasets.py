@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the datasets and their shards.
+    """Return the datasets and their shards. Only dataset files are read.
 
-    Only dataset files are read. For `givens`, see `list_datasets`. `seen` records the files.
+    For `givens`, see `list_datasets`. The examined files are added to `seen`.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):
@@ -62,7 +62,7 @@ def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[
 
 
 def dataset_notes(dataset: StoredDataset) -> list[str]:
-    """Return notes about unlisted shards, or about sidecars of an unfinished run."""
+    """Return notes about shards that the dataset file does not list, or about an unfinished run."""
     if dataset.unlisted and dataset.dataset_file:
         name, unlisted = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
         return [f"{name} does not list {pluralize(len(unlisted), 'shard')}, excluded: {format_list(unlisted)}"]
@@ -91,7 +91,7 @@ def _shard_name(path: str) -> str:
 
 
 def source_dataset_name(dataset: StoredDataset) -> str:
-    """Return the name of a dataset for messages, without folders."""
+    """Return the name of a dataset for messages. The name contains no folders."""
     if dataset.file is not None:
         return dataset.file.name
     if not isinstance(dataset.argument, (str, os.PathLike)):
@@ -106,7 +106,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. If datasets disagree, raise an error."""
+    """Return the class names by field, and notes. Raise an error if two datasets have different names."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -133,7 +133,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field that all datasets with class names agree on."""
+    """Return the class names of each field for which no two datasets disagree."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
@@ -144,7 +144,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop label columns that some shards with the field lack. Return the metadata and notes."""
+    """Drop label columns that are missing in some shards with the field. Return the metadata and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -157,7 +157,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Return the metadata of all parts, with null for missing columns, or None."""
+    """Return the metadata of all parts, or None if there is none. A missing column becomes null."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -197,7 +197,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the fingerprints; None if one of them may not match the samples."""
+    """Return the sum of the fingerprints. Return None if a fingerprint may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}

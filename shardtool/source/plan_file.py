@@ -1,8 +1,8 @@
-"""Plan files: the saved listing of a source, from which other runs create the same plan.
+"""Plan files, which store the samples of a source. Other runs create the same plan from a plan file.
 
-A plan file is a Parquet file with one row per sample. It is untrusted: the source and the options must match, memory is
-limited by the file size, and paths must stay inside the source. Invalid content raises `ValueError` internally.
-
+A plan file is a Parquet file with one row per sample. Plan files are untrusted. The source and the options must match,
+memory is limited by the file size, and paths must stay inside the source. Functions report invalid content as
+`ValueError`.
 Source: docs/format.md, "Plan files".
 """
 
@@ -92,7 +92,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    `divides` is the column for splitting. `by_key` means that samples are in key order.
+    `divides` is the column for splitting. `by_key` means that samples are sorted by key.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -141,7 +141,7 @@ def write_plan(
 
 
 def check_plan_target(path: str, *, overwrite: bool) -> None:
-    """Refuse a plan file that cannot be written or replaced."""
+    """Raise an error if a plan file cannot be written or replaced."""
     check_target_name(path, "plan.parquet")
     cure = flag_text("overwrite")
     check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)
@@ -149,7 +149,7 @@ def check_plan_target(path: str, *, overwrite: bool) -> None:
 
 @reporting_memory_errors("reading the plan")
 def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray | None, bool]:
-    """Return the samples, the column for splitting, and whether the samples are in key order."""
+    """Return the samples, the column for splitting, and whether the samples are sorted by key."""
     try:
         with open_mappable(path, PARQUET_MAGIC) as opened, _open_bounded(opened) as file:
             metadata = _read_metadata(file, path)
@@ -247,9 +247,9 @@ _MAX_PROBED_FILES = 16  # one of this many files must exist and be unchanged
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
-    """Refuse paths that leave the source without permission or do not exist.
+    """Refuse paths that leave the source without permission, and a plan whose files do not exist.
 
-    Each folder and link is examined once.
+    Each folder and link is checked once.
     """
     kind = entries.rows.kind
     is_file = (kind == FILE) | (kind == LINK)

@@ -1,4 +1,4 @@
-"""The facts that a plan file must match: the source, and the options that affect the listing."""
+"""Find the facts that a plan file must match: the source, and the options that affect its samples."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class PlanRequest(NamedTuple):
     """The facts that a plan file must match.
 
     Attributes:
-        stamps: Size and modification time of each file that is read whole, such as a manifest or an archive.
-        root: The base folder of relative paths, with a final slash; empty for several folders and archives.
-        folders: For several folders, the folder for each first part of a path.
-        identity: Distinguishes the source from other sources on this machine; empty if `root` does.
+        stamps: Size and modification time of each file that is one source, such as a manifest or an archive.
+        root: The folder of relative paths, with a final slash. Empty for archives and for several folders.
+        folders: If there are several folders, the folder for each first component of a path.
+        identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]
@@ -54,7 +54,7 @@ class PlanRequest(NamedTuple):
 
 
 def make_plan_request(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
-    """Return what a plan for a run must match."""
+    """Return the facts that the plan file of a run must match."""
     recorded: dict[str, object] = {"format": shard_format}
     checked_options = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
     for option in fields(options):

@@ -35,7 +35,7 @@ _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
 
 def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
-    """Return the columns before the metadata columns.
+    """Return the columns of a plan file before the metadata columns.
 
     `inline` is the number of fields with inline payloads. Without `paths`, the path of a field is key + "." + field.
     """
@@ -50,7 +50,7 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
 
 
 def entries_schema(entries: SampleTable, divides: pa.ChunkedArray | None) -> pa.Schema:
-    """Return all columns of a plan file for these samples."""
+    """Return the columns of a plan file for these samples, with metadata columns."""
     split_type, metadata = None if divides is None else divides.type, entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
     schema = plan_schema(len(entries.values.inline), split_type, paths=paths, spans=spans)
@@ -95,9 +95,9 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file. The caller must have checked its size in memory.
+    """Return the samples of a plan file. The caller must check beforehand how much memory the columns take.
 
-    `schema` excludes metadata; `values` lacks the inline payloads.
+    `schema` does not contain metadata columns. `values` does not contain inline payloads.
 
     Raises:
         ValueError: The rows are invalid.

@@ -1,4 +1,4 @@
-"""Divide payloads into tasks for workers, which import this file without NumPy and pyarrow."""
+"""Divide payloads into tasks for workers. Workers import this file without NumPy and pyarrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """The paths of files, whether each is a link, and how many files are read at the same time."""
+    """Files to read. `links` marks links, and `reads` is the number of files that are read in parallel."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -35,7 +35,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads of a shard or archive: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
+    """Payloads in a shard or archive, as int64 offsets in ascending order, lengths and CRC-32C (-1 if unknown)."""
 
     path: str
     offsets: bytes
@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks of at most `max_files` files, `reads` in parallel, with their indices into `rows`."""
+    """Return tasks of at most `max_files` files, each with its indices in `rows`. Each task reads `reads` at a time."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]
@@ -79,7 +79,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # a prime number, so that files of all fields and folders are probed
+_PROBE_STRIDE = 2_654_435_761  # with this prime number, files of all fields and folders are measured
 _PROBE_BYTES = 4096  # opening a file also reads its start
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread for each file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
@@ -88,7 +88,7 @@ _REMOTE_READS = 32  # number of parallel reads from stores and web servers
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the number of parallel reads per worker, and the reason if it was measured."""
+    """Return the number of parallel reads per worker. If it was measured, also return a text with the reason."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)
@@ -98,7 +98,7 @@ def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
 
 
 def measure_open_seconds(entries: SampleTable) -> float:
-    """Return the median seconds to open a file and read its start; 0 if there is no file or an error."""
+    """Return the median time to open a file and read its start, in seconds. Return 0 if no file can be measured."""
     rows, buffer = entries.rows, memoryview(bytearray(_PROBE_BYTES))
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_SECONDS

@@ -1,8 +1,7 @@
-"""The run that a dataset file records, and which of its options can be repeated.
+"""The run that a dataset file records, and the options that can be repeated.
 
-A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs
-are never used: the user must pass them to `verify` again. The user names the table of `--join`, or `find_table` finds
-it.
+A dataset file is untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
+never used, so the user must pass them to `verify` again. Only the table of `--join` may also be found by `find_table`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # option
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
     """Change errors of a source so that they name only options of `verify` and `diff`.
 
-    `remedy` becomes the advice, unless the error names an option about a source.
+    `remedy` replaces the advice of an error, unless the advice names an option about a source.
     """
     try:
         yield
@@ -96,16 +95,15 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        options: The options, except those about a `--join` table that is not available.
-        table: The path of the table that was found, or the recorded name of an unavailable table; empty if the run used
-            no table, or the user names the table.
+        options: The options, except options about a `--join` table that is not available.
+        table: The path of the table that `find_table` found, or the recorded name if the table was not found. Empty if
+            the run had no table or the user names the table.
         made_fields: Fields that may come from an unavailable table.
-        selecting_options: Options whose selection depended on an unavailable table, or on the source before `--append`.
-        map: The name of the function that created the samples; empty without a function. The function is never
-            imported.
-        key_list: The name of the list in `keys_from`; empty without a list. The list is not read again.
-        without_table: The same run without the table; None if no table was found, or the user names the table.
-        table_problem: Why the table that was found cannot be used; empty if no table was found.
+        selecting_options: Options that selected samples by an unavailable table, or before samples were appended.
+        map: The name of the function that created the samples, or empty. The function is never imported.
+        key_list: The name of the list in `keys_from`, or empty. The list is not read again.
+        without_table: The run without the table that `find_table` found, otherwise None.
+        table_problem: Why the table that `find_table` found cannot be used, otherwise empty.
     """
 
     verb: str
@@ -141,7 +139,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Yield descriptions of what cannot be compared without the table."""
+        """Yield texts about what cannot be compared without the table or the list of keys."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
@@ -154,9 +152,9 @@ class RecordedRun(NamedTuple):
 def recorded_run(
     file: DatasetFile | None, given: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
 ) -> RecordedRun:
-    """Return the run that created a dataset, or its first run if samples were appended.
+    """Return the run that created a dataset. If samples were appended later, return the first run.
 
-    `folders` are searched for the table of `--join` if the user does not name it.
+    The table of `--join` is searched for in `folders`, unless the user names the table.
     """
     name = file.made.options.get("join", "") if file else ""
     if given.join is not None:
@@ -170,9 +168,9 @@ def recorded_run(
 
 
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
-    """Return the local folders to search for a joined table: the working directory, then the user's folders.
+    """Return the local folders in which a joined table is searched for.
 
-    A source folder adds itself and its parent; a source file adds its folder.
+    These are the current folder, the source and its parent (or the folder of a source file), and the datasets.
     """
     folders = [os.curdir]
     for item in source if isinstance(source, list | tuple) else [source]:
@@ -186,14 +184,14 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file with this name; empty if there is none.
+    """Return the path of the first regular file with this name, or an empty text.
 
-    The name is untrusted: it must be a plain file name, and links are not followed.
+    The name is untrusted. It must be a plain file name, and links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
     for folder in folders:
-        path = os.path.join(folder, name)  # the folder is added because the name "-" alone would mean standard input
+        path = os.path.join(folder, name)  # the name "-" without a folder would mean standard input
         if is_regular(path):
             return path
     return ""
@@ -235,7 +233,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recorded options, except those about an unavailable table, and `RecordedRun` attributes for it."""
+    # The second result are attributes of `RecordedRun` that describe an unavailable table.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
@@ -291,5 +289,5 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
 
 
 def has_appended_sources(file: DatasetFile) -> bool:
-    """Return whether samples of other sources were appended."""
+    """Return whether samples of other sources were appended later."""
     return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)

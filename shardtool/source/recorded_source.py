@@ -1,4 +1,4 @@
-"""The source of a recorded run, listed again with the recorded options."""
+"""List the source of a recorded run again, with the recorded options."""
 
 from __future__ import annotations
 
@@ -42,11 +42,8 @@ if TYPE_CHECKING:
 class RecordedSource:
     """The source of a recorded run, in its current state.
 
-    Args:
-        datasets: The dataset that the run created, or some of its splits.
-
-    Attributes:
-        run: The run. If the table that was found cannot be joined, it is the run without the table.
+    `datasets` are the dataset that the run created, or some of its splits. If the table that was found cannot be
+    joined, `run` becomes the run without the table.
     """
 
     def __init__(
@@ -128,7 +125,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Return what is not compared because splits are missing; empty if all exist."""
+        """Return what is not compared because splits are missing, or an empty text if all splits exist."""
         split_options, existing = (
             self.run.options.make_split_options(),
             {dataset.split for dataset in self._fixed_splits},
@@ -144,7 +141,7 @@ class RecordedSource:
         return f"samples that only the source has: {reason}" if missing else ""
 
     def skipped_keys(self) -> tuple[set[str], list[str]]:
-        """Return the keys in the lists of skipped samples, and the datasets whose list cannot be read."""
+        """Return the keys of skipped samples, and the datasets whose list of skipped samples cannot be read."""
         keys, unread = set[str](), list[str]()
         for dataset in self._fixed_splits or self._datasets:
             try:

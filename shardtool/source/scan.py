@@ -1,8 +1,7 @@
 """List a folder in worker processes. No file is opened.
 
-The parent lists the top of the tree until there is enough work to share. Results are in the byte order of key and
-field: the first dot of a file name sorts as NUL, and each subfolder has a final slash. NumPy is not imported, because
-this takes longer than listing 60,000 files.
+The parent process lists the top of the tree until there is enough work for all workers. Samples are sorted by the bytes
+of key and field. NumPy is not imported, because the import takes longer than listing 60,000 files.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class ScanItem(NamedTuple):
     """A folder to list, or some of its files, in key order.
 
     Attributes:
-        prefix: The folder, relative to the root, with a final slash; empty for the root.
-        names: Sorted file names as `stem NUL field`; None to list the whole folder recursively.
-        changed_ns: The latest change of the folder or its parents.
+        prefix: The folder relative to the root, with a final slash. Empty for the root.
+        names: Sorted file names as `stem NUL field`. None if the whole folder is listed with its subfolders.
+        changed_ns: The latest change of the folder or a folder above it.
     """
 
     prefix: bytes
@@ -64,7 +63,7 @@ class ScanTask(NamedTuple):
 
 
 def scan_items(task: ScanTask) -> ScanPart:
-    """List the items of a task recursively."""
+    """List the items of a task with all their subfolders."""
     part = ScanPart()
     stack = task.items[::-1]
     while stack:
@@ -77,7 +76,7 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are `parts` items. Then yield tasks in key order."""
+    """List the top of the tree until there are about `parts` items. Then yield tasks in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # below four levels, one worker lists a whole subtree
@@ -92,7 +91,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
 
 
 def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
-    """Return a folder's files and subfolders, in key order."""
+    """Return the files and subfolders of a folder as items in key order."""
     path = root + item.prefix
     try:
         folder_stat = os.stat(path)
@@ -186,7 +185,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # show the link's text, because the resolved target depends on the machine
+        where = printable(os.readlink(path))  # the text of the link does not depend on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:
@@ -239,7 +238,7 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
 
 
 def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
-    """Append the keys and fields of files, given as sorted `stem NUL field`."""
+    """Append the keys and fields of sorted files, whose names have the form `stem NUL field`."""
     keys, counts, fields, previous = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:

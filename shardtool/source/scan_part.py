@@ -1,4 +1,4 @@
-"""The rules for listing files, the listed files as columns in key order, and skipped rows."""
+"""Rules for listing files, and the listed files as columns in key order."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SYSTEM_FILES = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.
 
 @dataclass(frozen=True)
 class ScanRules:
-    """Rules that decide which files are parts of samples.
+    """Rules that decide which files become parts of samples.
 
     Attributes:
-        include: Globs; a file must match one of them.
-        hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
-        symlinks: `inside` follows links whose target is in the tree, and reports other links.
-        own: The folder (relative, with a final slash) and the pattern of each output inside the source.
+        include: Globs. A file must match one of them.
+        hidden: Whether to include names that start with a dot, and names that operating systems create in folders.
+        symlinks: With `inside`, links whose target is in the tree are followed, and other links are reported.
+        own: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
     """
 
     include: Sequence[str] = ()
@@ -59,11 +59,11 @@ class ScanRules:
 
     @cached_property
     def filters(self) -> bool:
-        """Whether any rule can exclude a name."""
+        """Whether a rule can exclude a name."""
         return bool(self.include or self.exclude or self.own)
 
     def hides(self, name: bytes) -> bool:
-        """Check whether a name is ignored."""
+        """Check whether a name is hidden."""
         return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
 
     def includes_file(self, prefix: bytes, name: bytes) -> bool:
@@ -79,10 +79,7 @@ class ScanRules:
 
 
 def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
-    """Return whether the glob applies to whole paths, and its regular expression.
-
-    `*` also matches slashes, like `**` in gitignore.
-    """
+    # `*` also matches slashes, like `**` in gitignore.
     whole = "/" in text.rstrip("/")
     return whole, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
 
@@ -108,7 +105,7 @@ ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be seen in t
 
 @dataclass
 class ScanPart:
-    """Columns of the samples found. See `SampleTable`."""
+    """The listed samples as columns. For the meaning, see `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -122,13 +119,13 @@ class ScanPart:
     left_behind: Counter[bytes] = field(default_factory=Counter)
 
     def packed(self) -> ScanPart:
-        """Pack keys into one buffer, for fast pickling."""
+        """Join the keys to one buffer, which is faster to send between processes."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
 
 def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
-    """Count an ignored name, unless a rule excludes it."""
+    """Count an ignored name of an operating system, unless a rule excludes the name."""
     if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 
@@ -141,12 +138,12 @@ def link_failure(error: OSError) -> tuple[SkipCode, str]:
 
 
 def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
-    """Return the row of a skipped file whose key and path are bytes."""
+    """Return a skipped row. The key and the path are bytes."""
     return Skipped(to_text(key), to_text(path), code, message)
 
 
 def no_field_row(prefix: bytes, name: bytes) -> Skipped:
-    """Return the row of a file without a field."""
+    """Return the row of a file whose name has no extension."""
     return skipped_row(b"", prefix + name, "no-field", "the name has no extension to name a field")
 
 
@@ -163,12 +160,12 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property that `derive` computes from the property of the parent folder.
+    """Return a property of a folder. `derive` computes the property from the property of the parent folder.
 
-    `known` caches the property by folder path, which is empty or ends in a slash.
+    `known` contains the properties that are already computed. A folder path is empty or ends in a slash.
     """
     unresolved = []
-    while folder not in known:  # this is a loop, because recursion would fail for a path with a thousand parts
+    while folder not in known:  # recursion would fail for a path with a thousand components
         unresolved.append(folder)
         folder = folder[: folder.rfind(b"/", 0, -1) + 1]
     value = known[folder]
@@ -178,10 +175,10 @@ def resolve_folder(
 
 
 class FileCollector:
-    """Collects files that arrive in any order, such as archive members, by the rules for folders.
+    """Applies the rules for folders to files that arrive in any order, such as members of an archive.
 
     Attributes:
-        part: Skipped files and system files. `in_order` adds the collected files in key order.
+        part: Skipped files and system files. `in_order` adds the other files in key order.
         folders: Whether each folder is included.
     """
 
@@ -191,7 +188,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file; None if it is excluded or has no field."""
+        """Return the key and field of a file, or None if the file is excluded or has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -208,15 +205,15 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file with two numbers that the source needs later."""
+        """Add a file, with two more numbers that `in_order` returns."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Move the files into `part`.
+        """Move the files into `part`, and return the numbers of each file as int64[3, files].
 
-        Return the numbers of each file, as int64[3, files]. Objects that represent folders are ignored.
+        Objects that represent folders are ignored.
         """
         import numpy as np
 

@@ -1,7 +1,4 @@
-"""Select fields, metadata columns and samples of a listing.
-
-The order of these steps is the same for folders and datasets.
-"""
+"""Select fields, columns and samples. The order of these steps is the same for folders and datasets."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Return samples with the requested fields, and with metadata columns from JSON."""
+    """Select the requested fields, and add metadata columns from JSON fields."""
     if options.columns_from:
         for field in options.columns_from:
             listed = add_json_columns(listed, field, pool)
@@ -75,7 +72,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the numbers of the samples in `keys_from`, and notes.
 
-    Keys of skipped samples may be missing. With `on_error="skip"`, any key may be missing.
+    A key may be missing if its sample was skipped, or with `on_error="skip"`.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -86,7 +83,7 @@ def find_listed_samples(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Return the samples that match `where`, with the results of `join` and `values`."""
+    """Join a table, select the samples that match `keys_from` and `where`, and add fields with values."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
@@ -127,7 +124,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table in which columns are also available under the names of their fields."""
+    """Add columns under the names of their fields, so that queries can use both names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -135,7 +132,7 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
 
 
 def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the first `head` samples in the order of `sort_by`."""
+    """Sort the samples by `sort_by`, and return the first `head` samples."""
     entries = listed.entries
     if (name := options.sort_by) is not None:
         column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))
@@ -152,9 +149,9 @@ def rename_listed_keys(
     *,
     by_key: bool = False,
 ) -> Listing:
-    """Return the samples under the keys of `rename_keys`; `by_key`: in their order.
+    """Rename keys with `rename_keys`. With `by_key`, sort the samples by their new keys.
 
-    `column_of` returns a column of new keys; by default, it is a column of the samples.
+    `column_of` returns a column of new keys. By default, this is a column of the samples.
     """
     if (rename := options.rename_keys) is None or not len(listed.entries):
         return listed
@@ -183,7 +180,7 @@ def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the part of the samples that `sample` requests."""
+    """Return the share of the samples that the option `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

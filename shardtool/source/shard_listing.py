@@ -1,7 +1,7 @@
 """List the samples of datasets, in the order of the datasets.
 
-A payload is listed as a SPAN of its shard, and a number of a TFRecord as an INLINE text. Offsets are read from
-sidecars. Workers scan shards without a sidecar.
+Payloads are SPAN rows of their shards, and numbers in TFRecords are INLINE texts. Offsets are read from sidecars. If a
+shard has no sidecar, a worker scans the shard.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `recorded` sets `dots` to `last` if keys of a dataset end at the last dot, or a key has a dot in its last part. The
-    digest, as recorded in the dataset files, covers all samples.
+    The digest is the sum of the fingerprints in the dataset files. `recorded` sets `dots` to `last` if the keys of a
+    dataset end at the last dot, or if the last part of a key contains a dot.
 
     Args:
-        only: The fields to pack; empty for all. Other fields are not checked.
-        without: Fields that will not be packed, and are not checked.
-        salvage: Whether to skip damaged numbers, and damage in shards without an index.
-        as_stored: Whether to list numbers as bytes, without checks of fields and without class names.
+        only: The fields to pack. If empty, all fields are packed. Other fields are not checked.
+        without: Fields that are not packed and not checked.
+        salvage: Whether to skip damaged numbers, and damaged parts of shards without an index.
+        as_stored: Whether to list numbers as bytes. Fields are then not checked, and there are no class names.
     """
 
     def is_wanted(name: str) -> bool:

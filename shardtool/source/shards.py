@@ -1,4 +1,4 @@
-"""Datasets as a source for `reshard`, without decoding samples."""
+"""Datasets as the source of `reshard`. Samples are not decoded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DatasetSource(Source):
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the samples of the shards, and select fields and samples."""
+        """List the samples of the shards, and apply the options up to `where`."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for _, old in renames} - {*options.columns_from}
@@ -159,7 +159,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
-        # Errors show paths, because shards may have the same name; `out.skipped` must not.
+        # Errors show paths, because two shards may have the same name. `out.skipped` must not contain paths.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listed.where

@@ -1,4 +1,4 @@
-"""Errors for sources that cannot be packed as requested. The messages say what to use instead."""
+"""Raise errors for sources that cannot be packed as requested. The messages explain what to use instead."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _MAX_PROBED_SHARDS = 8
 
 
 def shards_note(entries: SampleTable, *, named: bool) -> str:
-    """Return a note about shards in a folder, or an empty text.
+    """Return a note if a folder contains shards, or an empty text.
 
-    Shards that the user did not choose are refused if they belong to a dataset or are the only files.
+    Raise an error if the shards belong to a dataset or are the only files. With `named`, the user chose the files, and
+    there is no error.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -64,7 +65,7 @@ def _is_dataset_shard(path: str) -> bool:
 
 
 def reshard_advice() -> str:
-    """Return how to pack the samples of shards."""
+    """Return advice on how to pack the samples of shards."""
     return f"Pack the samples of shards with {choose_text('`reshard`', '`shardtool reshard`')}"
 
 
@@ -79,7 +80,7 @@ FOLDER_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or F
 
 
 def check_folder(source: str) -> None:
-    """Check that a source is a folder."""
+    """Raise an error if a source is not a folder."""
     if is_url(source):
         _check_address(source)
         return
@@ -112,14 +113,14 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Check that an archive is not a shard with a sidecar."""
+    """Raise an error if an archive is a shard with a sidecar."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
-    """Refuse several sources that are all shards, such as the matches of a glob."""
+    """Raise an error if several sources are all shards, such as the matches of a glob."""
     names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"
@@ -166,7 +167,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Refuse globs that exclude all files of a local folder, and suggest a glob that includes some."""
+    """Raise the error for globs that exclude all files of a local folder. Suggest a glob that includes some files."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

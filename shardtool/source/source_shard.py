@@ -1,7 +1,7 @@
-"""One shard of a source as columns, from its sidecar or from a scan. No payload is read.
+"""One shard of a source as columns. The columns come from its sidecar or from a scan. No payload is read.
 
 A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums. Sidecars are
-untrusted (`shardtool.dataset.shard_index`).
+untrusted (see `shardtool.dataset.shard_index`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The examined files. `changed_ns` is their latest change in nanoseconds since 1970."""
+    """The files that a run has examined. `changed_ns` is their latest change in nanoseconds since 1970."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
         self._hash = blake2b(digest_size=16)
 
     def add(self, path: str, info: FileInfo) -> None:
-        """Add a file before it is read. URL and version identify an object."""
+        """Add a file before it is read. An object is identified by its URL and version."""
         if isinstance(info, os.stat_result):
             self.changed_ns = max(self.changed_ns, info.st_mtime_ns, info.st_ctime_ns)
             self._hash.update(b"%d %d " % (info.st_dev, info.st_ino))
@@ -60,7 +60,7 @@ class FilesSeen:
 
     @property
     def identity(self) -> str:
-        """The digest of the examined files in order."""
+        """A digest of the examined files in order."""
         return self._hash.hexdigest()
 
 
@@ -69,10 +69,10 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: Type of each field that is not bytes; in a tar, the type that its text represents. None if only a scan
-            can find the type.
-        conflicts: Maps a field to the first scanned feature that has several values or another type.
-        is_list: Whether each row's payload is the whole content of a list; None if no list was scanned.
+        kinds: The type of each field that is not bytes. In a tar, this is the type that the texts represent. None if
+            the types are known only after a scan.
+        conflicts: For some fields, the first scanned feature that has several values or another type.
+        is_list: Whether the payload of each row is a whole list. None if no list was scanned.
         regrouped: Number of samples whose fields were not adjacent.
     """
 
@@ -94,7 +94,7 @@ class SourceShard:
 
     @property
     def name(self) -> str:
-        """The file name, in the form for outputs."""
+        """The file name in the form for outputs."""
         return self.stored.name
 
     def kind(self, field_name: str) -> FeatureType:
@@ -110,20 +110,20 @@ class SourceShard:
         return self.index.keys_of(np.array([sample]))[0]
 
     def where(self, sample: int) -> str:
-        """Name a sample, for messages."""
+        """Return the path and key of a sample for messages."""
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_first(self, field_name: str) -> str:
-        """Name the first sample with a field, for messages."""
+        """Return the path and key of the first sample with a field, for messages."""
         return self.describe_value(field_name, 0)
 
     def describe_value(self, field_name: str, index: int) -> str:
-        """Name the sample of a field's value, for messages."""
+        """Return the path and key of the sample with a value of a field, for messages."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 
 def stat_shard(path: str) -> FileInfo:
-    """Return the size and times of a shard."""
+    """Return the size and times of a shard file."""
     try:
         with open_file(path) as file:
             return file.fact()
@@ -132,7 +132,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the sidecar with its stat result, or an error; None without a sidecar."""
+    """Return the file information and content of a sidecar, an error, or None if there is no sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None
@@ -153,7 +153,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
 
 
 def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
-    """Add the index and metadata of the sidecar."""
+    """Add the index and metadata from the sidecar."""
     index = sidecar_read.parse_shard_sidecar(
         data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry
     )
@@ -161,7 +161,7 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Check whether checksums or types are unknown."""
+    """Check whether a shard must be scanned, because its checksums or types are unknown."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
@@ -186,7 +186,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
 
 
 def sort_fields(part: SourceShard) -> SourceShard:
-    """Return the shard with the fields of each sample in byte order of names."""
+    """Sort the fields of each sample by the bytes of their names."""
     index = part.index
     counts = index.counts
     if len(index) and int(counts.max()) > MAX_FIELDS:
@@ -227,9 +227,9 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Make the fields of each sample adjacent, because `tar` may have stored all images, then all labels.
+    """Make the fields of each sample adjacent. A tar may contain all images first and then all labels.
 
-    Samples that share both key and field are duplicates, and stay as they are.
+    If two members have the same key and field, the shard stays unchanged.
     """
     index = part.index
     keys = index.all_keys()

@@ -1,4 +1,4 @@
-"""Check the files of a manifest in workers, which import neither NumPy nor pyarrow. No file is opened."""
+"""Check the files of a manifest in workers. No file is opened, and neither NumPy nor pyarrow is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StatTask(NamedTuple):
-    """Paths relative to `root`, each followed by a NUL. If `outside`, they may leave the root."""
+    """Paths relative to `root`, each followed by NUL. With `outside`, paths may leave the root."""
 
     root: bytes
     paths: bytes
@@ -32,11 +32,11 @@ class StatResult(NamedTuple):
     """The states of the files, in the order of the paths.
 
     Attributes:
-        kinds: FILE or LINK.
-        facts: Four numbers for each path, as int64[paths, 4]: the size in bytes, the modification time and the latest
-            change of path and file, both in nanoseconds, and 0. If a file has a problem, the first three numbers are 0,
-            and the last is one plus the index of the problem.
-        problems: Distinct pairs of code and message.
+        kinds: FILE or LINK for each path.
+        facts: Four numbers for each path, as int64[paths, 4]. The numbers are the size in bytes, the modification time
+            and the latest change of path and file in nanoseconds, and 0. If a file has a problem, the first three
+            numbers are 0. The last number is then the index of the problem plus one.
+        problems: Different pairs of code and message.
     """
 
     kinds: bytes
@@ -59,7 +59,7 @@ class _FileState(NamedTuple):
 
 
 def stat_files(task: StatTask) -> StatResult:
-    """Return the states of a task's files or objects."""
+    """Return the states of files or objects."""
     paths, kinds, numbers = task.paths[:-1].split(b"\0"), bytearray(), array("q")
     problems: dict[tuple[SkipCode, str], int] = {}
     if is_address(task.root):

@@ -1,4 +1,4 @@
-"""The first rows of a table in a folder of files, and the column that names these files."""
+"""Read the first rows of a table, and find the column that names files of a folder."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Options to read the table in different ways, the usual way first, with the resulting rows as
-            dictionaries.
+        forms: Options to read the table in different ways, each with the resulting rows. The usual way is first.
         annotations: Columns of annotations, if the table is COCO's JSON.
     """
 
@@ -48,16 +47,16 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` for a table and its files, and whether the table is the source or is joined."""
+    """The options of `create` for a table and its files. The table can be the source, or joined to the files."""
 
     options: dict[str, object]
     as_source: bool
 
 
 def read_table_head(path: str) -> TableHead | None:
-    """Return the first rows of a table; None if it is unreadable."""
+    """Return the first rows of a table, or None if the table cannot be read."""
     ending = table_ending(path)
-    with suppress(Exception):  # damage is ignored, because the user did not pass this table
+    with suppress(Exception):  # damage is not an error, because the user did not request this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         text = _read_head(path).decode("utf-8-sig", "ignore")
@@ -121,9 +120,9 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Return the match of a table with the files of a folder.
+    """Find the column of a table that names files of a folder. Return None if there is none.
 
-    The table's values are relative to `root`, which is empty or ends in a slash.
+    The names are relative to `root`, which is empty or ends in a slash.
     """
     for form, rows in head.forms:
         columns = [*rows[0]] if rows else []
@@ -156,7 +155,7 @@ def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], 
 def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """Return the options that pack the rows of a table, and whether a column names files.
 
-    Without a column of paths or bytes, the first text column becomes the field txt.
+    If no column contains paths or bytes, the first column of text becomes the field txt.
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []

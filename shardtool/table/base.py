@@ -1,4 +1,4 @@
-"""Base classes of tables, and errors of reading them."""
+"""Base classes of tables, and errors while reading tables."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ RECODE_HINT = "If Excel wrote the file, convert it: `iconv -f CP1252 -t UTF-8`."
 
 
 class Table:
-    """A readable table.
+    """A table that can be read.
 
     Attributes:
-        folder: Base directory of relative paths in the table.
-        classes: Class names of columns of class numbers, or of lists of class numbers.
-        on: Column that identifies samples, if the format defines one; otherwise empty.
+        folder: The folder of relative paths in the table.
+        classes: Class names of each column that contains class numbers or lists of class numbers.
+        on: The column that identifies samples, if the format of the table defines one. Otherwise empty.
     """
 
     schema: pa.Schema
@@ -54,9 +54,9 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns in table order.
+        """Return columns in the order of the table.
 
-        Without columns, the result may have no rows. Columns in `text` are returned as text.
+        Columns in `text` are returned as text. Without columns, the result may have no rows.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return paths and row counts of files, if messages name rows by file."""
+        """Return the path and row count of each file, or an empty list if messages need no file names."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -73,7 +73,7 @@ class Table:
         yield from self.read(columns, ()).to_batches()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one child of a struct column."""
+        """Yield the values of one part of a struct column."""
         index = self.schema.field(column).type.get_field_index(part)
         for batch in self.batches([column]):
             yield batch.column(0).flatten()[index]
@@ -96,9 +96,9 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a text column as numbers if all values are numbers. 007 is a text.
+    """Convert a text column to numbers if all values are numbers. A value such as 007 is text.
 
-    Empty cells, NA, null and NaN become null in a numeric column.
+    Empty cells, NA, null and NaN become null in a column of numbers.
     """
     gaps = pc.is_in(column, value_set=arrow.text_array(_NULL_TEXTS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
@@ -110,7 +110,7 @@ def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
-    """Call `read` with growing block sizes until every row fits into a block."""
+    """Call `read` with larger and larger block sizes until every row fits into a block."""
     block = READ_BLOCK_BYTES
     while True:
         try:
@@ -122,7 +122,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text without its byte-order mark. Refuse encodings other than UTF-8."""
+    """Return the start of a text without its byte-order mark. Raise an error if the encoding is not UTF-8."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -134,7 +134,7 @@ def check_text_start(name: str, head: bytes) -> bytes:
 
 @contextmanager
 def reading_table(name: str) -> Iterator[None]:
-    """Convert every read error except lack of memory into InvalidRequest."""
+    """Convert read errors to `InvalidRequest`, except errors about memory."""
     try:
         yield
     except MemoryError:  # raise MemoryError first: pyarrow raises a subclass of both MemoryError and ArrowException

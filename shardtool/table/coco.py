@@ -1,7 +1,7 @@
-"""COCO annotations as a table with a row per image.
+"""Read COCO annotations as a table with one row per image.
 
-Each annotation property becomes a list column with one value per annotation, in file order. Classes are numbered from 0
-in the order of category ids.
+Each property of annotations becomes a column of lists, with one value per annotation in the order of the file. Classes
+are numbered from 0 in the order of category ids.
 
 Source: https://cocodataset.org/#format-data
 """
@@ -45,7 +45,7 @@ _EXPECTED_VALUES = {
 
 
 def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, list[str]], tuple[str, ...]]:
-    """Return the images as a table, the classes of its column `labels`, and notes."""
+    """Return the images as a table, the class names of the column `labels`, and notes."""
     images, annotations, categories = dict[str, list[Any]](), dict[str, pa.Array](), dict[Any, Any]()
     for name in document.members():
         if name not in _REQUIRED_NAMES or document.peek() != "[":

@@ -1,4 +1,4 @@
-"""Collect the rows of a table that share a key into lists, in row order."""
+"""Collect the values of rows that share a key into lists, in the order of the rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RowGroups(NamedTuple):
     """Rows that share a key.
 
     Attributes:
-        first: int64[groups], the first row of each group, ascending.
+        first: int64[groups], the first row of each group, in ascending order.
         of_row: int64[rows], the group of each row.
     """
 
@@ -36,7 +36,7 @@ class RowGroups(NamedTuple):
 
 
 def group_rows(keys: pa.Array) -> RowGroups:
-    """Group the rows with the same key. The column has no nulls."""
+    """Group the rows that have the same key. No key may be null."""
     of_row = arrow.number_values(keys.dictionary_encode().indices).astype(np.int64)  # numbered in order of first rows
     highest = np.maximum.accumulate(of_row)
     return RowGroups(np.flatnonzero(np.diff(highest, prepend=-1)), of_row)
@@ -48,7 +48,7 @@ def collected_note(rows: int, keys: int, name: str) -> str:
 
 
 def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], count: int) -> dict[str, pa.Array]:
-    """Return columns of lists, one for each of `count` groups; rows of the group -1 are omitted."""
+    """Return columns of lists with one list for each of `count` groups. Rows of the group -1 are ignored."""
     order = np.argsort(of_row, kind="stable")[int(np.count_nonzero(of_row < 0)) :]
     ends = np.cumsum(np.bincount(of_row[order], minlength=count))
     offsets, rows = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
@@ -58,10 +58,9 @@ def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], co
 def collect_rows(
     rows: TableRows, names: Sequence[str], requested: Sequence[str], groups: RowGroups
 ) -> dict[str, pa.Array]:
-    """Return the requested columns as lists, and other columns with one value for each group.
+    """Return the columns in `requested` as lists, and the other columns with one value per group.
 
-    Args:
-        requested: The columns to collect; `all`: every column in `names`.
+    `requested` can be `all`, which collects every column in `names`.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

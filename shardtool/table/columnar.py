@@ -1,6 +1,6 @@
-"""Parquet, Feather and Arrow files.
+"""Read Parquet, Feather and Arrow files.
 
-Byte columns are read again later, one batch at a time, so the files must not change in between.
+Columns of bytes are read again when shards are written, so the files must not change in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BATCH_ROWS = 64  # number of rows of bytes to hold, in addition to one page, wh
 
 
 def arrow_input(path: str) -> pa.NativeFile | str:
-    """Return a local path unchanged, or a URL as an open file."""
+    """Open a URL as a file. Return a local path unchanged."""
     return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
 
 
@@ -63,7 +63,7 @@ class _FileTable(Table):
 
 
 class ParquetTable(_FileTable):
-    """One or more Parquet files. Path parts such as `year=2024/` are columns."""
+    """One or more Parquet files. Folder names such as `year=2024` are read as columns."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path, files)
@@ -120,7 +120,7 @@ class ParquetTable(_FileTable):
         self._check_same()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one child of a struct column; other children are not read."""
+        """Yield one part of a struct column. The other parts are not read."""
         for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
@@ -129,7 +129,7 @@ class ParquetTable(_FileTable):
 
 
 def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
-    """Read one column at a time: five million rows use 550 MB, instead of 750 MB for all columns together."""
+    # Reading one column at a time takes a quarter less memory.
     schema, columns = file.schema_arrow, []
     for name in names:
         groups = [
@@ -154,7 +154,7 @@ def _hive_partition(path: str) -> dict[str, str | None]:
 
 
 class ArrowTable(_FileTable):
-    """An Arrow file (Feather), or an Arrow stream (Hugging Face datasets)."""
+    """An Arrow file such as Feather, or an Arrow stream such as Hugging Face datasets write."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, [path])

@@ -1,4 +1,4 @@
-"""Column names and types of tables, and limits of columns, nesting and row sizes."""
+"""Check the names and types of columns, and limits such as the number of columns and the size of a row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def find_byte_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that contain bytes at any nesting level."""
+    """Return the columns that contain bytes, directly or in lists and structs."""
     return [field.name for field in schema if any(is_bytes_type(kind) for kind, _ in nested_types(field.type))]
 
 
@@ -41,30 +41,30 @@ def is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Check whether a type contains a struct without fields, from `{}` in every row."""
+    """Check whether a type contains a struct without fields. Arrow infers this type if every row is `{}`."""
     return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in nested_types(kind))
 
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
-    """Check for Hugging Face's `struct<bytes, path>`."""
+    """Check whether a type is the `struct<bytes, path>` of Hugging Face datasets."""
     has_bytes = bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
     return has_bytes and is_bytes_type(kind.field("bytes").type)
 
 
 def is_index_name(column: str) -> bool:
-    """Check whether a name is pandas' name for an unnamed index."""
+    """Check whether a column has the name that pandas gives to an index without a name."""
     return _PANDAS_INDEX.match(column) is not None
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Check whether a type is text, with or without dictionary encoding."""
+    """Check whether a type is text. The text may be dictionary-encoded."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def check_column_names(name: str, columns: list[str]) -> None:
-    """Refuse unnamed columns and repeated names."""
+    """Refuse columns without a name, and several columns with the same name."""
     unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
     if unnamed:
         found = f"column {format_list(unnamed)} without a name"
@@ -77,7 +77,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown name, with the most similar names."""
+    """Return the error for an unknown name. The message suggests similar names."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -88,7 +88,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
-    """Refuse pairs of (new, existing) names that were typed in reverse order."""
+    """Raise an error if pairs of (new, existing) names are in reverse order."""
     if swapped := {old: new for new, old in pairs if new in names and old not in names}:
         old, new = next(iter(swapped.items()))
         found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)
@@ -97,7 +97,7 @@ def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collec
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
-    """Refuse metadata columns whose names start with two underscores, which are reserved for the sidecar."""
+    """Refuse column names that start with two underscores, because sidecars reserve these names."""
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
@@ -105,7 +105,7 @@ def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> No
 
 
 def check_field_name(location: str, found: str, name: str) -> None:
-    """Refuse a field name that is invalid, or that `--fields` could not express."""
+    """Refuse a field name that is invalid, or that the user could not type in `--fields`."""
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
         expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
         raise InvalidRequest(location, found, expected=expected)
@@ -121,7 +121,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse class labels for a field that does not exist. `fields` are pairs of field and column."""
+    """Refuse labels for a field that does not exist. `fields` are pairs of field and column."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
@@ -135,7 +135,7 @@ MAX_ROW_BYTES = 2**28  # a small compressed file may expand to a row of this siz
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
-    """Refuse a table with too many columns, or with too deep nesting."""
+    """Refuse a table with too many columns or too deeply nested values."""
     if len(schema) > MAX_COLUMNS:
         raise column_count_error(location, len(schema))
     for field in schema:
@@ -150,7 +150,7 @@ def check_shape(location: str, schema: pa.Schema) -> None:
 
 
 def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
-    """Yield a type (level 0) and all nested types, with their levels."""
+    """Yield a type and its nested types with their nesting levels. The type itself has level 0."""
     stack = [(kind, 0)]
     while stack:
         current, level = stack.pop()

@@ -1,4 +1,4 @@
-"""Several tables as one, one after the other."""
+"""Read several tables as one table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAMED_FILES = 3
 
 
 class ConcatenatedTable(Table):
-    """Tables with the same columns. `folder` is empty if the tables are in several folders."""
+    """Tables with the same columns. `folder` is empty if the tables are in different folders."""
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]
@@ -44,7 +44,7 @@ class ConcatenatedTable(Table):
         self.notes = tuple(note for table in self._tables for note in table.notes)
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns. A column that is text in any file is text."""
+        """Return columns. If a column is text in one file, it is text for all files."""
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
@@ -90,7 +90,7 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        """Refuse text files with differing headers: a missing column is more likely a mistake than a null."""
+        # If a column is missing in a text file, this is more likely a mistake than a column of nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

@@ -1,11 +1,15 @@
-"""CSV, TSV and other delimited text.
+"""Read CSV, TSV and other delimited text.
 
-pyarrow parses the text. This module also reports a header with another delimiter, and the numbers of rows with a wrong
-number of values. Row 1 is the first after the header; empty lines are not rows.
+pyarrow parses the text. This module also reports a wrong delimiter, and the numbers of rows with a wrong number of
+values. Row 1 is the first row after the header. Empty lines are not counted.
 
-Column types are inferred from all values. Columns that the caller names stay text, because the key 1e5 is not 100000.
-Columns with a value such as 007, or with more digits than a float can represent, stay text too. `NA` and an empty cell
-are text in text columns and null in others.
+The type of a column is inferred from all values. The following columns stay text:
+
+- columns that the caller names as text, because the key 1e5 is not the key 100000
+- columns with a value such as 007
+- columns with numbers that have more digits than a float can represent
+
+`NA` and an empty cell are text in a column of text, and null in other columns.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter,
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV. Before the text is read, all columns of the schema are text."""
+    """Delimited text, such as CSV or TSV. The types in the schema are text, even after the text is read."""
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)
@@ -62,7 +66,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return the selected columns. Only the `text` of the first call has an effect."""
+        """Return columns. Only the first call can choose columns that stay text."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
@@ -136,7 +140,7 @@ class DelimitedTable(Table):
         return read_in_blocks(read)
 
     def _check_last_quote(self, table: pa.Table) -> None:
-        """Refuse an unclosed quotation mark: pyarrow would return the remaining rows as one value."""
+        # For an opening quotation mark that is never closed, pyarrow returns the remaining rows as one value.
         last_column = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last_column.type):
             return

@@ -1,4 +1,4 @@
-"""Detect tables and archives by file name and object type. Only a few names of a folder are read."""
+"""Detect tables and archives by file names and types of objects. In a folder, only a few names are read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # pyarrow's codec
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
-    """Check whether an object is a pandas DataFrame, without importing pandas."""
+    """Check whether an object is a pandas DataFrame. pandas is not imported."""
     kind = type(source)
     return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def table_ending(path: str) -> str:
-    """Return the suffix of a table format without compression; empty for other files."""
+    """Return the extension of a table format, without compression, or an empty text for other files."""
     # use the base name of a URL, which may have a query
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
@@ -44,15 +44,16 @@ def table_ending(path: str) -> str:
 
 
 def is_parquet_glob(path: str) -> bool:
-    """Check whether the last path component is a glob for Parquet files."""
+    """Check whether the last component of a path is a glob for Parquet files."""
     is_pattern = any(mark in paths.base_name(path) for mark in "*?[") and not address.is_web(path)
     return is_pattern and table_ending(path) == PARQUET_ENDING and not lookup.is_file(path)
 
 
 def list_parquet_files(folder: str) -> list[str]:
-    """Return the sorted Parquet files of a glob, or all files below a folder if all are Parquet.
+    """Return the sorted Parquet files that match a glob or are below a folder.
 
-    Names that start with a dot or an underscore, such as `_SUCCESS`, are ignored.
+    The result is empty if a folder contains other files. Names that start with a dot or an underscore are ignored, such
+    as `_SUCCESS`.
     """
     if is_parquet_glob(folder):
         parent = paths.folder_of(folder)
@@ -107,7 +108,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Return the path of an archive, and the folder inside it (empty, or with a trailing slash)."""
+    """Return the path of an archive and the folder inside it, which is empty or ends in a slash. Otherwise None."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""
@@ -119,7 +120,7 @@ def find_archive(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
-    """Check whether a source is a table. If `form` sets a format, any file is a table."""
+    """Check whether a source is a table. If `form` sets a format, every file is a table."""
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)

@@ -1,10 +1,15 @@
-"""JSON lines, checked before pyarrow reads them.
+"""Check JSON lines, and read them with pyarrow.
 
-pyarrow's reader kills the process on a `null` line and on deep nesting, accepts objects that span lines, and allocates
-a value in every row for each name. Therefore each line must be one object with at most `MAX_NESTING` levels, and the
-number of names times rows is limited by the file size. This module parses only suspicious lines.
+The checks are needed because pyarrow has these problems:
 
-Text stays text, even if it looks like a time. Integers beyond 64 bits become floats.
+- A `null` line or deep nesting kills the process.
+- An object may span several lines.
+- Each name takes memory in every row.
+
+Each line must therefore be one object with at most `MAX_NESTING` levels, and the number of names times the number of
+rows is limited by the file size. Only suspicious lines are parsed here.
+
+Text stays text, even if the text is a time. Integers of more than 64 bits become floats.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ _CELLS_PER_BYTE = 2  # limit per byte of the file: a value takes at least six by
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
-    """Return the number of non-blank lines, or refuse the text."""
+    """Return the number of lines that are not blank. Raise an error if the text is not safe to read."""
     names, rows, size = set[bytes](), 0, 0
     with open_stream() as stream:
         for block in read_line_blocks(location, stream):
@@ -154,7 +159,7 @@ def _is_deep(line: bytes) -> bool:
 
 
 def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield blocks of whole lines, about 1 MiB each, without a byte-order mark."""
+    """Yield blocks of whole lines without a byte-order mark. A block has about 1 MiB."""
     parts: list[bytes] = []
     buffered, first = 0, True
     while data := stream.read(READ_BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Read a large JSON document, with one array element in memory at a time."""
+"""Read a large JSON document. Only one array element is in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document. Every method may raise InvalidRequest."""
+    """A JSON document. Every method may raise `InvalidRequest`."""
 
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream
@@ -30,7 +30,7 @@ class JsonStream:
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next non-blank character; empty at the end."""
+        """Return the next character that is not blank, or an empty text at the end."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -69,7 +69,7 @@ class JsonStream:
         return self._iter_items("[", "]", self.value)
 
     def members(self) -> Iterator[str]:
-        """Yield the names of the next object; the caller must read each value."""
+        """Yield the names of the next object. The caller must read the value after each name."""
         return self._iter_items("{", "}", self._read_name)
 
     def _iter_items(self, start: str, end: str, read_item: Callable[[], Any]) -> Iterator[Any]:
@@ -99,7 +99,7 @@ class JsonStream:
             pass
 
     def end(self) -> None:
-        """Raise an error if anything follows the last value."""
+        """Raise an error if another value follows."""
         if self.peek():
             raise self._problem("more than one value", self._at)
 
@@ -132,7 +132,7 @@ class JsonStream:
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
-    """Return an array of objects as LZ4-compressed JSON lines, which can be read several times."""
+    """Convert an array of objects to LZ4-compressed JSON lines, which can be read more than once."""
     sink, number = pa.BufferOutputStream(), 0
     with pa.CompressedOutputStream(sink, "lz4") as lines:
         for number, row in enumerate(rows.elements(), 1):

@@ -1,4 +1,4 @@
-"""Open any table: files of several formats, standard input, and tables in memory."""
+"""Open a table: a file, a folder of Parquet files, standard input, or a table in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def read_list(name: str, data: bytes, column: str) -> pa.Table:
-    """Return a one-column table of paths that end with newlines, or with NULs if there is any NUL."""
+    """Return a list of paths as a table with one column. Paths end with newlines or, if there is a NUL, with NULs."""
     if b"\0" in data:
         lines = data.removesuffix(b"\0").split(b"\0")
     else:
@@ -58,8 +58,9 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     """Open the table `source`.
 
     Args:
-        named: Requested columns. If there are any, standard input is a table, not a list of paths.
-        form: Text format, if the file name does not imply it.
+        named: Columns that the user names. If the header of standard input contains one of them, the input is a table
+            and not a list of paths.
+        form: The format of the text. By default, the file name determines the format.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):
@@ -146,7 +147,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns as arrays of plain types, in table order. Columns in `text` are returned as text."""
+    """Return columns as arrays of plain types, in the order of the table. Columns in `text` are returned as text."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
@@ -176,7 +177,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column with values that do not fit its type or with invalid UTF-8, which no reader checks."""
+    """Refuse a column with values that its type does not allow, such as invalid UTF-8. Readers do not check this."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

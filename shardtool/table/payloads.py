@@ -1,7 +1,7 @@
-"""Column values as field payloads: text, class numbers, or an array for a field that ends in npy.
+"""Convert values of columns to payloads. A payload is a text, a class number or, if the field ends in npy, an array.
 
-All code that turns a column into a field uses these functions, and so refuses the same values. Nulls are not refused;
-`missing_positions` finds them.
+All code that stores columns as fields uses these functions, and therefore refuses the same values. Nulls are allowed
+here. `missing_positions` finds them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two hex
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the type of values in a field; None for bytes."""
+    """Return the type of values in a field, or None for arrays."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column that the field cannot store. Nulls are ignored. See `check_payload`."""
+    """Refuse a column whose values the field cannot store. Nulls are ignored. For `refuse`, see `check_payload`."""
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
@@ -66,7 +66,7 @@ def check_field_values(
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return payloads as text, see `inline_payload`. Call `check_field_values` on `values` first."""
+    """Return payloads as text (see `inline_payload`). The values must be checked with `check_field_values`."""
     if _ending(field) == "npy":
         return _npy_texts(values)
     return render_column(pa.table({field: values}), render_values)
@@ -108,10 +108,8 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
-    """Return an encoded `.npy` file for each list of numbers. A null becomes an array of zeros.
-
-    Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
-    """
+    # Each list of numbers becomes an encoded `.npy` file, and a null becomes an array of zeros.
+    # Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
     while _is_list(level.type):
         shape.append(int(arrow.number_values(pc.list_value_length(level))[0]) if len(level) else 0)
@@ -153,7 +151,7 @@ def missing_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def nul_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the positions of text that contains a NUL."""
+    """Return the positions of texts that contain a NUL."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
     return arrow.true_positions(pc.match_substring(column, "\0"))
@@ -169,7 +167,7 @@ def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of values that contain an infinite float at any nesting level."""
+    """Return the positions of values that are infinite, or that contain an infinite number."""
     kind = column.type
     if pa.types.is_floating(kind):
         return arrow.true_positions(pc.is_inf(column))
@@ -194,8 +192,7 @@ def check_payload(
 ) -> None:
     """Refuse column values that no field can store.
 
-    `refuse` has the arguments of `TableRows.refuse`. `class_names` are set for class numbers and for lists of class
-    numbers.
+    `refuse` is called like `TableRows.refuse`. `class_names` are the names if the column contains class numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -210,7 +207,7 @@ def check_payload(
 
 
 def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of numbers that are not in `classes`. Lists are not checked."""
+    """Return the positions of numbers without a class. Lists are not checked."""
     if not pa.types.is_integer(column.type):
         return np.zeros(0, np.int64)
     numbers = arrow.number_values(pc.fill_null(column, 0))
@@ -218,7 +215,7 @@ def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> 
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Refuse lists of class numbers in a field that readers interpret as one number."""
+    """Refuse lists of class numbers in a field that readers would read as one number."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -239,13 +236,13 @@ def renumber_columns(
     requested_fields: Collection[str],
     class_lists: Classes | None,
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yield class-number columns that become fields, renumbered to match existing class lists.
+    """Yield the columns of class numbers that become fields, with the numbers of existing class lists.
 
     Args:
-        classes: Class names by column, which are updated to the new numbering.
-        fields: (field, column).
-        requested_fields: Fields to which a fixed class list applies; empty for all.
-        class_lists: Existing class lists; None to keep the numbers of the columns.
+        classes: Class names of each column. They are replaced by the new class names.
+        fields: Pairs of field and column.
+        requested_fields: The fields to which a fixed class list applies. If empty, it applies to all.
+        class_lists: Existing class lists. If None, the columns keep their numbers.
     """
     if class_lists is None:
         return
@@ -279,7 +276,7 @@ def renumber_columns(
 def number_labels(
     labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
 ) -> tuple[pa.Array, list[str]]:
-    """Return labels without nulls as int64 class numbers, and the class names.
+    """Return labels as int64 class numbers, and the class names. No label may be null.
 
     Without `class_lists`, names are in byte order.
     """

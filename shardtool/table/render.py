@@ -1,14 +1,16 @@
-"""Render rows as JSON and values as text, in Arrow.
+"""Convert rows to JSON and values to text, with Arrow.
 
-Only the sizes of texts are kept. A text is rendered again when its shard is packed.
+Only the sizes of the texts are kept in memory. A text is created again when its shard is written.
 
-A row's JSON equals `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with keys in column order. Values
-without a JSON form:
+The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
+Some values have no JSON type:
 
-- NaN is null. A float32 is the shortest number that reads back as the same float32.
-- A decimal is a JSON number with all digits.
-- Dates, times and timestamps are ISO 8601 text (UTC with a Z if they have a time zone); a duration is `PT12.5S`.
-- A map is an object.
+- NaN becomes null.
+- A float32 becomes the shortest number that is read back as the same float32.
+- A decimal becomes a number with all digits.
+- A date or time becomes ISO 8601 text. If it has a time zone, the text is in UTC and ends in Z.
+- A duration becomes a text such as `PT12.5S`.
+- A map becomes an object.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ _PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Pyt
 
 @dataclass(frozen=True, slots=True)
 class ArrowStrings:
-    """Lazily rendered texts.
+    """Texts that are created on demand.
 
     Attributes:
-        render: Function that renders the texts of a slice or at given positions, each followed by a NUL.
-        positions: Selected positions among `count`; None for all.
-        size: Payload bytes of each text, if all texts are encoded (see `inline_payload`) and equally long.
+        render: A function that creates the texts of a slice or at given positions, each followed by NUL.
+        positions: The positions of the selected texts among `count` texts, or None for all texts.
+        size: The size of each payload, if all texts are encoded (see `inline_payload`) and have the same size.
     """
 
     count: int
@@ -63,11 +65,11 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return the texts at these positions, in that order."""
+        """Return the texts at the given positions, in that order."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the size of each decoded payload."""
+        """Return the size of each payload after decoding."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0
@@ -81,7 +83,7 @@ class ArrowStrings:
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Return the texts at these positions, each followed by a NUL."""
+        """Return the texts at the given positions, each followed by a NUL."""
         return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:
@@ -91,7 +93,7 @@ class ArrowStrings:
 
 
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:
-    """Return a text for each row of a table with one-chunk columns."""
+    """Return a text for each row of a table. Each column must be one chunk."""
 
     def texts(rows: NDArray[np.int64] | slice) -> pa.Array:
         if isinstance(rows, slice):
@@ -103,13 +105,13 @@ def render_column(table: pa.Table, render: Render) -> ArrowStrings:
 
 
 def render_rows(table: pa.Table) -> pa.Array:
-    """Return each row's JSON object, followed by a NUL."""
+    """Return each row as a JSON object, followed by NUL."""
     values = [_render_json(arrow.to_one_chunk(column)) for column in table.columns]
     return _render_object(table.column_names, values, "}\0")
 
 
 def render_values(table: pa.Table) -> pa.Array:
-    """Return the values of a one-column table, without quotes, each followed by a NUL. Booleans are 0 or 1."""
+    """Return the values of a table with one column, without quotes, each followed by NUL. Booleans are 0 or 1."""
     array = arrow.to_plain(arrow.to_one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
@@ -117,7 +119,7 @@ def render_values(table: pa.Table) -> pa.Array:
 
 
 def has_text_form(kind: pa.DataType) -> bool:
-    """Return whether values of an Arrow type can be written as text. Bytes, intervals and similar types cannot."""
+    """Return whether values of a type can be written as text. Bytes and intervals cannot."""
     try:
         _render_json(pa.nulls(0, kind))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
@@ -213,7 +215,7 @@ def _render_durations(array: pa.Array) -> pa.Array:
 
 
 def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
-    """Convert Arrow's shortest float digits to Python's `repr`: 1 becomes 1.0, and 0.00001 becomes 1e-05."""
+    # Arrow writes 1 and 0.00001, but Python writes 1.0 and 1e-05.
     values = arrow.number_values(array)
     size = np.abs(values)
     simple = ((size >= _PLAIN_FLOAT_RANGE[0]) & (size < _PLAIN_FLOAT_RANGE[1])) | (size == 0)

@@ -1,4 +1,4 @@
-"""The selected rows of a table, and row numbers in messages. Row 1 follows the header."""
+"""The selected rows of a table, and errors that name rows. Row 1 is the first row after the header."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_SHOWN_CHARS = 120
 
 
 def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
-    """Return the error for a column with values of several types. `kinds` maps each type to its rows."""
+    """Return the error for a column with several types. `kinds` maps each type to its rows."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {format_rows(kinds[kind])}" for kind in rare]
     problem = f"column {column!r} mixes types: {most} in {pluralize(len(kinds[most]), 'row')}, {format_list(found)}"
@@ -35,7 +35,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return `row 3`, or `rows 3, 17 and 12 more` of `total`."""
+    """Return a text such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
@@ -43,8 +43,7 @@ def format_rows(rows: list[int], *, total: int | None = None) -> str:
 class TableRows(NamedTuple):
     """The selected rows of a table.
 
-    Attributes:
-        numbers: int64, row numbers counted from 0; None for all rows.
+    `numbers` are the row numbers (int64, counted from 0), or None if all rows are selected.
     """
 
     location: str
@@ -53,7 +52,7 @@ class TableRows(NamedTuple):
     files: Sequence[tuple[str, int]] = ()
 
     def name_row(self, number: int) -> str:
-        """Return `row 3`, or `row 3 of b.csv`, for a row number counted from 0."""
+        """Return a text such as `row 3` or `row 3 of b.csv`. `number` is counted from 0."""
         for file, count in self.files:
             if number < count:
                 return f"row {number + 1:,} of {printable(file)}"
@@ -61,7 +60,7 @@ class TableRows(NamedTuple):
         return f"row {number + 1:,}"
 
     def format_positions(self, positions: NDArray[np.int64]) -> str:
-        """Return `format_rows` for positions among these rows."""
+        """Describe the rows at the given positions, as `format_rows` does."""
         first = positions[:_MAX_LISTED_ROWS]
         shown = first if self.numbers is None else self.numbers[first]
         if self.files:
@@ -69,15 +68,15 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise `InvalidRequest` for the rows at `positions`, if there are any."""
+        """Raise `InvalidRequest` for the rows at `positions`. Do nothing if `positions` is empty."""
         if len(positions):
             found = f"{found} in {self.format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def refuse_differing(self, names: Iterable[str], first: NDArray[np.int64], *, expected: str, remedy: str) -> None:
-        """Raise `InvalidRequest` if a column has another value than in the first row of the same key.
+        """Raise `InvalidRequest` if a value differs from the value in the first row with the same key.
 
-        `first` is the number of that row for each row.
+        `first` contains the number of this first row for each row.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -95,7 +94,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if keys repeat, among all keys or the keys at `positions`."""
+        """Raise `InvalidRequest` if a key occurs more than once among the keys at `positions`, or among all keys."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self.format_positions(at if positions is None else positions[at]) for at in position_lists]
@@ -106,7 +105,7 @@ class TableRows(NamedTuple):
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
-        """Return the first few values at these positions."""
+        """Return the first few values at the given positions."""
         values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
         shown = [f"'{shorten(printable(str(value)))}'" for value in values]
         return format_list(shown, _MAX_EXAMPLES, total=len(positions))

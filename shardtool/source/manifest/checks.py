@@ -1,7 +1,4 @@
-"""Check the columns of a manifest.
-
-Each kind of problem is one error that lists row numbers. Row 1 is the first row after the header.
-"""
+"""Check the columns of a manifest. Each kind of problem is one error that lists the rows. Row 1 follows the header."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
-    """Refuse columns whose types do not fit their roles."""
+    """Raise an error if the type of a column does not fit its role."""
     bytes_remedy, any_text = f"Pack a column of bytes with {option_text('bytes')}.", "text or numbers"
     not_in_meta = f"exclude it from {option_text('meta')}."
     requirements: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
@@ -65,7 +62,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
-    """Refuse nulls in columns that need values, and values that cannot be written."""
+    """Refuse nulls in columns that must have values, and values that cannot be stored."""
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
     for role, name in needed:
@@ -98,7 +95,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse empty paths, URLs, and (unless `outside`) paths that leave the root."""
+    """Refuse empty paths and URLs. Unless `outside` is true, also refuse paths that leave the root."""
     column = f"column {name!r}"
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
@@ -123,7 +120,7 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
 
 
 def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
-    """Refuse paths without an extension, or with the name of another field."""
+    """Refuse paths without an extension, and paths whose field is the field of another column."""
     column = rows.columns[name]
     if "" in endings.names:
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
@@ -139,7 +136,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None if keys are row numbers."""
+    """Refuse the keys at the positions `bad`. `column` is the source of the keys, or None for row numbers."""
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"
@@ -151,7 +148,7 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
 def check_endings_differ(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` has a number for each combination of key and field."""
+    """Refuse rows with the same key and field. Each combination of key and field has a number in `fields`."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):
@@ -171,7 +168,7 @@ def _repeated_key_advice() -> str:
 def check_unique(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse repeated keys."""
+    """Raise an error if a key occurs more than once."""
     expected = "a unique key for each row" + (f", from column {column!r}" if column else "")
     remedy = _repeated_key_advice() if column else _key_advice()
     rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Paths and URLs in a manifest, and the keys and fields that they name. Links are not followed."""
+"""Paths and URLs in a manifest, and the keys and fields that they define. Links are not followed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MAY_NEED_REDACTION = r"[@#?\\]"  # only URLs with these characters, and long UR
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
-    """Redact URLs by `redact_url`."""
+    """Redact URLs with `redact_url`."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
-    for index, chunk in enumerate(chunks):  # skip chunks in which every URL is shown whole
+    for index, chunk in enumerate(chunks):  # chunks without secrets stay unchanged
         is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
         mask = pc.or_(pc.match_substring_regex(chunk, _MAY_NEED_REDACTION), is_long)
         if pc.any(mask).as_py():
@@ -60,9 +60,9 @@ _BEFORE_ENDING = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
 
 
 def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make paths below `root` relative to `root`, without `./` and `//`.
+    """Make paths below `root` relative to `root`, and remove `./` and `//`.
 
-    Other paths stay absolute. The part `..` stays, because it may follow a link.
+    Other paths stay absolute. A component `..` stays, because the component before it may be a link.
     """
     text = os.fsdecode(root)
     replacements = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
@@ -83,14 +83,14 @@ def find_absolute(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def find_upward(paths: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of paths that leave the root by `..`."""
+    """Return the positions of paths that leave the root with `..`."""
     positions = arrow.true_positions(pc.match_substring_regex(paths, _PARENT_FOLDER))
     shown = paths.take(arrow.number_array(positions)).to_pylist()
     return positions[[os.path.normpath(path).startswith("..") for path in shown]] if shown else positions
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make absolute paths relative to the real location of `root`, with `..`."""
+    """Make absolute paths relative to the real location of `root`. The results start with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
@@ -105,10 +105,10 @@ def _to_large_strings(paths: pa.Array) -> pa.Array:
 
 
 class PathEndings:
-    """The fields that paths name by their extensions.
+    """The fields that the extensions of paths define.
 
     Attributes:
-        names: The distinct fields in the order of first occurrence; empty for names without an extension.
+        names: The different fields, in the order of first occurrence. Empty for a path without an extension.
         codes: uint16[paths], indices into `names`.
     """
 
@@ -136,13 +136,13 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings at `rows`; `stems` of the result must not be used."""
+        """Return the endings at the given rows. `stems` of the result must not be used."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
 
     def stems(self) -> Iterator[pa.Array]:
-        """Yield arrays of all paths without their extensions, before `take`."""
+        """Yield arrays with all paths without their extensions. Call this method before `take`."""
         for first in range(0, len(self._paths), CHUNK_ROWS):
             chunk, codes = self._paths.slice(first, CHUNK_ROWS), self.codes[first : first + CHUNK_ROWS]
             ending = self.names[codes[0]]
@@ -155,10 +155,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> render.ArrowStrings:
-    """Return the paths of the rows of samples, taken from columns with a value per sample.
+    """Return the path of each row. The paths are in columns with one path per sample.
 
-    `roles` contains the column of each path (-1 for none) by ending and row of a sample. `endings` is uint16[samples],
-    or None if all samples have the same ending.
+    `roles` contains the number of the column by ending and row of a sample, or -1 for a row without a path. `endings`
+    is uint16[samples], or None if all samples have the same ending.
     """
     count = samples * roles.shape[1]
 
@@ -174,7 +174,7 @@ def row_paths(
 
 
 def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
-    """Return the paths of samples `first` to `last` (exclusive), row by row, each followed by a NUL."""
+    """Return the paths of samples `first` to `last` (exclusive), row by row, each followed by NUL."""
     parts = [part for column in columns for part in (_to_large_strings(column.slice(first, last - first)), _NUL_TEXT)]
     return bytes(arrow.concat_values(pc.binary_join_element_wise(*parts, _EMPTY_TEXT)))
 
@@ -189,7 +189,7 @@ MAX_NAMED_COLUMNS = 8  # maximum number of columns in a message
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
     """Return a path in a column that is not packed, or an empty text.
 
-    Most of the first `texts` must be paths of files, and one of the files must not be in the same row of `packed`.
+    There is a result if most of the first `texts` are paths of files, and one file is not in the same row of `packed`.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)
@@ -236,7 +236,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the columns in `examples`, which maps each column to one of its paths."""
+    """Return the options that also pack the columns in `examples`, which maps a column to one of its paths."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []

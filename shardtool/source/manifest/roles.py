@@ -1,4 +1,4 @@
-"""Choose the role of each column of a manifest by name and type: key, path, bytes, URL, value or metadata."""
+"""Choose a role for each column of a manifest: key, path, bytes, URL, value or metadata."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ _SIGNATURES = (
 class ColumnRoles:
     """The role of each column. Pairs consist of field and column.
 
-    Attributes:
-        key: The column of keys. If it is None, keys are paths without extensions or, without paths, row numbers.
-        values: Columns whose values are the payload.
+    `key` is the column of keys. If it is None, keys are paths without extensions or, without paths, row numbers.
     """
 
     key: str | None
@@ -60,26 +58,26 @@ class ColumnRoles:
     notes: list[str] = field(default_factory=list)
 
     def columns_of(self, role: str) -> list[str]:
-        """Return columns by role: `files`, `urls`, `binary` or `values`."""
+        """Return the columns with the role `files`, `urls`, `binary` or `values`."""
         return [column for _, column in getattr(self, role)]
 
     def texts(self) -> list[str]:
-        """Return the columns that must stay text if types are inferred."""
+        """Return the columns that must be read as text."""
         keys = [self.key] if self.key is not None else []
         return [*keys, *self.paths(), *self.columns_of("urls"), *self.columns_of("binary")]
 
     def paths(self) -> list[str]:
-        """Return the columns of paths, starting with `path`."""
+        """Return the columns of paths. The column `path` is first."""
         return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
 
     def field_names(self) -> list[str]:
-        """Return the fields that roles name, and `json` for metadata."""
+        """Return the fields of all roles, and `json` if there is metadata."""
         names = [name for pairs in (self.files, self.urls, self.binary, self.values) for name, _ in pairs]
         return names + ([META_FIELD] if self.meta else [])
 
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
-    """Return (option, column) for every requested column."""
+    """Return the option and the column for each column that the user names."""
     columns = [(name, getattr(options, name)) for name in ("key", "path", "size_column")]
     for name in PAIR_OPTIONS:
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
@@ -91,7 +89,7 @@ def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
 def choose_roles(
     where: str, schema: pa.Schema, options: CreateOptions, first_ending: Callable[[str], str]
 ) -> ColumnRoles:
-    """Return the role of each column.
+    """Choose the role of each column.
 
     `first_ending` returns the extension of the first value in a column of `struct<bytes, path>`, or an empty text.
     """
@@ -101,7 +99,7 @@ def choose_roles(
     path = options.path
     if path is None and not files and not binary and not urls:
         named_columns = {column for _, column in values}
-        if values:  # media columns that --meta names stay metadata
+        if values:  # columns of media that the user names in --meta stay metadata
             named_columns |= {name for name in (options.meta or "").split(",") if name.casefold() in tables.MEDIA_NAMES}
         texts = [column.name for column in schema if tables.is_text_type(column.type)]
         path = _find_usual_column("path", tables.PATH_NAMES, texts, named_columns, notes)
@@ -165,7 +163,7 @@ def _check_columns_exist(schema: pa.Schema, options: CreateOptions) -> None:
 
 
 def meta_field_advice() -> str:
-    """Return the fix for a field with the metadata field's name."""
+    """Return advice for a field with the name of the metadata field."""
     none = option_text("meta", "none")
     return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 
@@ -221,7 +219,7 @@ def _find_bytes_column(
 
 
 def path_ending(path: str | None, dots: Dots) -> str:
-    """Return the field that a path's extension names, or an empty text."""
+    """Return the field that the extension of a path defines, or an empty text."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""
 

@@ -1,6 +1,6 @@
-"""Combine the columns of a manifest into rows of fields, ordered by the bytes of the field names.
+"""Combine the columns of a manifest into rows. The rows of a sample are sorted by the bytes of the field names.
 
-Samples differ only in the field that a path's extension names.
+Samples differ only in the field that the extension of a path defines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ScalarOrArray = Union[int, "NDArray[np.integer]"]
 
 
 class FieldColumn(NamedTuple):
-    """A field of each sample: one value for all samples, or a value for each sample."""
+    """A field of all samples. Each attribute is one value for all samples, or an array with one value per sample."""
 
     kind: ScalarOrArray
     size: ScalarOrArray
@@ -44,7 +44,7 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The order of each sample's fields."""
+    """The order of the fields of each sample."""
 
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
@@ -52,7 +52,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of samples; the first parts have paths."""
+        """Return the rows of samples. The first columns have paths."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -82,7 +82,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the layout of samples. `endings`, if given, are the names of the first part."""
+    """Return the order of fields. `endings`, if given, are the field names of the first part."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -98,11 +98,9 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the workers' results into one column for each column of paths.
+    """Merge the results of workers into one field for each column of paths.
 
-    Returns:
-        The columns; (code, message) pairs of problems; and for each file one plus the index of its problem, or 0, as
-            int64[samples, columns].
+    Also return the problems, and for each file the index of its problem plus one, or 0, as int64[samples, columns].
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
@@ -119,7 +117,7 @@ BINARY_BATCH_ROWS = 256  # limits the memory of copies
 
 
 def binary_spans(entries: SampleTable) -> FieldSpans:
-    """Return the offsets of the payloads in the file that `write_binary_rows` writes."""
+    """Return the location of each payload in the file that `write_binary_rows` writes."""
     spans = entries.rows.kind == SPAN
     sizes = np.where(spans, entries.rows.size, 0)
     offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
@@ -128,7 +126,7 @@ def binary_spans(entries: SampleTable) -> FieldSpans:
 
 
 def binary_values(array: pa.Array) -> pa.Array:
-    """Return the bytes of a column of bytes, of text, or of `struct<bytes, path>`."""
+    """Return the bytes in a column of bytes, text or `struct<bytes, path>`."""
     if tables.is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
     array = arrow.to_plain(array)
@@ -136,7 +134,7 @@ def binary_values(array: pa.Array) -> pa.Array:
 
 
 def write_binary_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
-    """Write the values of columns, row by row."""
+    """Write the values of several columns, row by row."""
     if len(batch) == 1:
         file.write(arrow.concat_values(batch[0]))
         return

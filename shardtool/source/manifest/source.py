@@ -1,7 +1,7 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is examined. Columns stay in Arrow, and are converted to texts shard by shard
-(`ArrowStrings`).
+The whole table is checked before a file is examined. Columns stay in Arrow. Their texts are created when a shard is
+written (see `ArrowStrings`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _ASSUMED_URL_BYTES = 100_000
 
 
 class ManifestSource(Source):
-    """A table: a file, `-` for standard input, a folder of Parquet files, or a table in memory."""
+    """A table, which is a file, standard input (`-`), a folder of Parquet files, or a table in memory."""
 
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
@@ -121,12 +121,12 @@ class ManifestSource(Source):
 
     @property
     def table(self) -> pa.Table:
-        """The columns without bytes, with the remaining rows."""
+        """The remaining rows of all columns without bytes."""
         self._read_columns(*self._non_binary)
         return pa.table(self._columns)
 
     def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
-        """Return a column of the manifest, with the remaining rows."""
+        """Return the remaining rows of a column."""
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -172,14 +172,14 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some of the remaining rows."""
+        """Keep only the given rows of the remaining rows."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """Choose rows, check columns, and examine the files in workers."""
+        """Select rows, check columns, and examine the files in workers."""
         options, roles, later = self._options, self._roles, None
         if self._is_path_list and not is_address(self._root):
             self._skip_folders()
@@ -251,7 +251,7 @@ class ManifestSource(Source):
         return rename_listed_keys(listing, options, partial(self.column, None))
 
     def write_binary(self, file: Writable) -> None:
-        """Write all payloads of the table, consecutively."""
+        """Write the payloads of all rows one after the other."""
         rows_done = 0
         for batch in self._iter_bytes() if self._lengths else ():
             planned = [column[rows_done : rows_done + len(batch[0])] for column in self._lengths]
@@ -452,7 +452,7 @@ class ManifestSource(Source):
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
-        """Return the unique paths of a `struct<bytes, path>` column without extensions, or None."""
+        # Only unique paths can be keys.
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
         wrapped = [name for name, kind in kinds.items() if tables.is_wrapped_bytes(kind)]
         column = next((name for name in wrapped if kinds[name].get_field_index("path") >= 0), None)
@@ -565,7 +565,7 @@ class ManifestSource(Source):
         return entries, tuple(skipped)
 
     def _find_root(self, path: str) -> str:
-        """Return the current folder, or a folder above the root, that contains a path; empty if none does."""
+        # The result is the current folder or a folder above the root.
         if path.startswith("/") or ".." in path.split("/"):
             return ""
         root = os.fsdecode(self._root).rstrip("/") or "/"
