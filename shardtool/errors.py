@@ -32,9 +32,9 @@ _MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, which means that the fil
 FILE_LIMIT_FIX = "Raise the limit of open files (ulimit -n)."
 MEMORY_FIX = "Free memory, or raise the memory limit (ulimit, cgroup)."
 _REPORT_BUG = "This is a bug in shardtool. Please report it with the output of -v."
-_MAX_MESSAGE_CHARS = 500  # maximum length of messages from other libraries
+_MAX_MESSAGE_CHARS = 500
 _LOADER_MEMORY_ERRORS = ("cannot allocate memory", "failed to map segment from shared object")
-_ARROW_THREAD_ERROR = "Failed to launch worker thread"  # pyarrow has no exception class for this
+_ARROW_THREAD_ERROR = "Failed to launch worker thread"
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _EMBEDDED_FIELDS = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
@@ -49,7 +49,7 @@ def printable(text: str | bytes) -> str:
 
     def escape(match: re.Match[str]) -> str:
         char = match[0]
-        if "\udc80" <= char <= "\udcff":  # invalid UTF-8
+        if "\udc80" <= char <= "\udcff":
             char = chr(ord(char) - 0xDC00)
         return f"\\x{ord(char):02x}" if char <= "\xff" else f"\\u{ord(char):04x}"
 

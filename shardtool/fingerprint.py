@@ -52,7 +52,7 @@ def content_digest(
     Source: docs/format.md, "Content fingerprint".
     """
     total = end = 0
-    from_bytes, new_hash = int.from_bytes, blake2b(digest_size=DIGEST_SIZE).copy  # a copy takes half of the time
+    from_bytes, new_hash = int.from_bytes, blake2b(digest_size=DIGEST_SIZE).copy
     names_of: dict[bytes, bytes] = {}
     for key, count in zip(keys, counts, strict=True):
         row, end = end, end + count

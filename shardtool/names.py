@@ -13,7 +13,6 @@ from shardtool.errors import InvalidRequest
 if TYPE_CHECKING:
     from shardtool.values import Dots
 
-# Extensions of images that Pillow reads.
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
@@ -91,7 +90,7 @@ def list_names(where: str, given: object, expected: str) -> list[str]:
         given = [given]
     items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
     names = list[str]()
-    for item in items:  # an opened dataset is also iterable, but its items are not names
+    for item in items:
         if not isinstance(item, str | os.PathLike):
             wrong = item if isinstance(given, list | tuple) else given
             raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)

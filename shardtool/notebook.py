@@ -10,7 +10,7 @@ from shardtool.errors import printable, redact_secrets
 from shardtool.units import format_size
 
 ValueT = TypeVar("ValueT")
-MAX_ROWS = 20  # maximum rows of a table, and items of a list
+MAX_ROWS = 20
 _MAX_CHARS = 300
 _MAX_REPR_CHARS = 60
 _MAX_REPR_NUMBERS = 4

@@ -23,10 +23,10 @@ DATASET_SUFFIX = ".json"
 TIMM_FILE, OPEN_CLIP_FILE, ENERGON_FILE = "_info.json", "sizes.json", ".nv-meta/.info.json"
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
-_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation `NAME@COUNT`
+_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the remaining bytes
-_MAX_DIGITS = 18  # numbers must fit into 64 bits
+_MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 # A range in brackets, which is not supported. Users rarely mean such a name as a glob.
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-READABLE_ENDINGS = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"  # for messages
+READABLE_ENDINGS = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zst": "zstd"}
 _SHORT_ENDINGS = {"tgz": "gzip", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zstd"}
 _SHARD_NAME = re.compile(

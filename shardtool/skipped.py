@@ -16,7 +16,7 @@ from shardtool.names import to_bytes
 _MAX_ROWS_BYTES = 2**26
 _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
-_OLD_DUPLICATE_CODE = "twin"  # the code that older versions wrote
+_OLD_DUPLICATE_CODE = "twin"
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
 INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # codes of skips that the user requested
 

@@ -7,7 +7,7 @@ import re
 from shardtool.errors import InvalidRequest
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
-_MAX_SIZE_BYTES = 10**18  # sums of sizes must fit into 64 bits
+_MAX_SIZE_BYTES = 10**18
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _UNIT_STEP = 1000
 

@@ -22,8 +22,8 @@ StartMethod = Literal["auto", "fork", "spawn"]
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
-BLOCK_BYTES = 2**20  # default size of reads and writes
-CHUNK_ROWS = 2**16  # number of samples, rows or names per step
+BLOCK_BYTES = 2**20
+CHUNK_ROWS = 2**16
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
@@ -33,7 +33,7 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # type of a value stored as text
+ValueType = Literal["int64", "float", "bool", "text", "json"]
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 

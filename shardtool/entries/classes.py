@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CLASS_LIST_FORMATS = "a dataset file, a JSON list of names, or a text file with one name per line"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MAX_SHOWN_CHARS = 60  # maximum length of a name in a message
+MAX_SHOWN_CHARS = 60
 
 
 class Classes(NamedTuple):

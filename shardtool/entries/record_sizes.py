@@ -102,12 +102,12 @@ def _feature_sizes(
 
     `sizes` are the sizes of the values. Where `is_list` is true, the size is the size of the encoded list instead.
     """
-    total = sizes + 1 + _varint_sizes(sizes)  # size of the list
+    total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]
-    total += 1 + _varint_sizes(total)  # size of the feature
-    total += 1 + _varint_sizes(total)  # add the entry's value
-    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # add the entry's key
+    total += 1 + _varint_sizes(total)
+    total += 1 + _varint_sizes(total)
+    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths
     total += 1 + _varint_sizes(total)
     return total
 

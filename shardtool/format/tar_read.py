@@ -30,20 +30,20 @@ _new_tuple = tuple.__new__
 _HALF = 256
 _MAX_EXTENDED_BYTES = 2**20  # longer extended headers are refused, because they may be an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
-_EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # types without a payload: links, devices, folders
+_EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE_TYPE = b"S"  # the map of a sparse file may continue in blocks after the header
 _SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
-_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # types of GNU tar (volumes, directory listings)
+_SIZELESS_TYPES = (b"V", b"M", b"N", b"D")
 _PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # not allowed in a global header
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
 _PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
 _MAX_SIZE_DIGITS = 19
 _MAX_OCTAL_SIZE = 8**11 - 1
-_MAX_SIZE = 2**62  # offsets must fit int64
+_MAX_SIZE = 2**62
 _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
 # the fields type, link name, magic and version of a regular file
@@ -141,7 +141,7 @@ def _plain_file_size(block: bytes) -> int:
     plus one. At least half of the bytes are zero, so this sum does not overflow.
     """
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
-    if tail == HEADER_TAIL:  # the tail of all headers that shardtool writes
+    if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
     elif tail.startswith(_PLAIN_FILE_FIELDS) and not block[345] and block.count(0) > _HALF:
         total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _BLANK_CHECKSUM
@@ -345,7 +345,7 @@ def _parse_decimal(text: bytes, offset: int, where: str) -> int:
 
 
 _WINDOW_BYTES = 2**20
-_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # tools differ in how they pad the checksum
+_CHECKSUM_FIELD = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")
 _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 

@@ -18,7 +18,7 @@ from zlib import adler32
 
 TAR_BLOCK_BYTES = 512
 TRAILER = bytes(2 * TAR_BLOCK_BYTES)
-PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # the zero bytes of each possible padding, by length
+PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]
 USTAR_NAME_BYTES = 100
 USTAR_PREFIX_BYTES = 155
 MAX_USTAR_SIZE = 8**11 - 1
@@ -26,7 +26,7 @@ _UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
-_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # the fields type 0, link name, magic, users and device numbers
+_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)
 HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
 _HEADER_FIELDS = "100s24s12s12s8s356s"
 _pack_header = Struct(_HEADER_FIELDS).pack

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Data: TypeAlias = "bytes | memoryview | LazyBytes"
 
 
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2  # field numbers of a map entry
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
 DAMAGED_TFRECORD_ADVICE = "Fetch the shard again, or recreate it from its source."
 _unpack_head = Struct("<QI").unpack
 _unpack_tail = Struct("<I").unpack
@@ -96,7 +96,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
         if size > MAX_DATA_BYTES:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD_BYTES
-        if size <= MAX_HELD_RECORD_BYTES:  # a sequential reader keeps the whole record in memory
+        if size <= MAX_HELD_RECORD_BYTES:
             tail = bytes(read(offset, FRAME_HEAD_BYTES + size + FRAME_TAIL_BYTES)[FRAME_HEAD_BYTES + size :])
         else:
             if hold is not None:
@@ -129,7 +129,7 @@ class LazyBytes:
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
-        self._first, self._block = 0, b""  # the index of the block that was read last, and the block
+        self._first, self._block = 0, b""
 
     def __len__(self) -> int:
         return self._size
@@ -293,7 +293,7 @@ def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, in
         yield tag >> 3, first, at
 
 
-_PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record length from 1 byte to 4 GiB
+_PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:

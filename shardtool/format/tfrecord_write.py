@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 KEY_FEATURE = b"__key__"
-FRAME_HEAD_BYTES = 12  # bytes of the length and its checksum
-FRAME_TAIL_BYTES = 4  # bytes of the checksum of the data
+FRAME_HEAD_BYTES = 12
+FRAME_TAIL_BYTES = 4
 MAX_DATA_BYTES = 2**31 - 1  # the limit of protobuf
 MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
 INT64_LIMIT = 2**63
@@ -56,7 +56,6 @@ class FeatureHead:
     __slots__ = ("_name", "_tag", "_value")
 
     def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
-        # the start of a map entry: the key, then the tag of the value
         self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)
         self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HEADROOM = 0.8  # share of the limits to use at first, so that a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
-_MAX_EXHAUSTIVE_SHARDS = 100  # up to this number, every number of shards is tried
+_MAX_EXHAUSTIVE_SHARDS = 100
 
 
 class HashAssignment:

@@ -103,7 +103,6 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
             if runs.fit(ends):
                 return ends
             max_shards = samples // multiple * multiple
-            # With this step, a number close to the minimum is found after few tries.
             step = max(1, count // (64 * multiple)) * multiple
             count = count + step if count == max_shards else min(count + step, max_shards)
     elif count <= samples:

@@ -68,7 +68,6 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
     regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, e), b""
     is_zip = any(span_file.form == "zip" for span_file in files)
     if plan.format == "tar" and files and not is_zip and np.isin(e.rows.kind, (SPAN, INLINE)).all():
-        # with regions, each row is read separately
         ends = all_rows + 1 if regions else _run_ends(e, stored, file_codes)
         runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(

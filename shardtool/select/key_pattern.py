@@ -39,7 +39,7 @@ class KeyPattern:
     """A pattern of keys. `matched` is the number of names that the pattern has matched."""
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # this import takes 40 ms
+        import pyarrow.compute as pc
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         groups = 0

@@ -60,7 +60,7 @@ _COMPUTED_COLUMNS = frozenset(("key", "shard", "size", "fields", "path", "folder
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
 _INTEGER_TOO_LONG = "integer string conversion"  # a part of Python's error for a number with thousands of digits
-_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of base and exponent, for powers of constants
+_MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
@@ -179,7 +179,6 @@ def _split_conjunction(node: ast.expr) -> list[ast.expr]:
 
 def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
     try:
-        # The evaluation without rows finds errors before any value is read.
         _Evaluator(query, table.slice(0, 0)).condition(query.tree)
         parts = [
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
@@ -234,14 +233,13 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         raise InvalidRequest(where, "an empty query", expected="a query such as label == 'dog' and width > 256")
     try:
         tree = ast.parse(python_text, mode="eval").body
-        ast.unparse(tree)  # raises an error for a hexadecimal number with too many digits
+        ast.unparse(tree)
     except (SyntaxError, ValueError, MemoryError) as error:
         # Before Python 3.12, a NUL byte raises ValueError. Too many signs in a row raise MemoryError.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
             problem = str(error) or "nested too deeply"
             problem = "a number that is too long" if _INTEGER_TOO_LONG in problem else problem
             raise InvalidRequest(where, f"{_shorten(text)}: {problem}") from None
-        # An offset of 0 means that the text ended too early.
         offset = error.offset - 1 if error.offset else len(python_text)
         marked = f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}"
         problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(_restore_names(marked, names).split())}"

@@ -62,7 +62,7 @@ _TIME_TEXT = re.compile(  # `now`, `12:30` and `EST` are no times, because their
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_DATE_PARTS = 3  # year, month and day start at 1, and the other parts start at 0
+_DATE_PARTS = 3
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
@@ -117,7 +117,7 @@ def null_values(kind: QueryKind, count: int) -> Any:
 def missing_rows(data: Numbers | pa.Array) -> Bools:
     """Return a mask of the rows that are null or NaN."""
     if isinstance(data, Numbers):
-        return data._replace(values=data.values != data.values).to_bools(missing=True)  # NaN is unequal to itself
+        return data._replace(values=data.values != data.values).to_bools(missing=True)
     return _to_numpy(data.is_null())
 
 
@@ -186,7 +186,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
-    if values.dtype.kind in "iu":  # a constant out of range equals no value
+    if values.dtype.kind in "iu":
         limits = np.iinfo(values.dtype)
         items = [int(item) for item in items if item // 1 == item and limits.min <= item <= limits.max]
     return np.isin(values, np.array(items, values.dtype)) & data.valid

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_SPLITS = 1000
 _MAX_LABELS = 2**20  # limits memory, because each label takes about 100 bytes
 _HASH_PERSON = b"shardtool split"
-_NOTE_DEVIATION = 4  # add a note if a share deviates by more than 1/4
+_NOTE_DEVIATION = 4
 
 
 class SplitAssignment(NamedTuple):

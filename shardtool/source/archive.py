@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
-_LISTING_BYTES_PER_MEMBER = 128  # bytes in addition to the member's name
-_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limit for listing a compressed tar
+_LISTING_BYTES_PER_MEMBER = 128
+_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128
 _MAX_NAME_BYTES = 2**13
 _TAR_FOLDER = b"5"
 _TAR_LINKS = (b"1", b"2")

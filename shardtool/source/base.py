@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-TASK_COUNT = 32  # number of tasks that keeps a few workers busy to the end
-# In notes, these codes also name groups of skipped rows.
+TASK_COUNT = 32
 _SAME_CONTENT, _EMPTY_SAMPLE = "same-content", "empty"
 
 

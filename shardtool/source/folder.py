@@ -295,7 +295,7 @@ class FileTree(NamedTuple):
 
 
 def _import_ahead() -> None:
-    with suppress(Exception):  # the code that needs these modules reports errors
+    with suppress(Exception):
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)
 

@@ -93,7 +93,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                 name, slash, _rest = keys[sample][len(parent) :].partition(b"/")
                 if not slash:
                     path = printable(_GLOB_CHARACTERS.sub(rb"[\g<0>]", keys[sample]))
-                    outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")  # a pattern for `exclude`
+                    outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")
                     sample += 1
                     continue
                 # "0" follows "/" in byte order

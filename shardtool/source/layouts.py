@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from shardtool.source.table_head import Match
 
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # number of keys to examine, in runs of neighbours, which often belong together
-_TESTED_KEYS = 64  # number of keys of a group for which partners are searched
-_MIN_PARTNER_SHARE = 0.8  # share of these keys that must have a partner
-_MIN_GROUP_SHARE = 0.05  # minimum share of samples with a suffix, or without a field, for a note
+_TESTED_KEYS = 64
+_MIN_PARTNER_SHARE = 0.8
+_MIN_GROUP_SHARE = 0.05
 _MAX_FOLDERS = 8  # more sibling folders are probably classes
-_MAX_STRAY_FILES = 64  # maximum files next to folders
-_MAX_DEPTH = 4  # maximum levels with a single folder
+_MAX_STRAY_FILES = 64
+_MAX_DEPTH = 4
 _MAX_SUFFIXES = 6
 _MAX_TABLES = 10  # maximum tables with the same extension; Common Voice has eight
 _SHOWN_FIELDS = 3
-_MIN_CLASS_IMAGES = 2  # mean number of images in a folder that is probably a class
+_MIN_CLASS_IMAGES = 2
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _ROLES = frozenset((

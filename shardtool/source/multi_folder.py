@@ -75,7 +75,7 @@ class MultiFolderSource(FolderSource):
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
         groups = group_by_key(joined.keys, by_key=True)
-        has = np.zeros((len(trees), len(groups.first)), np.bool_)  # whether a folder has files of a sample
+        has = np.zeros((len(trees), len(groups.first)), np.bool_)
         has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_part] = True
         self._check_shared(trees, has)
         entries = merge_groups(joined, groups)

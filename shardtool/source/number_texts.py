@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _FLOAT_BYTES = 4
-_MAX_TEXT_BYTES = 40  # maximum size of a text, and of a stored number
+_MAX_TEXT_BYTES = 40
 _MIN_NORMAL_FLOAT = 2.0**-126
 _FLOAT_DIGITS = (6, 7, 8, 9)  # numbers of digits that a 32-bit float may need; a subnormal may need fewer digits
 

@@ -134,7 +134,7 @@ def write_plan(
             ) as writer:
                 for table in entries_tables(entries, divides):
                     writer.write_table(table)
-            with file.written() as written, _open_bounded(written):  # check that the file can be read
+            with file.written() as written, _open_bounded(written):
                 return file.tell()
         except ValueError as error:
             raise InvalidRequest(path, f"a plan that could not be read again: {error}") from None
@@ -261,7 +261,7 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
         top, _, below = path.partition(b"/") if request.folders else (b"", b"", path)
         is_inside = top in roots and not below.startswith(b"/")
         if is_inside and not request.outside:
-            location = os.path.join(roots[top] + below, b"")  # `join` adds the final slash that links lack
+            location = os.path.join(roots[top] + below, b"")
             is_inside = resolve_folder(real_paths, location, _real_folder).startswith(real_paths[roots[top]])
         if not is_inside:
             found = f"a plan with a path that leaves the source: {printable(path)}"

@@ -125,7 +125,7 @@ def read_entries(
         folders=request.folders,
     )
     _check_entries(entries)
-    pa.default_memory_pool().release_unused()  # free the memory for decoding
+    pa.default_memory_pool().release_unused()
     return entries
 
 
@@ -153,7 +153,7 @@ def _read_fields(
             raise ValueError(f"nulls in {FIELDS_COLUMN}")
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = number_values(array)
-        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # there is at most one array of paths
+        paths += [_join_texts(array) for array in arrays[len(columns) :]]
         starts[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
     np.cumsum(starts, out=starts)
@@ -162,7 +162,7 @@ def _read_fields(
 
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
-    min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # all kinds between these two are allowed
+    min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the field name is part of the path
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind

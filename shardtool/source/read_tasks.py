@@ -80,11 +80,11 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
 _PROBE_STRIDE = 2_654_435_761  # with this prime number, files of all fields and folders are measured
-_PROBE_BYTES = 4096  # opening a file also reads its start
+_PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread for each file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
 _MAX_TOTAL_READS = 64  # limit across all workers: more reads would use memory, and seldom be faster
-_REMOTE_READS = 32  # number of parallel reads from stores and web servers
+_REMOTE_READS = 32
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
 
 
-_SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # options of `verify` about a source
+_SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 
 @contextmanager

@@ -109,9 +109,7 @@ class RecordedSource:
             values = source.labels(listed, split_options.required_column[1]) if split_options.required_column else None
             splits = assign_splits(entries.keys, split_options, values)
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
-            numbers = {
-                name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))
-            }  # `splits` may lack some of the names
+            numbers = {name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))}
             for dataset in self._fixed_splits:
                 positions = find_positions(_stored_keys([dataset]), entries.keys)
                 splits.number[positions[positions >= 0]] = numbers[dataset.split]
@@ -158,6 +156,6 @@ def _stored_keys(datasets: Sequence[StoredDataset], *, old: bool = False) -> Pac
             index = shard.index(metadata=old)
             names = index.table.column_names if old else ()
             column = to_one_chunk(to_plain(index.table.column(OLD_KEY_COLUMN))) if OLD_KEY_COLUMN in names else None
-            is_valid = column is not None and is_text_type(column.type)  # the sidecar is untrusted
+            is_valid = column is not None and is_text_type(column.type)
             encoded.append(append_nuls(column) if is_valid else index.keys_with_nul())
     return PackedStrings.parse(b"".join(encoded))

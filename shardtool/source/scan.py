@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _DOT_BYTE = 46
-_MAX_ITEM_FILES = 8192  # maximum files of one folder
+_MAX_ITEM_FILES = 8192
 
 
 class ScanItem(NamedTuple):
@@ -147,7 +147,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
             if filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
-            if file == name or file[0] == 0 or file[-1] == 0:  # the name has no dot, or starts or ends with a dot
+            if file == name or file[0] == 0 or file[-1] == 0:
                 split = split_name(name, rules.dots)
                 if split is None:
                     part.skipped.append(no_field_row(prefix, name))
@@ -228,7 +228,7 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
     part.sizes.extend([file_stat.st_size for file_stat in stats])
     part.mtimes.extend([file_stat.st_mtime_ns for file_stat in stats])
     latest = item.changed_ns
-    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in stats])  # fast
+    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in stats])
     if item.links:
         for index, name in enumerate(names, len(part.changed) - len(names)):
             if name in item.links:

@@ -115,7 +115,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         why = "a number does not match its checksum"
         skipped += tuple(Skipped(entries.key(sample), shard, "corrupt", why) for sample, shard in damaged)
         entries = entries.without([sample for sample, _ in damaged])
-    pa.default_memory_pool().release_unused()  # free the memory for sidecars
+    pa.default_memory_pool().release_unused()
     dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted_keys(entries.keys)
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and is_wanted(name)]
     if dots and dotted and to_format == "tar":
@@ -154,7 +154,6 @@ def _list_shards(
             observer.listed(len(parts[index].index))
     tasks = []
     for index in to_scan:
-        # a shard without an index is read beyond damage
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
     pool.check([shard.path for shard in shards])  # check always, because workers also read numbers

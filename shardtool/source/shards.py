@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _CONTENT_OPTIONS = ("select_fields", "drop_fields", "rename_fields", "field", "portable", "resize", "encode", "map")
 _SELECTION_OPTIONS = ("where", "keys_from", "sample", "per_class", "head")
-_TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
+_TENSORFLOW_IMAGE = "image/encoded"
 
 
 class DatasetSource(Source):

@@ -100,7 +100,7 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    parse_address(source)  # raises an error for an invalid URL
+    parse_address(source)
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
@@ -162,7 +162,7 @@ def _glob_advice(source: str) -> str:
     return f"Pack the folder, {folder or '.'}, with {include_advice(name)}."
 
 
-_MAX_FILES = 100_000  # maximum files to count for the message
+_MAX_FILES = 100_000
 _SHOWN = 3
 
 

@@ -125,5 +125,5 @@ def _inspect_object(location: bytes) -> _FileState:
         info = file_info(location)
     except OSError as error:
         return _FileState(problem=path_failure(error))
-    version = info.st_mtime_ns  # each change of the object changes this version
+    version = info.st_mtime_ns
     return _FileState(FILE, info.st_size, version, 0 if version else ALWAYS_CHANGED)

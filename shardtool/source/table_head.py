@@ -27,7 +27,7 @@ from shardtool.table.detect import (
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 32
-_MIN_MATCH_SHARE = 0.5  # minimum share of rows whose file exists
+_MIN_MATCH_SHARE = 0.5
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _ANNOTATIONS = {"bbox": "boxes", "category_id": "labels", "caption": "captions"}  # column, by COCO's key
@@ -98,7 +98,7 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
             return
         try:
             row, position = decoder.raw_decode(text, position)
-        except ValueError:  # the text is truncated
+        except ValueError:
             return
         yield row
 

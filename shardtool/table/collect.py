@@ -37,7 +37,7 @@ class RowGroups(NamedTuple):
 
 def group_rows(keys: pa.Array) -> RowGroups:
     """Group the rows that have the same key. No key may be null."""
-    of_row = arrow.number_values(keys.dictionary_encode().indices).astype(np.int64)  # numbered in order of first rows
+    of_row = arrow.number_values(keys.dictionary_encode().indices).astype(np.int64)
     highest = np.maximum.accumulate(of_row)
     return RowGroups(np.flatnonzero(np.diff(highest, prepend=-1)), of_row)
 

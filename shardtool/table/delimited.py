@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
-_TAIL_BYTES = 64  # number of bytes that contain the last character and line ends
+_TAIL_BYTES = 64
 _MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact as floats
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
@@ -101,7 +101,7 @@ class DelimitedTable(Table):
             table = self._parse(text)
         except pa.ArrowInvalid as error:
             message = str(error)
-            if "Empty CSV" in message:  # the file is a header without a newline
+            if "Empty CSV" in message:
                 return self.schema.empty_table()
             if "straddl" in message:
                 raise row_size_error(self.location) from None
@@ -129,7 +129,7 @@ class DelimitedTable(Table):
 
         # pyarrow reports row numbers only if it uses no threads.
         bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
-        names = None if self._header else self.schema.names  # names that the schema uses if the file has no header
+        names = None if self._header else self.schema.names
         included = None if invalid_rows is None else [*text]
         types = dict.fromkeys(text, pa.string())
         convert = arrow_csv.ConvertOptions(column_types=types, include_columns=included, check_utf8=False)
@@ -187,7 +187,7 @@ def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) ->
         raise InvalidRequest(name, f"no first row: {error}", expected=expected) from None
     if not names:
         raise InvalidRequest(name, "empty", expected=expected)
-    if not form.header and form.delimiter:  # with a requested delimiter, a single column is valid
+    if not form.header and form.delimiter:
         return names
     if len(names) == 1:
         others = [delimiter for delimiter in _DELIMITER_NAMES if delimiter != separator and delimiter in names[0]]

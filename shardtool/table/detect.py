@@ -24,7 +24,7 @@ JSON_LINES_ENDINGS = (".jsonl", ".ndjson")
 JSON_ENDING = ".json"
 ARROW_ENDINGS = (".feather", ".arrow", ".ipc")
 PARQUET_ENDING = ".parquet"
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # pyarrow's codec name, by suffix
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
@@ -35,7 +35,6 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 def table_ending(path: str) -> str:
     """Return the extension of a table format, without compression, or an empty text for other files."""
-    # use the base name of a URL, which may have a query
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]
@@ -92,8 +91,8 @@ def _parquet_objects(folder: str) -> list[str]:
     return sorted(files, key=os.fsencode)
 
 
-_MAX_NAMES_READ = 8  # maximum names to read in a folder
-_HEAD_BYTES = 2**16  # number of bytes to read of a JSON file
+_MAX_NAMES_READ = 8
+_HEAD_BYTES = 2**16
 _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
 
 

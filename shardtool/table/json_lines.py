@@ -121,7 +121,7 @@ def check_json_lines(location: str, open_stream: Opened) -> int:
                 names |= block_names
             else:
                 rows += data.count(b"\n") + 1
-                parts = data.split(b'":')[:-1]  # each part ends with a name, or with text before a colon
+                parts = data.split(b'":')[:-1]
                 names.update([part.rpartition(b'"')[2] for part in parts])
             if _has_too_many_cells(len(names), rows, size):
                 return _check_each_line(location, open_stream)

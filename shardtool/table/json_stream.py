@@ -52,7 +52,7 @@ class JsonStream:
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():
                     raise problem from None
-            except ValueError as error:  # the error of a number with thousands of digits
+            except ValueError as error:
                 raise self._problem(str(error), self._at) from None
             else:
                 is_cut = self._text[end : end + 1] in _NUMBER_CONTINUES and end + _MAX_TOKEN_CHARS > len(self._text)

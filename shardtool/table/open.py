@@ -72,7 +72,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable | ConcatenatedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
         raise InvalidRequest(table.location, f"used with {given}", expected="CSV or other delimited text")
-    with reading_table(table.location):  # reports names that are invalid UTF-8
+    with reading_table(table.location):
         check_column_names(table.location, table.schema.names)
         check_shape(table.location, table.schema)
     return table
@@ -171,7 +171,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
     if b"\0" not in data and (form != DEFAULT_FORMAT or cells & set(named) or (path_columns and len(cells) > 1)):
         with reading_table(name):
             return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN_NAME)
-    if path_columns and b"\0" not in data:  # the text is a column of paths with a header
+    if path_columns and b"\0" not in data:
         data = rest
     return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
 

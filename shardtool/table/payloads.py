@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     from shardtool.values import ValueType
 
 
-# NumPy dtypes of Arrow's number types.
 _DTYPES = {
     "bool": "|b1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2",
     "uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8",
 }  # fmt: skip
 _STEP_BYTES = 2**24
 _MAX_INT64 = 2**63 - 1
-_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two hexadecimal digits of each byte value
+_HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
@@ -258,7 +257,7 @@ def renumber_columns(
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
         is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
         flat = values.flatten() if is_list else values
-        if class_lists.grows:  # add all classes of the table, in table order
+        if class_lists.grows:
             all_names = [*dict.fromkeys([*class_lists.of(field), *classes[column]])]
             class_lists = class_lists._replace(names={**class_lists.names, field: all_names})
         used = {class_names[number] for number in pc.unique(flat).drop_null().to_pylist()}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _CONTROL_CODES = 32
-_CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**24  # rows and bytes of columns rendered at a time
+_CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**24
 _EMPTY = arrow.text_scalar("")
 _NULL = arrow.text_scalar("null")
 _QUOTE = arrow.text_scalar('"')
@@ -171,7 +171,7 @@ def _render_map(array: pa.Array) -> pa.Array:
 def _render_list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(array), 0)
     offsets = np.concatenate(([0], np.cumsum(arrow.number_values(counts), dtype=np.int64)))
-    elements = _join_texts(render(array.flatten()))  # renders null elements as null
+    elements = _join_texts(render(array.flatten()))
     texts = pa.LargeListArray.from_arrays(arrow.number_array(offsets), elements)
     joined = pc.binary_join(texts, arrow.text_scalar(","))
     return _keep_nulls(array, _join_texts(arrow.text_scalar(brackets[0]), joined, arrow.text_scalar(brackets[1])))
@@ -231,7 +231,6 @@ def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 def _escape_json(array: pa.Array) -> pa.Array:
     data = np.frombuffer(arrow.concat_values(array), np.uint8)
-    # the backslash is escaped first
     special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]
     for code in special:
         if (data == code).any():

@@ -183,7 +183,7 @@ MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
 MAX_MISSING_FILES = 10  # if none of this many texts is a file, the column does not contain paths
 MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
-MAX_NAMED_COLUMNS = 8  # maximum number of columns in a message
+MAX_NAMED_COLUMNS = 8
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:

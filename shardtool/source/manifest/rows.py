@@ -113,7 +113,7 @@ def merge_stat_results(
     return files, problems, np.concatenate(problem)
 
 
-BINARY_BATCH_ROWS = 256  # limits the memory of copies
+BINARY_BATCH_ROWS = 256
 
 
 def binary_spans(entries: SampleTable) -> FieldSpans:

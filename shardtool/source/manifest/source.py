@@ -107,7 +107,7 @@ class ManifestSource(Source):
             found = "files are not examined, and their sizes are unknown"
             expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
             raise InvalidRequest(option_text("stat"), found, expected=expected)
-        self._columns: dict[str, pa.Array] = {}  # the remaining rows of each column
+        self._columns: dict[str, pa.Array] = {}
         self._labels: dict[str, pa.Array] = {}
         self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
@@ -246,7 +246,7 @@ class ManifestSource(Source):
         if self._lengths:
             entries = replace(entries, spans=binary_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
-        pa.default_memory_pool().release_unused()  # free the memory of texts whose lengths were measured
+        pa.default_memory_pool().release_unused()
         listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
         return rename_listed_keys(listing, options, partial(self.column, None))
 
@@ -351,7 +351,7 @@ class ManifestSource(Source):
             for row in leaving[name].tolist():
                 folder, file = os.path.split(texts[row])
                 texts[row] = os.path.join(real(folder), file)
-            texts = [text and os.path.join(top, text) for text in texts]  # absolute and empty paths stay
+            texts = [text and os.path.join(top, text) for text in texts]
             folders |= {os.path.dirname(text) for text in texts if text}
             self._columns[name] = arrow.text_array(texts)
         common = os.path.commonpath(folders)
@@ -579,7 +579,7 @@ def _resolve_root(options: CreateOptions, folder: str) -> bytes:
         raise InvalidRequest("the source", "tables in several folders", expected=expected)
     root = os.fspath(options.root or folder)
     if is_url(root):
-        parse_address(root)  # checks the address
+        parse_address(root)
         return bytes(source_root(root))
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         found = f"no folder {os.fspath(options.root)!r}"
