@@ -134,7 +134,6 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use (PEP 562)."""
     if name not in _MODULES:
         hints = {"load": "open", "load_dataset": "open", "Loader": "torch.loader", "loader": "torch.loader",
                  "concat": "open([a, b])", "concatenate": "open([a, b])", "pack": "create", "write": "ShardWriter",
@@ -150,5 +149,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
     return sorted(__all__)

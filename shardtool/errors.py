@@ -4,13 +4,6 @@ Every error has four parts, which `--json` prints: location, what was found, wha
 of a PyTorch `DataLoader` sends only the message of an error to the main process. `PlainError.embed_in_text` therefore
 adds the parts to the message.
 
-Each subclass of `ShardError` has an exit code and one of four causes:
-
-- the request: `InvalidRequest`
-- the data: `CorruptShard`, `SampleFailed`
-- another run: `OutputExists`
-- the machine or network: `OutputFailed`, `StoreFailed`, `WorkerDied`, `OutOfMemory`
-
 `Bug` is not a `ShardError`, because code that handles damaged data must not hide mistakes in the program.
 """
 
@@ -66,9 +59,7 @@ class PlainError(Exception):
 
     Attributes:
         where: The file, sample or option with the error.
-        expected: What was expected; may be empty.
-        remedy: What to do; may be empty.
-        detail: More lines, which are printed below the message. An example is the traceback of the user's function.
+        detail: More lines below the message, such as the traceback of the user's function.
     """
 
     code: ClassVar[str] = "error"
@@ -243,8 +234,8 @@ def os_error_text(error: OSError) -> str:
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise `StoreFailed` if an OSError was caused by the machine and not by the file.
 
-    Call this function before you report an OSError as damage or skip a sample. `kinds` are the error numbers to check.
-    Pass `PROCESS_ERRNOS` to check only errors that a file can never cause, such as too many open files.
+    Call this function before you report an OSError as damage or skip a sample. Pass `PROCESS_ERRNOS` as `kinds` to
+    check only errors that a file can never cause, such as too many open files.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""

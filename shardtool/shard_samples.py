@@ -50,14 +50,11 @@ class ShardContent:
 
     Attributes:
         keys: The keys, each followed by NUL.
-        stored: int64, number of payload bytes in the shard. For the fields in `numbers`, this differs from `sizes`.
-        inline: The text of each INLINE field (see `inline_payload`), followed by NUL. Other fields have an empty text.
-            If there are no INLINE fields, `inline` is empty.
-        whole: uint8. 1 means that the payload is the whole value list of a TFRecord feature. 0 means that the payload
-            is one value of the list, or packed numbers. If all are 0, `whole` is empty.
+        stored: int64, payload bytes in the shard. For the fields in `numbers`, they differ from `sizes`.
+        inline: The text of each INLINE field (see `inline_payload`), or an empty text, each followed by NUL.
+        whole: uint8. 1 means that the payload is the whole value list of a TFRecord feature, and not one value.
         numbers: The number type of each code whose payloads are stored as numbers.
-        lists: The value type of each code whose payloads are value lists of a TFRecord. These payloads are SPAN fields,
-            and `numbers` does not contain their codes.
+        lists: The value type of each code whose payloads are value lists of a TFRecord.
     """
 
     keys: bytes
@@ -78,10 +75,8 @@ class ShardSpans(NamedTuple):
     Attributes:
         file: uint32 per field, index into `files`.
         expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32. Each number is the end row of a range of rows that have equal spacing in their file and in the
-            shard. Empty if unknown.
-        regions: int64 pairs in ascending order. Each pair is the start and end of a part of the first file. Each part
-            is read with one request.
+        runs: uint32, the end rows of ranges of rows that have the same spacing in their file and in the shard.
+        regions: int64 pairs in ascending order, start and end of each part of the first file that is read at once.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -99,8 +94,7 @@ class ShardSamples:
     Attributes:
         needs: int64 per sample, size of the record in bytes, with headers and padding.
         mtimes: int64 per field, modification time in nanoseconds at planning time.
-        paths: The path of each field relative to `root`, or its URL, followed by NUL. If `paths` is empty, each path is
-            key + "." + field.
+        paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         changed_ns: The latest ctime of all files and folders when the source was listed.
     """
 

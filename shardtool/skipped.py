@@ -167,10 +167,7 @@ def http_skip_code(status: int) -> SkipCode:
 class Skipped(NamedTuple):
     """A skipped file or sample: a row of `out.skipped`.
 
-    Attributes:
-        key: The key of the sample, or an empty text if the file belongs to no sample.
-        code: The reason for programs.
-        message: The reason for people.
+    `key` is empty if the file belongs to no sample.
     """
 
     key: str

@@ -31,7 +31,7 @@ class Classes(NamedTuple):
 
     Attributes:
         names: Class names by field. The key "" stands for all fields.
-        grows: True if new classes are appended to the list. Otherwise a new class is an error.
+        grows: Whether new classes are appended. Otherwise, a new class is an error.
     """
 
     where: str

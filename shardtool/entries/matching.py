@@ -25,10 +25,9 @@ def field_ids(
     The same field of the same sample has the same id in both tables. Rows that are not compared have the id -1.
 
     Args:
-        samples: The id of each sample. Equal samples have the same id in both tables, and samples that are only in this
-            table have the id -1.
+        samples: The id of each sample, or -1 if the sample is only in this table.
         codes: The index in `names` of each row's field.
-        known: The id of each field name, for both tables. Fields that are not compared have the id -1.
+        known: The id of each field name, for both tables, or -1 if the field is not compared.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))

@@ -28,7 +28,7 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
     """Add the columns of number fields. Fields whose column is None or whose name is reserved are ignored.
 
-    An existing column of the same name is kept if it is not numeric. An example is a column of class names.
+    An existing column of the same name is kept if it is not numeric.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):

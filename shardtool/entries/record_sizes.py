@@ -98,10 +98,7 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """Return the size in bytes of a map entry that contains a name and a list of one value.
-
-    `sizes` are the sizes of the values. Where `is_list` is true, the size is the size of the encoded list instead.
-    """
+    # A map entry contains a name and a list of one value. `is_list` marks sizes of lists that are already encoded.
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

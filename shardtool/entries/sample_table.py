@@ -1,7 +1,7 @@
 """`SampleTable`: the samples of a source as columns.
 
 Ten million samples must fit into the memory of a laptop (see benchmarks/plan10m.py). A table takes about 35 bytes per
-field, and 16 bytes plus the key per sample. Larger data, such as the columns of a manifest, is in Arrow.
+field, and 16 bytes plus the key per sample.
 """
 
 from __future__ import annotations
@@ -77,10 +77,8 @@ class FieldSpans:
         files: The shards, or the spool file. Empty if the spool file is not written yet.
         file: uint32[samples], index in `files` of the file with the rows of each sample.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value. Such a list is
-            stored with tags and lengths. None if no payload is a list.
-        row_file: uint32[rows], index in `files` of each row, if the rows of one sample are in several files. Otherwise
-            None, and `file` applies.
+        is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value.
+        row_file: uint32[rows], index in `files` of each row. None if the rows of each sample are in one file.
     """
 
     files: tuple[SpanFile, ...]
@@ -153,11 +151,10 @@ class SampleTable:
     Attributes:
         root: The folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        metadata: The columns of the sidecar, one row per sample.
+        metadata: The columns of the sidecar.
         source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
         identity: The identity of the source, if `root` does not identify the source.
-        folders: The folders of a source with several folders, each with a trailing slash. The key of a folder is the
-            first component of its paths. `root` is then empty.
+        folders: The folders of a source with several folders, by the first component of their paths.
     """
 
     root: bytes

@@ -46,7 +46,6 @@ _MAX_OCTAL_SIZE = 8**11 - 1
 _MAX_SIZE = 2**62
 _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
-# the fields type, link name, magic and version of a regular file
 _PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"
 _HEADER_TAIL_SUM = sum(HEADER_TAIL) + _BLANK_CHECKSUM - 1
 DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
@@ -135,11 +134,9 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header, which is a header of a regular file with a short name.
-
-    Return -1 for other headers and for damaged headers. The low half of an Adler-32 checksum is the sum of the bytes
-    plus one. At least half of the bytes are zero, so this sum does not overflow.
-    """
+    """Return the size in a header of a regular file with a short name, or -1 for other or damaged headers."""
+    # The low half of an Adler-32 checksum is the sum of the bytes plus one. It cannot overflow, because at least half
+    # of the bytes are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -156,8 +153,6 @@ def _plain_file_size(block: bytes) -> int:
 
 
 class _ExtendedHeaders:
-    """The extended headers before a member. A pax header takes precedence over a GNU header."""
-
     def __init__(self, where: str, note: Note) -> None:
         self.where, self.note = where, note
         self.pax: dict[bytes, bytes] = {}
@@ -304,7 +299,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
             size = -1
     else:
         octal = _OCTAL_FIELD.fullmatch(field)
-        is_blank = octal is not None and not octal[1] and b" " in field  # GNU tar rejects such a field
+        is_blank = octal is not None and not octal[1] and b" " in field
         size = int(octal[1] or b"0", 8) if octal is not None and not is_blank else -1
     if not 0 <= size < _MAX_SIZE:
         raise CorruptShard(where, f"a header with size {printable(field)}", offset=offset, remedy=DAMAGED_TAR_ADVICE)

@@ -38,8 +38,6 @@ _PAX_NAME = b"././@PaxHeader"
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, padding: int = 0) -> int:
     """Write padding and then the header blocks of a member, which have 512 bytes or more. Return the index after them.
 
-    Checksums are computed with Adler-32, because its low half is the sum of up to 256 bytes plus one.
-
     `padding` is the number of zero bytes, and must be below 512. `into` must have space for the padding and for
     `header_size` bytes. `name` must not contain NUL or end with a slash.
     """

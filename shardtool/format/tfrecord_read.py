@@ -176,7 +176,6 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
 
 def _parse_single_bytes_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
-    """Add a feature with one bytes value and return its end. Return 0 if the feature has another form."""
     if data[at] != _FIELD_1_TAG:
         return 0
     size, at = read_varint(data, at + 1, end)

@@ -58,8 +58,6 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory. `before` is the number of bytes before the archive, which offsets do not include."""
-
     start: int
     end: int
     before: int

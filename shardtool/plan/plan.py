@@ -60,8 +60,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the order is the order of `entries`.
         total: int64[samples + 1], record bytes before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range of the first span file that is read with one request,
-            in ascending order. None if spans are read one by one.
+        regions: int64[regions, 2], start and end of each range of the first span file that is read at once. None if
+            spans are read one by one.
     """
 
     format: str

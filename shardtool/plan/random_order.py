@@ -63,8 +63,7 @@ def permute_positions(
     """Return the positions to which a pseudorandom permutation moves the given positions.
 
     A Feistel network permutes the numbers with as many bits as `size`. Results that are not below `size` are permuted
-    again until they are (cycle walking). For small sizes, each position gets a random number, and its result is the
-    rank of this number.
+    again (cycle walking).
 
     Args:
         positions: An int64 array of numbers below `size`.

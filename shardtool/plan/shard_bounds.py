@@ -22,9 +22,7 @@ NO_LIMIT = 2**62
 class ShardBounds(NamedTuple):
     """The limits that the user requested.
 
-    Attributes:
-        by_hash: Whether samples are assigned by the hash of their keys.
-        current_shards: Number of existing shards. An assignment by hash keeps this number if possible.
+    `current_shards` is the number of existing shards. An assignment by hash keeps this number if possible.
     """
 
     max_size: int | None = None

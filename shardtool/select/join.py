@@ -53,10 +53,7 @@ _NULL_ROW = pa.nulls(1, pa.int64())[0]
 class JoinedSamples(NamedTuple):
     """Samples with the columns of a table.
 
-    Attributes:
-        unmatched: Number of samples without a row.
-        unused: Number of rows without a sample.
-        classes: Class names of each column that contains class numbers or lists of class numbers.
+    `unmatched` is the number of samples without a row, and `unused` is the number of rows without a sample.
     """
 
     entries: SampleTable
@@ -205,7 +202,6 @@ def _no_match_error(where: str, on: str, rows: PackedStrings, keys: PackedString
 
 
 def _find_extra_folder(keys: PackedStrings, rows: PackedStrings) -> str:
-    """Return the folder before a key in the first row, such as `images/`, or an empty text."""
     if not len(rows):
         return ""
     path = _strip_endings(PackedStrings.of([rows[0]]))[0]

@@ -2,8 +2,7 @@
 
 The query language is a part of pandas' query language. Python parses a query but never runs the query. An untrusted
 query can therefore do nothing except select other rows. Text outside the language is refused before a value is read.
-Rows are evaluated in blocks, independently of each other. A comparison with null is false, except that `!=` is true.
-`not` inverts the result.
+A comparison with null is false, except that `!=` is true. `not` inverts the result.
 
 Two features are not in pandas. A class name can be compared with class numbers (`cls == 'cat'`), and lists have
 `.len()` and `.contains()`.
@@ -55,11 +54,11 @@ if TYPE_CHECKING:
 
 
 ClassNames = Mapping[str, Sequence[str]]
-_BLOCK_ROWS = 2**16  # limits the memory of intermediate columns
+_BLOCK_ROWS = 2**16
 _COMPUTED_COLUMNS = frozenset(("key", "shard", "size", "fields", "path", "folder"))
 _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
-_INTEGER_TOO_LONG = "integer string conversion"  # a part of Python's error for a number with thousands of digits
+_INTEGER_TOO_LONG = "integer string conversion"
 _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64
 _LANGUAGE = (
     "columns, numbers, 'text', lists of these, == != < <= > >= in, and or not & | ~, + - * / // % **, .str.contains() "
@@ -133,7 +132,6 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
     """Return the numbers of the rows that match `query`, in ascending order.
 
     Args:
-        table: The table. Only the columns that the query names are read.
         query: A comparison, or several comparisons with `and`, `or` and `not`. Names with blanks are in backticks.
         classes: Class names of columns with class numbers. Such a column can be compared with text by ==, != or in.
     """
@@ -193,8 +191,6 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
 
 
 class _Query(NamedTuple):
-    """A parsed query that may still contain unsupported syntax."""
-
     tree: ast.expr
     names: Mapping[str, str]
     where: str
@@ -260,13 +256,6 @@ def _shorten(text: str) -> str:
 
 
 class _Value(NamedTuple):
-    """The value of a part of a query.
-
-    Attributes:
-        data: `Numbers` or an Arrow array. For a constant, a Python value, a `Time`, or a list of values.
-        verb: The verb in messages about a column. For example, a column of lists "contains" text.
-    """
-
     kind: QueryKind
     data: Any
     node: ast.expr

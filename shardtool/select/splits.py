@@ -154,9 +154,8 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return how many samples of each label go to each split, as int64[labels, splits].
 
-    Each count is the exact share, rounded up or down. The largest remainders are rounded up (Hamilton's method). The
-    remainders are accumulated over the labels, because otherwise all small labels would go to the largest split. The
-    total of a split differs from its exact share by less than two samples.
+    Shares with the largest remainders are rounded up (Hamilton's method). Remainders are accumulated over the labels,
+    because otherwise all small labels would go to the largest split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -195,7 +194,7 @@ def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArr
 
 
 def _value_texts(values: pa.Array) -> list[bytes]:
-    """Return texts for values. Equal values of different types have the same text, for example 7, 7.0 and "7"."""
+    # Equal values of different types must have the same text, for example 7, 7.0 and "7".
     from pyarrow import types
 
     kind = values.type

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _CONTROL_BYTES = bytes([*range(1, 32), 127])
-_C1_LEAD_BYTE = b"\xc2"  # the first byte of non-ASCII control characters in UTF-8, and of some letters
+_C1_LEAD_BYTE = b"\xc2"
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")
 _PART_STARTS = b"/\0."
 

@@ -53,7 +53,7 @@ def set_value_fields(
     Args:
         fields: Pairs of field and column.
         classes: The fields whose values are replaced by class numbers.
-        names: Class names of each column that contains class numbers or lists of class numbers.
+        names: Class names of each column that contains class numbers.
         may_lack: Whether a sample may have no value. Such a sample does not get the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])

@@ -1,7 +1,7 @@
 """A zip or tar archive as a source. The archive is packed like the folder to which it would be extracted.
 
 Members are read directly from the archive. Only a compressed tar is first copied to a temporary file in the output
-folder. Members with unsafe names and members that cannot be read are skipped.
+folder.
 """
 
 from __future__ import annotations

@@ -36,14 +36,13 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        entries: The samples that match `where`.
         name: The name of the source for the dataset file. It contains no folders of this machine.
         recorded: Facts about the selection of samples that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards can only be read in sequence.
         later: The part of `where` that workers evaluate.
-        dropped: Fields whose number columns are needed only to choose splits. They are removed afterwards.
+        dropped: Fields whose number columns are needed only to choose splits.
         classes: Class names by field, including fields that are not packed.
     """
 
@@ -95,8 +94,7 @@ class Source(ABC):
     Attributes:
         may_skip_names: Whether `--on-error skip` skips samples with names that a shard cannot store.
         by_key: Whether samples are sorted by key. They are then sorted again if keys change.
-        may_lack_values: Whether a sample may have no value of `values`. Such a sample does not get the field. If this
-            is false, a missing value is an error.
+        may_lack_values: Whether a sample may have no value for a field. Otherwise, a missing value is an error.
     """
 
     may_skip_names: bool = False

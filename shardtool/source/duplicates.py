@@ -115,10 +115,8 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Drop duplicates if the user requests this. The first sample of each group stays.
-
-    The samples of a plan file are not checked, because a plan file contains no duplicates.
-    """
+    """Drop duplicates if the user requests this. The first sample of each group stays."""
+    # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)

@@ -223,8 +223,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Refuse names that WebDataset's rule would split at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field with a dot, such as `seg.png`, is probably wrong in two cases. Either a part of it is a number, or nearly
-    every file has a different field.
+    A field such as `seg.png` is refused only if a part of it is a number, or if nearly every file has a different
+    field.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:

@@ -38,7 +38,6 @@ class JsonScalars(NamedTuple):
     Attributes:
         lines: One line per payload with a JSON object. The object is empty if the payload cannot be read.
         long: Number of ignored texts that are longer than `MAX_TEXT_LENGTH`, by name.
-        failed: Index, code and message of each payload that cannot be read.
     """
 
     lines: bytes

@@ -1,7 +1,7 @@
 """Recognise folders in which the files of one sample have different names, and suggest a command.
 
 Examples are masks with a suffix, `images/` next to `labels/`, and a table next to images. At most a few hundred names
-and the start of one table are read. The suggestion does not change what is packed.
+and the start of one table are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_FOLDERS = 8  # more sibling folders are probably classes
 _MAX_STRAY_FILES = 64
 _MAX_DEPTH = 4
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 10  # maximum tables with the same extension; Common Voice has eight
+_MAX_TABLES = 10
 _SHOWN_FIELDS = 3
 _MIN_CLASS_IMAGES = 2
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
@@ -60,10 +60,7 @@ _TRANSCRIPTS = "trans.txt"  # LibriSpeech's table with a line for each clip
 class Advice(NamedTuple):
     """An observation about a folder, and the command that probably packs the folder as the user wants.
 
-    Attributes:
-        found: The fields that samples lack, and how the files with these fields are named.
-        command: A command, or a call in Python. Empty if no single command can pack the files.
-        effect: What the command does. Without a command, the page that describes the layout.
+    If no single command can pack the files, `command` is empty, and `effect` is the page that describes the layout.
     """
 
     found: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 _MAX_TEXT_BYTES = 40
 _MIN_NORMAL_FLOAT = 2.0**-126
-_FLOAT_DIGITS = (6, 7, 8, 9)  # numbers of digits that a 32-bit float may need; a subnormal may need fewer digits
+_FLOAT_DIGITS = (6, 7, 8, 9)  # numbers of digits that a normal 32-bit float may need
 
 
 class NumberField(NamedTuple):
@@ -36,7 +36,6 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values. For texts, the type that the texts may represent.
         stored: Whether the shard stores numbers and not texts.
-        crcs: int64 per value, or -1 if unknown.
     """
 
     field: str
@@ -62,7 +61,6 @@ class NumberTexts:
     Attributes:
         data: The texts in order, each followed by NUL. They are not valid if `bad` is above 0.
         bad: Number of texts that would change if they were stored as numbers.
-        damaged: Indices of damaged values. Their texts are empty.
     """
 
     data: bytes = b""

@@ -1,8 +1,8 @@
 """Plan files, which store the samples of a source. Other runs create the same plan from a plan file.
 
 A plan file is a Parquet file with one row per sample. Plan files are untrusted. The source and the options must match,
-memory is limited by the file size, and paths must stay inside the source. Functions report invalid content as
-`ValueError`.
+memory is limited by the file size, and paths must stay inside the source.
+
 Source: docs/format.md, "Plan files".
 """
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardtool.request.create_options import CreateOptions
 
 
-# These options do not affect the samples.
 _UNCHECKED_OPTIONS = frozenset({
     "plan", "plan_only", "dry_run", "part", "workers", "start_method", "append", "resume", "overwrite", "update",
     "max_removed", "trust", "target", "export", "root", "allow_outside", "stat",
@@ -36,8 +35,8 @@ class PlanRequest(NamedTuple):
     """The facts that a plan file must match.
 
     Attributes:
-        stamps: Size and modification time of each file that is one source, such as a manifest or an archive.
-        root: The folder of relative paths, with a final slash. Empty for archives and for several folders.
+        stamps: Size and modification time of each manifest or archive.
+        root: The folder of relative paths, with a final slash.
         folders: If there are several folders, the folder for each first component of a path.
         identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """

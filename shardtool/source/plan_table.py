@@ -29,7 +29,6 @@ KEY_COLUMN, FIELDS_COLUMN, SPLIT_COLUMN = "__key__", "__fields__", "__divides__"
 _INLINE_COLUMN, _PATH_NAME = "__inline_{}__", "path"
 _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns": "int64", "changed_ns": "int64"}
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
-# Maximum number of row groups, and minimum number of samples in a group, which must fit into memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
@@ -141,7 +140,7 @@ def _read_fields(
     file: pq.ParquetFile, kind: pa.StructType
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], PackedStrings | None]:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    max_rows = sum(group.column(1).num_values for group in groups)  # `num_values` is one for each sample without fields
+    max_rows = sum(group.column(1).num_values for group in groups)
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
     # Concatenating chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]

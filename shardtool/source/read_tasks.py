@@ -83,7 +83,7 @@ _PROBE_STRIDE = 2_654_435_761  # with this prime number, files of all fields and
 _PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of a thread for each file; local disks open files faster
 _MAX_READS_PER_WORKER = 16
-_MAX_TOTAL_READS = 64  # limit across all workers: more reads would use memory, and seldom be faster
+_MAX_TOTAL_READS = 64
 _REMOTE_READS = 32
 
 

@@ -96,14 +96,13 @@ class RecordedRun(NamedTuple):
 
     Attributes:
         options: The options, except options about a `--join` table that is not available.
-        table: The path of the table that `find_table` found, or the recorded name if the table was not found. Empty if
-            the run had no table or the user names the table.
+        table: The path of the table that `find_table` found, or the recorded name if the table was not found.
         made_fields: Fields that may come from an unavailable table.
         selecting_options: Options that selected samples by an unavailable table, or before samples were appended.
-        map: The name of the function that created the samples, or empty. The function is never imported.
-        key_list: The name of the list in `keys_from`, or empty. The list is not read again.
-        without_table: The run without the table that `find_table` found, otherwise None.
-        table_problem: Why the table that `find_table` found cannot be used, otherwise empty.
+        map: The name of the function that created the samples. The function is never imported.
+        key_list: The name of the list in `keys_from`. The list is not read again.
+        without_table: The run without the table that `find_table` found.
+        table_problem: Why the table that `find_table` found cannot be used.
     """
 
     verb: str
@@ -168,10 +167,7 @@ def recorded_run(
 
 
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
-    """Return the local folders in which a joined table is searched for.
-
-    These are the current folder, the source and its parent (or the folder of a source file), and the datasets.
-    """
+    """Return the local folders in which a joined table is searched for."""
     folders = [os.curdir]
     for item in source if isinstance(source, list | tuple) else [source]:
         path = os.fspath(item) if isinstance(item, str | os.PathLike) else None

@@ -36,7 +36,6 @@ class ScanRules:
     """Rules that decide which files become parts of samples.
 
     Attributes:
-        include: Globs. A file must match one of them.
         hidden: Whether to include names that start with a dot, and names that operating systems create in folders.
         symlinks: With `inside`, links whose target is in the tree are followed, and other links are reported.
         own: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
@@ -97,7 +96,6 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
     )
 
 
-# prefixes of files that macOS creates: `._NAME` for a file, and `.DS_Store` for a folder
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
 ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be seen in the tree, such as targets of links

@@ -72,7 +72,7 @@ class SourceShard:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the texts represent. None if
             the types are known only after a scan.
         conflicts: For some fields, the first scanned feature that has several values or another type.
-        is_list: Whether the payload of each row is a whole list. None if no list was scanned.
+        is_list: Whether the payload of each row is a whole list.
         regrouped: Number of samples whose fields were not adjacent.
     """
 

@@ -33,9 +33,8 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        facts: Four numbers for each path, as int64[paths, 4]. The numbers are the size in bytes, the modification time
-            and the latest change of path and file in nanoseconds, and 0. If a file has a problem, the first three
-            numbers are 0. The last number is then the index of the problem plus one.
+        facts: int64[paths, 4]. The columns are the size in bytes, the modification time and the latest change of path
+            and file in nanoseconds, and the index of the problem plus one. The last number is 0 without a problem.
         problems: Different pairs of code and message.
     """
 

@@ -41,7 +41,7 @@ class Table:
     Attributes:
         folder: The folder of relative paths in the table.
         classes: Class names of each column that contains class numbers or lists of class numbers.
-        on: The column that identifies samples, if the format of the table defines one. Otherwise empty.
+        on: The column that identifies samples, if the format of the table defines one.
     """
 
     schema: pa.Schema

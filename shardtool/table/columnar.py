@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _BUFFER_BYTES = 2**20  # without a buffer, pyarrow reads a whole column of a row group in one piece
-_BATCH_ROWS = 64  # number of rows of bytes to hold, in addition to one page, whose size the file's writer chose
+_BATCH_ROWS = 64
 
 
 def arrow_input(path: str) -> pa.NativeFile | str:

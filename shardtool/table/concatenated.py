@@ -15,7 +15,7 @@ from shardtool.table.base import Table
 from shardtool.table.delimited import DelimitedTable
 from shardtool.table.detect import COMPRESSIONS
 
-FILE_COLUMN = "file"  # column with the name of each row's table, without extensions, for `--split-by file`
+FILE_COLUMN = "file"
 _MAX_NAMED_FILES = 3
 
 

@@ -106,8 +106,8 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # number of values that any file may have; they take half a gigabyte
-_CELLS_PER_BYTE = 2  # limit per byte of the file: a value takes at least six bytes in the file, and eight in memory
+_MIN_CELL_LIMIT = 5 * 10**7  # this number of values takes half a gigabyte
+_CELLS_PER_BYTE = 2
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:

@@ -51,7 +51,7 @@ class ArrowStrings:
 
     Attributes:
         render: A function that creates the texts of a slice or at given positions, each followed by NUL.
-        positions: The positions of the selected texts among `count` texts, or None for all texts.
+        positions: The positions of the selected texts, or None for all texts.
         size: The size of each payload, if all texts are encoded (see `inline_payload`) and have the same size.
     """
 

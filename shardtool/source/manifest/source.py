@@ -115,7 +115,7 @@ class ManifestSource(Source):
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
-        self._lengths: list[NDArray[np.int64]] = []  # lengths of the payloads in the table, one array per column
+        self._lengths: list[NDArray[np.int64]] = []
         if options.collect:
             self._collect_rows(options.collect)
 
