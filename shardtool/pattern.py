@@ -85,7 +85,11 @@ class ShardPattern:
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
     def closed(self, count: int) -> str:
-        """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`."""
+        """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
+
+        The result is empty if the pattern is a list of names. It is also empty if a number is longer than `width`,
+        because shells would then pad the shorter numbers.
+        """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
         first, last = (f"{self.first + number:0{self.width}d}" for number in (0, count - 1))
