@@ -229,7 +229,7 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # The second result are attributes of `RecordedRun` that describe an unavailable table.
+    # The second dictionary contains attributes of `RecordedRun` that describe an unavailable table.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
