@@ -26,7 +26,7 @@ else:
         repr: bool = True,  # noqa: A002 - the name in the standard library
         **parameters: bool,
     ) -> Any:
-        """Make a dataclass; see `dataclasses.dataclass`."""
+        """Create a dataclass, as `dataclasses.dataclass` does."""
 
         def make(kind: type) -> type:
             methods: dict[str, Any] = {"__init__": _init}

@@ -130,7 +130,7 @@ class CorruptShard(ShardError):
     """A shard, sidecar or dataset file is damaged.
 
     Attributes:
-        offset: Offset in the file, in bytes; None if unknown.
+        offset: Offset in the file in bytes, or None if unknown.
     """
 
     code = "corrupt-shard"
@@ -159,7 +159,7 @@ class SampleFailed(ShardError):
 
 
 class OutputFailed(ShardError):
-    """The output could not be written: disk full, permission denied, device error."""
+    """The output could not be written, for example because the disk is full."""
 
     code = "output-failed"
     exit_code = 7

@@ -38,7 +38,7 @@ crc32c = _load_crc32c()
 def content_digest(
     keys: Sequence[bytes], counts: Sequence[int], names: Sequence[bytes], *, codes: bytes, lengths: bytes, crcs: bytes
 ) -> int:
-    """Return the fingerprint of samples: the sum of their BLAKE2b hashes, modulo 2^256.
+    """Return the fingerprint of samples, which is the sum of their BLAKE2b hashes modulo 2^256.
 
     The sum does not depend on the order of the samples or on the shards. The hash of a sample covers these bytes:
 

@@ -45,7 +45,7 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option with its value; without `value`, only the name."""
+    """Return an option with its value. Without `value`, return only the name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"

@@ -1,4 +1,4 @@
-"""Keys, field names and file names: validity, splitting, encoding."""
+"""Check, split and encode keys, field names and file names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
 MAX_FIELDS = 2**16 - 1  # field numbers must fit into uint16
-MAX_NAME_BYTES = 4096  # the limit of Linux paths; tar readers refuse much longer names
+MAX_NAME_BYTES = 4096  # the limit of Linux paths
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 

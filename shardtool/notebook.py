@@ -23,7 +23,7 @@ class Displayed:
     """A value with a short `repr`, which notebooks show as a table."""
 
     __slots__ = ()
-    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all fields with a value are shown
+    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show, or empty to show all fields with a value
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -66,7 +66,7 @@ def record_html(value: object) -> str:
 
 
 def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; `headers` are texts, and `rows` contain HTML."""
+    """Return a table. `headers` are texts, and `rows` contain HTML."""
     lines = ["".join(f'<th style="{_CELL_STYLE}">{short_html(header)}</th>' for header in headers)] if headers else []
     lines += ["".join(f'<td style="{_CELL_STYLE}">{cell}</td>' for cell in row) for row in rows]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
@@ -74,7 +74,7 @@ def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def short_html(text: str, max_chars: int = _MAX_CHARS) -> str:
     """Return a text as HTML. Secrets and control characters are removed, and a long text is shortened."""
-    from html import escape  # imported here: `html` delays the start of the command line
+    from html import escape  # imported here, because `html` delays the start of the command line
 
     text = printable(redact_secrets(text[: 4 * max_chars]))
     return escape(text if len(text) <= max_chars else f"{text[: max_chars - 1]}…")

@@ -1,4 +1,4 @@
-"""Shard patterns: the names of a dataset's shards and of the files next to them.
+"""Shard patterns, which define the names of a dataset's shards and of the files next to them.
 
 `parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
 `out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format.
@@ -25,7 +25,7 @@ WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrec
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes; temporary names need the remaining bytes
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 # A range in brackets, which is not supported. Users rarely mean such a name as a glob.

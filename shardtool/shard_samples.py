@@ -31,7 +31,7 @@ class SpanFile(NamedTuple):
     """A file that contains SPAN fields: a shard, an archive, or a temporary file.
 
     Attributes:
-        mtime_ns: Modification time at planning time; -1 for a temporary file.
+        mtime_ns: Modification time at planning time, or -1 for a temporary file.
         form: `tar` or `zip` for an archive, otherwise empty. In a zip, the offset of a payload is the offset of its
             member header, and the payload is decompressed.
     """

@@ -29,7 +29,7 @@ OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
-# Indexes of other tools: the keys of `EXPORTS`.
+# Indexes of other tools, which are the keys of `EXPORTS`.
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]

@@ -91,7 +91,7 @@ _MAX_STRING_BYTES = 2**31 - 1  # limit of a `string` array's offsets
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
-    """Return a large_string array; None becomes null."""
+    """Return texts as a large_string array. None becomes null."""
     data = [(value or "").encode() for value in values]
     offsets = np.concatenate(([0], np.cumsum([len(text) for text in data]))).astype(np.int64)
     valid = np.packbits(np.array([value is not None for value in values], bool), bitorder="little")
@@ -132,7 +132,7 @@ def true_positions(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def byte_lengths(array: pa.Array) -> NDArray[np.int64]:
-    """Return the length in bytes of each value of a text or binary array; 0 for null."""
+    """Return the length in bytes of each value of a text or binary array, or 0 for null."""
     return np.diff(_offsets(array)).astype(np.int64)
 
 

@@ -86,7 +86,7 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
     data = np.add.reduceat(heads + p.stored, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
-    # Features are sorted by name: the key's feature precedes the first field that sorts after it.
+    # Features are sorted by name, so the key's feature is before the first field whose name is greater.
     sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[p.code]
     key_rows = starts + np.add.reduceat(sorts_before_key, starts, dtype=np.int64)
     inside = key_rows <= lasts

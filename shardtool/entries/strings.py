@@ -1,4 +1,4 @@
-"""Columns of byte strings without NULs: packed in one buffer, or computed on demand."""
+"""Columns of byte strings without NULs. The strings are in one buffer, or are computed on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PackedStrings:
     """Byte strings without NULs in one buffer.
 
     Attributes:
-        starts: int64[n + 1]; string i is `data[starts[i] : starts[i + 1] - 1]`.
+        starts: int64[strings + 1]. String i is `data[starts[i] : starts[i + 1] - 1]`.
     """
 
     data: bytes

@@ -52,7 +52,7 @@ def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, pa
 
 
 def encode_header(name: bytes, size: int) -> bytes:
-    """Return the header blocks of a member; see `put_header`."""
+    """Return the header blocks of a member (see `put_header`)."""
     if len(name) > USTAR_NAME_BYTES or size > MAX_USTAR_SIZE:
         return _long_header(name, size)
     octal = b"%011o\0" % size
@@ -124,7 +124,7 @@ def _header_block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:
 
 
 def _pax_length(keyword: bytes, value_length: int) -> int:
-    """Return the length of a pax record, which counts its own digits: `<length> <keyword>=<value>\\n`."""
+    """Return the length of a pax record. The length includes its own digits: `<length> <keyword>=<value>\\n`."""
     rest = len(keyword) + value_length + 3
     length = rest + len(str(rest))
     return length if rest + len(str(length)) == length else length + 1

@@ -452,7 +452,7 @@ class _Evaluator:
             and constant
             and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT)
         ):
-            raise self._query.error(node, "power too large")  # refuse large powers: 9**9**9 would never finish
+            raise self._query.error(node, "power too large")  # 9**9**9 would never finish
         return _Value("a number", calculate_pair(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
 
     def _member(self, node: ast.Attribute | ast.Call) -> _Value:

@@ -181,7 +181,7 @@ def _metadata_conflict(
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            # Values may conflict too: large whole numbers do not fit into floats.
+            # Values may also conflict. For example, large whole numbers do not fit into floats.
             pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise

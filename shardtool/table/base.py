@@ -16,7 +16,7 @@ from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # size of a block, one per thread; a row must fit into a block
+READ_BLOCK_BYTES = 2**20  # a row must fit into a block
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -137,7 +137,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert read errors to `InvalidRequest`, except errors about memory."""
     try:
         yield
-    except MemoryError:  # raise MemoryError first: pyarrow raises a subclass of both MemoryError and ArrowException
+    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

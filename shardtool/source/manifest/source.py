@@ -111,7 +111,7 @@ class ManifestSource(Source):
         self._labels: dict[str, pa.Array] = {}
         self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows; None for all rows
+        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows, or None for all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
