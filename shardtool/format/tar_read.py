@@ -21,7 +21,7 @@ from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # gets an offset and a length, and returns fewer bytes only at the end
+    Read = Callable[[int, int], bytes | memoryview]  # from offset and length; shorter only at the end
     Note = Callable[[int, str], None]
 
 
