@@ -1,4 +1,4 @@
-"""Read class names from a dataset file, JSON or text."""
+"""Read class names from a dataset file, a JSON file or a text file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_FILE_BYTES = 2**28
 
 
 def read_classes(classes: object) -> Classes | None:
-    """Return the classes in a file, a list, or a mapping from fields to lists."""
+    """Return the classes from a file, a list, or a mapping from fields to lists."""
     if classes is None or isinstance(classes, Classes):
         return classes
     source, content = "the list", classes

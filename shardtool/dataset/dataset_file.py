@@ -1,7 +1,7 @@
-"""The dataset file: JSON that lists the shards. It exists only for a complete dataset.
+"""The dataset file: JSON that lists the shards. Only a complete dataset has this file.
 
-The file is a wids index with additional keys. Its last line contains the CRC-32C of all preceding bytes. The file
-contains no clock time, host, user or absolute path.
+The file is a wids index with additional keys. The last line contains the CRC-32C of all bytes before it. Clock times,
+hosts, users and absolute paths are not recorded.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# Two marks identify the file, because one flipped bit can damage only one of them.
+# There are two marks, so that the file is recognised even if one of them is damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -47,20 +47,20 @@ _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN_LINE = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM_LINE = '  "checksum": "crc32c:'
-_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # bytes from the checksum to the end of the file
+_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # from the checksum to the end of the file
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
-_MAX_OPTION_NUMBER = 2**128  # seeds may be large
+_MAX_OPTION_NUMBER = 2**128
 _MAX_NESTING = 8
-_MAX_FINGERPRINT_LENGTH = 80  # in characters; shardtool's fingerprints have 67
+_MAX_FINGERPRINT_LENGTH = 80
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard in the dataset file; `crc` is None if the shard was not read."""
+    """A shard in the dataset file. `crc` is None if the shard was not read."""
 
     name: str
     samples: int
@@ -73,7 +73,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return a JSON object: keys of wids, then keys of shardtool. `url` is relative to the dataset file."""
+        """Return the shard as a JSON object, with the keys of wids first. `url` is relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -90,15 +90,15 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: Number of samples with each field.
-        skipped: Rows of `out.skipped`.
-        made: The run that created the dataset, and the runs that appended.
-        fingerprint: The content fingerprint; empty if unknown.
-        skipped_crc: CRC-32C of `out.skipped`; None without such a file.
-        types: Types of fields stored as text; for TFRecord, also types of numeric fields.
-        appends: First shard of each append, in the same order as `appended` in `made`.
-        shards_folder: Subfolder of the shards, such as `train/tars`; empty for the dataset file's folder.
-        part_of: For a subset, the number of shards of the whole dataset; otherwise 0. A subset has no `field_bytes`,
+        fields: How many samples have each field.
+        skipped: Number of rows in `out.skipped`.
+        made: The run that created the dataset, and the runs that appended samples.
+        fingerprint: The content fingerprint, or "" if unknown.
+        skipped_crc: CRC-32C of `out.skipped`, or None if there is no such file.
+        types: Types of the fields stored as text. For TFRecord, also the types of numeric fields.
+        appends: Number of the first shard of each append, in the order of `appended` in `made`.
+        shards_folder: Subfolder of the shards, such as `train/tars`, or "" for the folder of the dataset file.
+        part_of: For a subset, the number of shards of the whole dataset, else 0. A subset has no `field_bytes`,
             `skipped` or `fingerprint`, and no `fields` if some samples lack a field.
     """
 
@@ -122,7 +122,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """Fields of a tar that are numbers as text."""
+        """Fields of a tar that contain numbers as text."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -131,7 +131,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content for only some of the shards."""
+        """Return the content of a dataset file for only some of the shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -158,7 +158,7 @@ class DatasetFile:
         )
 
     def encode(self) -> bytes:
-        """Return the file's bytes."""
+        """Return the content as bytes."""
         document = {
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
@@ -208,7 +208,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common type of each field.
 
-    Each part has the types and fields of some shards; a type is empty if unknown.
+    Each part has the field types and field names of some shards. If the names are empty, they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -218,17 +218,16 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shard names in a dataset file, which may be damaged; None for other files."""
+    """Return the shard names in a dataset file, or None for other files. The file may be damaged."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]
-    # JSON may contain lone surrogates.
     return [str(name).encode("utf-8", "replace").decode() for name in names]
 
 
 def parse_urls(data: bytes) -> list[Any] | None:
-    """Return the shard names in a dataset file or wids index, or None."""
+    """Return the shard names in a dataset file or wids index, or None for other files."""
     try:
         return [shard["url"] for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -236,12 +235,12 @@ def parse_urls(data: bytes) -> list[Any] | None:
 
 
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
-    """Return the shards in a dataset file or wids index, and whether the file is a dataset file of shardtool.
+    """Return the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
-    Names are local paths relative to the file's folder; the shards may not exist.
+    The names are local paths relative to the folder of the file.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # not a file of shardtool: wids lists URLs, and a colon marks a URL
+    if names is None:  # a wids index of another tool, where a colon marks a URL
         is_own, names = False, parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
@@ -257,7 +256,7 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the shards that a dataset file lists in its folder, and the pattern. The file may be damaged."""
+    """Return the shards that a dataset file lists in its own folder, and its pattern. The file may be damaged."""
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(match[1])) if match else ""
@@ -275,14 +274,14 @@ def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file 
 
 
 def is_shardtool_dataset_file(data: bytes) -> bool:
-    """Return whether a file, which may be damaged, is a dataset file of shardtool."""
+    """Return whether shardtool wrote a file as dataset file. The file may be damaged."""
     return any(mark in data for mark in _DATASET_FILE_MARKS) or (
         data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
     )
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a truncated or empty dataset file."""
+    """Return whether a file is a dataset file of shardtool, which may be truncated or empty."""
     return _WIDS_HEAD.startswith(data) or is_shardtool_dataset_file(data)
 
 
@@ -294,14 +293,14 @@ def _is_rewritten(data: bytes) -> bool:
 
 
 def has_appends(data: bytes) -> bool:
-    """Return whether a dataset file, which may be damaged, records appended samples."""
+    """Return whether a dataset file records appended samples. The file may be damaged."""
     return _APPENDS_MARK in data
 
 
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """Parse and check a dataset file.
 
-    The result has correct totals and at least one shard. Shard names are plain and follow the pattern.
+    The content has correct totals, at least one shard, and plain shard names that match the pattern.
     """
     if not all(mark in data for mark in _DATASET_FILE_MARKS):
         rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
@@ -323,7 +322,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return a dataset file's content; None if the file is missing or damaged."""
+    """Return the content of a dataset file, or None if the file does not exist or is damaged."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
@@ -349,7 +348,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition. This function is too slow for each shard, because the message is always formatted."""
+    """Raise an error unless a condition holds. This is too slow to be called for each shard."""
     if not condition:
         raise ValueError(problem)
 
@@ -418,7 +417,6 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
 def _parse_pattern(record: Json, shards: Sequence[ShardEntry]) -> str:
     text: str = _parse_file_name(record, "pattern")
     if any(mark in text for mark in "{}<>"):
-        # Other braces in a pattern could expand to any number of names.
         _require(_RANGE_PATTERN.fullmatch(text), f"an invalid pattern {text!r:.80}")
         pattern, count = parse_pattern(text), len(shards)
         enough = pattern.count is None or pattern.count >= count

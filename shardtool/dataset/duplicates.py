@@ -1,9 +1,14 @@
-"""The definition of a duplicate: a sample with the same content as another sample, whatever its key and labels.
+"""Define what a duplicate is: a sample with the same content as another sample.
 
-The content of a sample is its images, audio, video and arrays. Without these, its texts are its content; without texts,
-its other bytes; without other bytes, its JSON. Labels and numbers are not content. Duplicates have the same payload
-digests, in any order: BLAKE2b (RFC 7693) of 16 bytes. Digests are not stored, so only samples with equal sizes and
-CRC-32C are read.
+Keys, labels and numbers are not content. The content of a sample is the first of these that the sample has:
+
+1. its images, audio, video and arrays
+2. its texts
+3. its other bytes
+4. its JSON
+
+Two samples are duplicates if their content has the same digests, in any order. A digest is a BLAKE2b (RFC 7693) of 16
+bytes. Only samples with equal sizes and CRC-32C are read to compute digests, because digests are not stored.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# multipliers must be odd
+# odd numbers, as the hash requires
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -41,7 +46,7 @@ class Content(NamedTuple):
     """The content of samples.
 
     Attributes:
-        ranks: uint8 [samples]; only samples of equal rank can be duplicates.
+        ranks: For each sample, the kind of its content as uint8. Samples of different rank are never duplicates.
     """
 
     rows: Rows
@@ -54,9 +59,9 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a number for each sample, equal for duplicates; 0 if the sample has no content.
+        """Return a number for each sample. Duplicates have equal numbers. Without content, it is 0.
 
-        `sizes` and `crcs` contain one value for each of `rows`. `crcs` is None if unknown.
+        `sizes` and `crcs` have one value for each of `rows`. If `crcs` is None, only sizes are compared.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -69,9 +74,9 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, in any order.
+        """Return the groups of duplicates, in any order.
 
-        `digests` has a digest per row, which is empty if the payload is unreadable.
+        `digests` has a digest for each row, or b"" if a payload cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
@@ -95,8 +100,7 @@ def find_content(
 ) -> Content:
     """Return the content of samples.
 
-    `others` are fields of labels or numbers. The last sample of a damaged shard may have fewer codes than `counts`
-    says.
+    `others` are the fields with labels or numbers. In a damaged shard, the last sample may lack some `codes`.
     """
     ranks = np.full(len(fields), _NO_RANK, np.uint8)
     for code, name in enumerate(fields):
@@ -110,7 +114,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return a field's rank; the fields of the lowest rank are the content of a sample."""
+    """Return the rank of a field. The fields with the lowest rank are the content of a sample."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
@@ -124,7 +128,7 @@ def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def combine_digests(digests: Iterable[bytes]) -> bytes:
-    """Return one digest for all payloads; empty if any payload is unreadable."""
+    """Combine the digests of several payloads. Return b"" if any payload cannot be read."""
     parts = sorted(digests)
     if len(parts) == 1 or b"" in parts:
         return parts[0]
@@ -142,17 +146,17 @@ def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
 
 
 def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
-    """Return the content of a shard's samples; see `recorded_labels`."""
+    """Return the content of a shard's samples. `labels` are the fields from `recorded_labels`."""
     numbers = (name for name, kind in index.kinds.items() if kind != "bytes")
     return find_content(index.names, {*labels, *numbers}, index.codes, index.counts)
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Return the digest of some samples' content; empty if it is unreadable."""
+    """Return the digest of the content of some samples. A digest is b"" if the content cannot be read."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
-    with open_shard(path) as shard:  # a compressed shard can only be read in sequence
+    with open_shard(path) as shard:  # sort, because a compressed shard can only be read in sequence
         for row in sorted(chain.from_iterable(rows), key=index.offsets.__getitem__):
             digest = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
             try:

@@ -1,6 +1,6 @@
-"""Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
+"""Expand a name into datasets. It can be a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists form a separate dataset, because their run may be unfinished.
+Shards that no dataset file lists are a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 _SPLIT_MARK = "{split}"
-_SPLIT_STAND_IN = "\ue000"  # replaces {split} while a pattern is parsed
+_SPLIT_STAND_IN = "\ue000"
 _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, as arguments of `find_dataset`. Some of them may not exist.
+    """Return the datasets that a name stands for, as arguments of `find_dataset`. They need not exist.
 
-    Shards in a list form one dataset, except shards that a dataset file in the list contains.
+    The shards in a list are one dataset. Shards of a dataset file in the same list are not repeated.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,13 +69,13 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder that are splits of the run `made`."""
+    """Return the dataset files in a folder that are splits of the same run as `made`."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run, in its folder or (`{split}/NAME`) next to it."""
+    """Return the other splits of a dataset's run, in the same folder or in folders next to it (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
@@ -97,7 +97,7 @@ def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, Datas
 
 
 def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a glob or `{split}` matches, else `dataset` itself."""
+    """Return the datasets that a glob or a pattern with `{split}` matches. For other names, return `[dataset]`."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
@@ -105,7 +105,7 @@ def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
-    """Return the range that a dataset file records, or None."""
+    """Return the range that a dataset file records as pattern, or None."""
     if not _RANGE_PATTERN.fullmatch(file.pattern):
         return None
     try:
@@ -173,7 +173,7 @@ def _splits_of(text: str) -> list[DatasetLike]:
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match `{split}`, by split, perhaps from several runs."""
+    """Return all datasets that match a pattern with `{split}`, by split. They may belong to several runs."""
     if is_web(text):
         raise InvalidRequest(
             text, "{split} on the web, where folders cannot be listed", expected="the name of one dataset"
@@ -205,7 +205,7 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
     runs: list[set[str]] = []
     for record in made.values():
         splits = {*record.splits}
-        overlapping = [run for run in runs if run & splits]  # an update may have added splits
+        overlapping = [run for run in runs if run & splits]
         runs = [*(run for run in runs if run not in overlapping), splits.union(*overlapping)] if splits else runs
     if not runs:
         foreign_splits = {split for split, _ in files if split not in made} if made else set()

@@ -19,7 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """A feature of TFRecords. With `lacking`, some samples lack the feature; a single value then has a default."""
+    """A feature of TFRecords. If some samples lack the feature, `lacking` is true and a single value gets a default."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False
@@ -27,11 +27,11 @@ class TfFeature:
 
     @property
     def default(self) -> str | int:
-        """The value that the parser returns for a sample without the feature."""
+        """The value that the parser returns if a sample lacks the feature."""
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return the parser's argument as Python source."""
+        """Return the feature as Python source, as an argument of TensorFlow's parser."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
@@ -39,7 +39,7 @@ class TfFeature:
 
     @classmethod
     def parse(cls, text: str) -> TfFeature:
-        """Return the feature that `encode` wrote.
+        """Return the feature with this Python source.
 
         Raises:
             ValueError: The text is invalid.
@@ -58,10 +58,12 @@ _FEATURE_BY_TEXT = {feature.encode(): feature for feature in _ALL_FEATURES}
 def tf_features(
     fields: Mapping[str, int], kinds: Mapping[str, FeatureType], samples: int, lists: Collection[str] = ()
 ) -> dict[str, TfFeature]:
-    """Return the features of samples and their key.
+    """Return the features of samples, including the key.
 
-    `fields` counts the samples with each field, `kinds` has types other than bytes, and `lists` has fields with several
-    values.
+    Args:
+        fields: How many samples have each field.
+        kinds: Types of the fields that are not bytes.
+        lists: Fields with several values.
     """
     features = {"__key__": TfFeature()}
     for name in sorted(fields, key=to_bytes):

@@ -1,9 +1,8 @@
 """Find the shards of one dataset.
 
-Web servers cannot list files, so a range of URLs needs an end. No dataset file can cause reads outside the user's
-folder.
-
-Ranges and globs also match the names in a dataset file of the same folder, so that missing shards are reported.
+A range or glob also matches names in a dataset file of the same folder, so that missing shards are reported. On the
+web, a range needs an end, because web servers cannot list files. A dataset file can never cause reads outside the
+folder that the user named.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, Dots
 
 
-_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only: `int` rejects digits such as superscripts
+_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only, because `int` rejects digits such as superscripts
 _MAX_LISTED_MISSING = 1000
-_MAX_PROBED_FILES = 8  # files to check for shard content, per numbered series: the first files may be empty
+_MAX_PROBED_FILES = 8
 _RANGE_MARKS = "{<%"
 _GLOB_MARKS = "*?["
 _PRINTF_RANGE = re.compile(r"%\d*d", re.ASCII)
@@ -60,15 +59,15 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` defines where keys end in member names, if the dataset file does not record this. With None, the sidecars
-    decide.
+    `dots` selects the dot of member names where keys end, if the dataset file does not record it. With None, the
+    sidecars decide.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. With `lacking`, return missing shards of a range as `missing`."""
+    """Find the shards of a dataset. With `lacking`, a range may have missing shards, which become `missing`."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not lacking:
@@ -110,7 +109,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
 
 
 def expand_glob(name: str) -> list[str]:
-    """Return the matches of a glob in natural order. In a store, only file names can be globs."""
+    """Return the files that match a glob, in natural order. In a store, only file names can be globs."""
     if not is_url(name):
         return sorted(glob.glob(name), key=natural_key)
     folder, last = folder_of(name), base_name(name)
@@ -143,13 +142,13 @@ def _from_address(name: str) -> StoredDataset:
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts `s-9` before `s-10`."""
+    """Return a sort key that puts `s-9` before `s-10`."""
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(_DIGITS.split(name))]
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
-    # A glob may match sidecars of `train-00000-of-01024`, too.
+    # A glob may also match the sidecars of `train-00000-of-01024`.
     names = [name for name in names if name not in sidecars] or names
     sizes = [*lookup.plain_sizes(names)]
     for name in names:
@@ -174,7 +173,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Reject a broken link, which git-annex and DVC create for unfetched files."""
+    """Raise an error for a broken link, because git-annex and DVC use such links for files that were not fetched."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
         raise InvalidRequest(
             path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
@@ -206,7 +205,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    Files such as `train-00000-of-01024` may be a TensorFlow checkpoint, so their first bytes are checked.
+    A file such as `train-00000-of-01024` may be part of a TensorFlow checkpoint, so its first bytes are checked.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -246,7 +245,7 @@ def _from_pattern(text: str) -> StoredDataset:
         _check_range(pattern)
     present = select(existing or [])
     file, listed, recorded = _find_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
-    if existing is None and not listed:  # reading a missing shard raises an error later
+    if existing is None and not listed:  # reading a shard that does not exist raises an error later
         first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
         present = [pattern.shard(index) for index in range(count)] if is_file(first) else []
     elif not present and not any(mark in text for mark in _RANGE_MARKS):
@@ -317,13 +316,13 @@ def _from_dataset_file(path: str) -> StoredDataset:
         raise InvalidRequest(path, os_error_text(error), expected=EXPECTED_DATASET, remedy=remedy) from None
     names, is_own = parse_listed_shards(data, path)
     folder = folder_of(path)
-    if not is_url(path):  # stores have no links
+    if not is_url(path):
         check_folders_inside(path, {os.path.dirname(name) for name in names})
     return make_dataset([join(folder, name) for name in names], path, folder, has_own_file=is_own, is_whole=True)
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Check that no subfolder is a link to a folder outside the dataset file's folder."""
+    """Raise an error if a subfolder is a link to a folder outside the dataset file's folder."""
     folder = os.path.dirname(path)
     root = os.path.join(os.path.realpath(folder or "."), "")
     for subfolder in sorted(folders - {""}):
@@ -336,20 +335,20 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
     """Return whether a file is a dataset file, which may be damaged.
 
-    With `listed`, raise an error if the file is unreadable.
+    With `listed`, raise an error if the file cannot be read.
     """
     return _read_dataset_file(path, listed=listed) is not None
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shard names in a dataset file, which may be damaged; empty for other files."""
+    """Return the shard names in a dataset file, or an empty set for other files. The file may be damaged."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # perhaps "missing" where listing is not allowed
+    except (OSError, AccessRefused) as error:  # without permission to list, the object may also be missing
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -357,7 +356,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield the default names of a dataset file for these shards."""
+    """Yield the names that a dataset file of these shards has by default."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -366,7 +365,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file of these shards if the file is damaged."""
+    """Return the path of the shards' dataset file if it is damaged, else None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -377,7 +376,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Reject shards whose dataset file is damaged."""
+    """Raise an error if the shards have a damaged dataset file."""
     if (path := damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
@@ -387,8 +386,8 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    If no file lists all shards, return a file with a default name that lists some shards or is damaged. At a URL, only
-    default names are tried, because a folder may be large.
+    If no file lists all shards, return a file with a default name that lists some of them or is damaged. In stores,
+    only default names are tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (
@@ -401,7 +400,7 @@ def _find_dataset_file(
         except AccessRefused:
             if name in list_folder_names(folder):
                 raise
-            continue  # perhaps "missing" where listing is not allowed
+            continue
         if data is None:
             continue
         listed, recorded = parse_local_shards(data)

@@ -1,11 +1,10 @@
-"""Compute how much memory a Parquet file needs, before pyarrow decodes it.
+"""Compute how much memory a Parquet file needs, before pyarrow decodes the file.
 
-A small file can expand to terabytes when it is decoded. The cause can be sizes in the footer or in a page header, many
-dictionary indices of one long text, or levels that declare a million values null. The memory and time of this module
-are proportional to the file's size.
+A small file can expand to terabytes. This can be caused by sizes in the footer or in a page header, by many
+dictionary indices of one long text, or by levels that declare a million values null.
 
-Numbers must have the type that Parquet specifies, and struct fields must not repeat. Otherwise other readers could read
-unchecked pages.
+Numbers must have the type that Parquet specifies, and the fields of a struct must not repeat. Otherwise, pyarrow
+could read pages that were not checked.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -21,36 +20,36 @@ PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
-_MAX_DEPTH = 12  # depth of nested Thrift structs and lists
-_MAX_VALUES = 2**19  # maximum values in a struct and its nested structs
-_MAX_CHUNKS = 2**16  # maximum column chunks (columns times row groups); pyarrow needs a kilobyte for each
+_MAX_DEPTH = 12
+_MAX_VALUES = 2**19
+_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each chunk
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # field numbers of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a schema element
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
 _COLUMNS, _GROUP_ROWS = 1, 3  # field numbers of a row group
-_CHUNK = 3  # field number of the chunk of a column in a row group; below, the field numbers of the chunk
+_CHUNK = 3  # field number of a column's chunk in a row group
 _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
 # field numbers of a page header
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# DELTA_BYTE_ARRAY (7) is excluded: an empty value can repeat a megabyte of the previous value.
+# DELTA_BYTE_ARRAY (7) is excluded, because an empty value can repeat a megabyte of the previous value.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
-_FIXED = 7  # FIXED_LEN_BYTE_ARRAY
+_FIXED = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
-_LEVEL_BYTES = 4  # two levels per value
-_Struct = dict[int, tuple[int, Any]]  # maps a field's number to its type and value
+_LEVEL_BYTES = 4  # two levels for each value
+_Struct = dict[int, tuple[int, Any]]  # type and value of each field, by field number
 
 
 class ParquetLeaf(NamedTuple):
     """A leaf column.
 
     Attributes:
-        path: Names from the top level down, joined by dots.
-        width: Bytes per value in memory; for text, bytes per offset.
+        path: Names from the top level to the leaf, joined by dots.
+        width: Bytes in memory for each value. For text, bytes for each offset.
     """
 
     path: str
@@ -65,7 +64,7 @@ class ParquetFooter(NamedTuple):
     """The content of a footer.
 
     Attributes:
-        chunks: For each row group, the number of rows and the metadata of each leaf.
+        chunks: For each row group, the number of rows, and the metadata of each leaf.
     """
 
     rows: int
@@ -75,11 +74,11 @@ class ParquetFooter(NamedTuple):
 
 
 class LeafMemory(NamedTuple):
-    """The memory that a leaf needs.
+    """The memory that a leaf column needs.
 
     Attributes:
-        values: Number of values, with nulls and empty lists.
-        coded: Whether values are dictionary indices, so that text can be larger than the pages.
+        values: Number of values, including nulls and empty lists.
+        coded: Whether values are dictionary indices, so that decoded text can be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -89,7 +88,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Upper bound in bytes, if the text of dictionaries is not copied."""
+        """Maximum number of bytes, if the text of dictionaries is not copied."""
         return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
@@ -115,10 +114,10 @@ def parse_footer(data: bytes) -> ParquetFooter:
 
 
 def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
-    """Return the memory that each leaf needs.
+    """Return the memory that each leaf column needs.
 
     Raises:
-        ValueError: Page headers contradict the footer.
+        ValueError: A page header contradicts the footer.
     """
     if sum(_number(chunk, _CHUNK_SIZE, _I64) for _, chunks in footer.chunks for chunk in chunks) > len(data):
         raise ValueError("columns that share pages")  # decoding shared pages for each column would take too long
@@ -145,7 +144,7 @@ def _leaves_below(
     if len(names) > _MAX_NESTING or (names and not count):
         raise ValueError("columns nested too deeply, or an empty group")
     for _ in range(count):
-        element = next(elements, {})  # {} has no name, so `_text` raises an error
+        element = next(elements, {})
         path = (*names, _text(element, _NAME).decode("utf-8", "backslashreplace"))
         is_repeated = repeated or (_REPEATS in element and _number(element, _REPEATS, _I32) == _REPEATED)
         if _TYPE not in element:
@@ -185,7 +184,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
     is_dictionary = False
     offset = _number(chunk, _DATA_OFFSET, _I64)
     if _DICTIONARY_OFFSET in chunk and (dictionary_offset := _number(chunk, _DICTIONARY_OFFSET, _I64)):
-        offset = min(offset or dictionary_offset, dictionary_offset)  # without rows, the data page offset is 0
+        offset = min(offset or dictionary_offset, dictionary_offset)
     end = offset + _number(chunk, _CHUNK_SIZE, _I64)
     if end > len(data):
         raise ValueError("pages outside the file")
@@ -289,7 +288,7 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and values of a list. Each value takes at least a byte, which limits `count`."""
+        """Return the type and the values of a list. Each value takes at least a byte, which limits `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, kind = byte >> 4, byte & 15
@@ -302,7 +301,7 @@ class _ThriftReader:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:  # nearly all numbers have one byte
+        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:
             self.offset += 1
             return byte
         number, self.offset = read_varint(self._data, self.offset, len(self._data))

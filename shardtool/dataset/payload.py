@@ -1,4 +1,4 @@
-"""Interpret untrusted payloads for display."""
+"""Interpret payloads for display. The payloads are untrusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardtool.format.varint import count_varints, encode_varint
 from shardtool.names import IMAGE_ENDINGS
 
 MAX_INSPECTED_IMAGE_BYTES = 2**26
-MAX_JSON_NESTING = 100  # levels of nesting; Python's recursion limit is 1000
+MAX_JSON_NESTING = 100  # Python's recursion limit is 1000
 MAX_TEXT_BYTES = 2**20
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
@@ -31,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the type that a field name suggests, such as `image`."""
+    """Return the content type that a field name suggests, such as `image`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -51,7 +51,10 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return a short payload of a TFRecord `kind` as number, numbers or text; None for binary data."""
+    """Return a short payload as a number, a list of numbers, or text. Return None for binary data.
+
+    `kind` is the TFRecord type of the field.
+    """
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -75,12 +78,12 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers in a TFRecord feature of `kind` `int64` or `float`, packed or not.
+    """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    If `count` is None, `data` is interpreted as packed if possible.
+    The numbers may be packed or not. Without `count`, they are read as packed if possible.
 
     Raises:
-        ValueError: `data` contains no such numbers.
+        ValueError: `data` does not contain such numbers.
     """
     if kind == "float":
         packed = len(data) % 4 == 0 and count in (None, len(data) // 4)
@@ -88,11 +91,11 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
         packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
         return decode_numbers(data, kind)
-    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # the numbers are one packed part of a list
+    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the name of a label, and its number if the label is a number."""
+    """Return the name of a label. If the label is a number, also return the number."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -102,7 +105,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return width, height and mode from an image header, or a description of its problem."""
+    """Return the width, height and mode of an image from its header, or a text that describes the problem."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage
@@ -116,9 +119,9 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None if unknown.
+    """Return the seconds of audio or video from the headers of WAV, FLAC, MP3, Ogg or MP4. Return None if unknown.
 
-    The first few thousand of `length` bytes are enough `data`, except for Ogg and some MP4.
+    `data` need only be the first few thousand of all `length` bytes, except for Ogg and some MP4 files.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533, RFC
     7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
@@ -127,7 +130,8 @@ def duration_s(data: bytes, length: int) -> float | None:
     if data[:4] == b"RIFF":
         seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        stream_info = int.from_bytes(data[18:26], "big")  # first 20 bits: sample rate; last 36: samples
+        # the first 20 bits are the sample rate, the last 36 the number of samples
+        stream_info = int.from_bytes(data[18:26], "big")
         seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
         seconds = _ogg_seconds(data) if len(data) == length else 0.0
@@ -145,7 +149,7 @@ def _wav_seconds(start: bytes, length: int) -> float:
         if start[at : at + 4] == b"data":
             return min(size, length - at - 8) / rate if rate else 0.0
         if start[at : at + 4] == b"fmt ":
-            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # the number of bytes per second
+            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # number of bytes per second
         at += 8 + size + size % 2
     return 0.0
 
@@ -170,7 +174,6 @@ def _mp4_seconds(data: bytes) -> float:
     return 0.0
 
 
-# Layer III of MPEG-2 and 2.5, and of MPEG-1.
 _KILOBITS = (
     (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -186,7 +189,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
         size += 10
     head = int.from_bytes(data[size : size + 4], "big")
     version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    halved = {3: 0, 2: 1, 0: 2}.get(version)  # rate divisor, as a power of two
+    halved = {3: 0, 2: 1, 0: 2}.get(version)  # divisor of the rate, as a power of two
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
@@ -199,7 +202,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return the parsed JSON, or None if it is invalid. Deep nesting raises RecursionError."""
+    """Return parsed JSON, or None if the JSON is invalid. Deep nesting raises `RecursionError`."""
     try:
         document: object = json.loads(data)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Read a damaged shard past the damage.
+"""Read the rest of a damaged shard.
 
-A tar does not record which members form a sample. A sample next to a lost range therefore counts as complete only if it
-has every field that occurs in the shard.
+A tar does not record which members belong to a sample. If a range was lost, a sample next to the range counts as
+complete only if it has every field of the shard.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LostRange(NamedTuple):
     """A range of a shard that could not be read.
 
     Attributes:
-        end: Offset at which reading continues; -1 if the rest of the shard is lost.
-        name: For tar, the name in the damaged header, if it is plausible.
+        end: Offset where reading continues, or -1 if the rest of the shard is lost.
+        name: For tar, the name in the damaged header if the name looks valid.
     """
 
     start: int
@@ -40,7 +40,7 @@ class LostRange(NamedTuple):
 
 
 def error_text(error: CorruptShard) -> str:
-    """Return an error without location and advice."""
+    """Return the text of an error without location and advice."""
     return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
 
 
@@ -77,7 +77,7 @@ def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: Corrup
     try:
         block = bytes(shard.read(error_offset, tar_write.TAR_BLOCK_BYTES))
         end = tar_read.next_header(shard.read, error_offset, error_offset + (error_offset == start), shard.size)
-    except CorruptShard:  # a compressed shard cannot be read past the damage
+    except CorruptShard:
         return LostRange(start, -1, error_text(error))
     return LostRange(start, -1 if end is None else end, error_text(error), tar_read.damaged_name(block))
 

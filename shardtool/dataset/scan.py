@@ -1,7 +1,7 @@
-"""Scan a shard of any tool in a worker, and return the content as columns.
+"""Scan a shard of any tool in a worker, and return its content as columns.
 
-A sample is a run of members with the same key (WebDataset's rule; a leading `./` is ignored), or a TFRecord. Payloads
-are read only for checksums.
+A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
+ignored. Payloads are read only to compute checksums.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shardtool.values import BLOCK_BYTES, Dots, FeatureType
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Return the indices of the first two parts of each sample with interleaved fields.
+    """Return the positions of the first two parts of each sample with interleaved fields.
 
-    If two parts have a common field, they are duplicates; then the list is empty.
+    If two parts have a field in common, they are samples with the same key. The list is then empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -43,29 +43,30 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     return [*interleaved.values()]
 
 
-_FILE_NAME_FEATURE = b"image/filename"  # key in TensorFlow's image datasets
+_FILE_NAME_FEATURE = b"image/filename"
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
 _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# A scan may need as much memory as a plain shard has bytes, or perhaps a thousand times the size of a compressed shard.
+# A scan may need as much memory as a plain shard has bytes, but perhaps a thousand times the size of a compressed
+# shard.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
-_MEMORY_CHECK_BYTES = 2**22  # bytes of a shard between two memory checks
+_MEMORY_CHECK_BYTES = 2**22
 _MAX_VARINT_BYTES = 11
 _MAX_FIELD_NAMES = 2**16  # the fingerprint encodes field names as uint16
-_MAX_LISTED_DAMAGE = 100  # maximum per kind of damage and shard
+_MAX_LISTED_DAMAGE = 100
 
 
 class ShardScanTask(NamedTuple):
     """A shard to scan.
 
     Attributes:
-        checksum: Whether to compute the CRC-32C of payloads and file.
-        salvage: Whether to skip damage and keep the complete samples.
+        checksum: Whether to compute the CRC-32C of the payloads and of the file.
+        salvage: Whether to continue after damage and keep the complete samples.
     """
 
     path: str
@@ -75,10 +76,10 @@ class ShardScanTask(NamedTuple):
 
 
 class UnrecognisedMember(NamedTuple):
-    """A tar member that is not part of a sample.
+    """A tar member that does not belong to a sample.
 
     Attributes:
-        name: Name without a leading `./`.
+        name: The name without a leading `./`.
     """
 
     offset: int
@@ -94,7 +95,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first value of a feature that is a list, or has another type."""
+    """The first value of a feature that is a list or has a different type than before."""
 
     sample: int
     kind: FeatureType
@@ -106,27 +107,27 @@ class ShardScan:
     """The content of a shard, as columns.
 
     Attributes:
-        size: Bytes of the file; -1 for a compressed file, whose offsets count decompressed bytes.
-        starts: int64 per sample, offset of the first record.
-        sizes: int64 per sample, bytes of all records with padding.
-        counts: uint32 per sample, number of fields.
-        codes: uint32 per field, indices into `names`.
+        size: Size of the file in bytes, or -1 for a compressed file. Offsets in a compressed file count decompressed
+            bytes.
+        starts: int64, offset of each sample's first record.
+        sizes: int64, size of each sample in bytes, including padding.
+        counts: uint32, number of fields of each sample.
+        codes: Name of each field, as an index into `names` (uint32).
         kinds: Type of each name: `bytes`, `int64` or `float`.
-        offsets: int64 per field, offset of the payload.
-        lengths: int64 per field, length of the payload.
-        crcs: uint32 per field, CRC-32C of the payload; empty without checksums.
-        nonzero_padding: With checksums, the first offsets of nonzero padding.
-        digest: The content fingerprint; None if unknown, for example for floats.
-        text_rows: With checksums, uint64 rows of the fields whose payload is one integer.
-        text_lengths: uint8 per row in `text_rows`, length of the integer as text.
-        text_crcs: uint32 per row in `text_rows`, CRC-32C of the integer as text.
-        unrecognised: Members outside samples, such as folders.
-        ambiguous_headers: Offset and problem of headers that tar readers interpret differently.
-        conflicts: For TFRecord, by field code: the first value whose type differs or, if all types are equal, the first
-            list.
+        offsets: Offset of each payload, as int64.
+        lengths: Length of each payload, as int64.
+        crcs: CRC-32C of each payload, as uint32. Empty without checksums.
+        nonzero_padding: Offsets of padding that is not zero. Needs checksums.
+        digest: The content fingerprint, or None if unknown, for example for floats.
+        text_rows: Rows of the fields whose payload is one integer, as uint64. Needs checksums.
+        text_lengths: Length of each such integer as text, as uint8.
+        text_crcs: CRC-32C of each such integer as text, as uint32.
+        unrecognised: Members that belong to no sample, such as folders.
+        ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
+        conflicts: For TFRecord, a value by field code: the first value of another type, or else the first list.
         list_rows: For TFRecord, the rows with a complete list (see `ExampleFeature.whole`).
-        lost: With `salvage`, unreadable ranges.
-        incomplete: With `salvage`, offset, key and problem of each excluded sample.
+        lost: With `salvage`, the ranges that could not be read.
+        incomplete: With `salvage`, offset, key and problem of each sample that is left out.
     """
 
     path: str
@@ -171,7 +172,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard, up to the first damage unless `salvage` is set."""
+    """Scan a shard. Without `salvage`, the scan stops at the first damage."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.packing) if kind.packing else file_class(task.path) as shard:
@@ -239,7 +240,7 @@ def _content_digest(scan: ShardScan) -> int:
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
     rank = {code: position for position, code in enumerate(sorted(range(len(scan.names)), key=scan.names.__getitem__))}
-    ordered: dict[bytes, list[int] | None] = {}  # None means already sorted
+    ordered: dict[bytes, list[int] | None] = {}
     end = 0
     for count in scan.counts:
         first, end = end, end + count
@@ -257,7 +258,7 @@ def _content_digest(scan: ShardScan) -> int:
 
 
 def index_text(name: bytes) -> str:
-    """Return a key or field, percent-encoded if it is not UTF-8."""
+    """Return the name of a key or field as text. If it is not UTF-8, percent-encode it."""
     return name.decode() if is_utf8(name) else quote_name(name)
 
 
@@ -277,7 +278,7 @@ class _ScanMemory:
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
         self._text_bytes = self._keys = self._names = self._members = self._rows = 0
-        self._has_long_name = False  # if true, names are counted once per use, because tables repeat long names
+        self._has_long_name = False  # if true, names are counted at each use, because tables repeat long names
 
     def check(self, end: int) -> int:
         scan = self._scan
@@ -465,5 +466,5 @@ def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_re
     earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)
-    if feature.whole:  # a complete list never has exactly one value
+    if feature.whole:
         scan.list_rows.append(len(scan.codes))

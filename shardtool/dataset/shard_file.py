@@ -1,7 +1,7 @@
-"""Read the bytes of one shard, compressed or not, and detect its format.
+"""Read the bytes of one shard, which may be compressed, and detect its format.
 
-The file name determines the format. For names like `train-00000-of-01024`, and for blobs in a store, the first bytes
-determine the format.
+The file name determines the format. If a name does not show a format, such as `train-00000-of-01024`, the first bytes
+of the file determine the format.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # bytes decompressed per step; damage loses a whole step
+_STEP_BYTES = 2**14  # bytes decompressed in one step, which are lost together if they are damaged
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB; `xz -9` needs half of this limit
+_MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB, but `xz -9` needs only half of this limit
 
 
 class ShardFile:
-    """The bytes of one shard. Reading through a window gets many headers with one request.
+    """The bytes of one shard.
 
-    A read far from the window fetches only a few bytes.
+    Bytes are read into a window, so that one request gets many headers. A read far from the window gets only a few
+    bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +59,7 @@ class ShardFile:
         self._start, self._window = 0, b""
 
     def stream(self) -> BufferedReader:
-        """Open the shard as a Python file at its start; the caller closes the file."""
+        """Open the shard as a Python file. The caller must close the file."""
         with raising_machine_errors(self.path):
             return self._file.stream()
 
@@ -69,7 +70,7 @@ class ShardFile:
         self._file.close()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        """Return `length` bytes at `offset`, or fewer at the end of the file."""
         position = offset - self._start
         if position >= 0 and position + length <= len(self._window):
             return self._window[position : position + length]
@@ -80,7 +81,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # `try`, because a context manager would take as long as the read
+        try:  # no context manager, because it would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -93,19 +94,19 @@ class ShardFile:
 class ChecksummedFile(ShardFile):
     """The bytes of one shard, and its CRC-32C.
 
-    Each block is added to the CRC while the block is in the CPU cache. The result of `read` is valid until the next
-    call.
+    The CRC of a block is computed while the block is in the CPU cache. The result of `read` is valid only until the
+    next call.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        # `_crc` covers the bytes before `_end`; `_held` is the number of bytes in the window
+        # `_crc` covers the bytes before `_end`; the window has `_held` bytes
         self._crc = self._end = self._held = 0
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        """Return `length` bytes at `offset`, or fewer at the end of the file."""
         position = offset - self._start
         if position >= 0 and position + length <= self._held:
             return self._view[position : position + length]
@@ -128,13 +129,13 @@ class ChecksummedFile(ShardFile):
         super().__exit__()
 
     def crc(self) -> int:
-        """Read the remaining bytes, and return the CRC-32C of the file."""
+        """Read the rest of the file, and return the CRC-32C of the file."""
         while self._fill(0):
             pass
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block into the window at `position` (0 replaces the window). Return the block's length."""
+        """Read a block to `position` of the window, and return its length. At position 0, it replaces the window."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -149,7 +150,7 @@ class ChecksummedFile(ShardFile):
 
 
 class _XzStream:
-    """Decompresses xz files, which may have several streams; pyarrow has no xz codec."""
+    """Decompresses xz files, because pyarrow cannot. A file may consist of several streams."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._packed = file, b""
@@ -186,9 +187,9 @@ class _XzStream:
 
 
 class CompressedFile:
-    """The bytes of a compressed shard, read sequentially. Only bytes kept by `hold` can be read again.
+    """The bytes of a compressed shard, which can only be read in sequence. Bytes kept by `hold` can be read again.
 
-    If `packing` is None, the compression is detected. `packed_size` is the size of the file.
+    If `packing` is None, the compression is detected. `packed_size` is the size of the compressed file.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -196,9 +197,9 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).packing
-        with ShardFile(path) as shard:  # this call does not open FIFOs
+        with ShardFile(path) as shard:  # never blocks on a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
-        self._stream: Any  # any object with `read` and `close`
+        self._stream: Any
         try:
             if packing == "xz":
                 self._stream = _XzStream(self._file)
@@ -222,12 +223,12 @@ class CompressedFile:
         try:
             self._stream.close()
         finally:
-            self._file.close()  # pyarrow leaves the file open after damaged data
+            self._file.close()  # pyarrow does not close the file after damaged data
             if self._held is not None:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Keep a range in a temporary file until the next call, and return the file."""
+        """Keep a range of bytes in a temporary file until the next call. Return the temporary file."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -250,7 +251,7 @@ class CompressedFile:
         return self._held
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end."""
+        """Return `length` bytes at `offset`, or fewer at the end."""
         if self._held is not None and self._held_start <= offset < self._held_end:
             block = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
             return block if len(block) == length else block + self.read(offset + len(block), length - len(block))
@@ -271,7 +272,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in constant steps, so that damage always loses the same bytes."""
+        """Decompress in steps of constant size, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -287,14 +288,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened, or must be fetched first."""
+    """Return the error for a shard that cannot be opened, perhaps because it was not fetched."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Describe why a shard is missing, and how to get the shard."""
+    """Return why a shard is missing, and how to get it."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -303,7 +304,7 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 
 def open_shard(path: str) -> ShardFile | CompressedFile:
-    """Open a shard, compressed or not."""
+    """Open a shard, which may be compressed."""
     packing = detect_kind(path).packing
     return CompressedFile(path, packing) if packing else ShardFile(path)
 
@@ -314,19 +315,19 @@ def is_compressed(path: str) -> bool:
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return the format and compression of a shard by its name or, if that is ambiguous, its first bytes."""
+    """Return the format and compression of a shard from its name, or from its first bytes if the name is ambiguous."""
     if kind := parse_shard_name(base_name(path)):
         return kind
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # raises no error: the shard may be missing or damaged
+        return ShardName("tfrecord")  # no error, because the shard may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a clearer error if the shard's name is wrong."""
+    """Return `error`, or an error that the name of the shard does not match its content."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -338,7 +339,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
 
 
 def detect_kind_by_content(path: str) -> ShardName | None:
-    """Return the kind of a shard from its first bytes; None for other and empty files."""
+    """Return the format and compression of a shard from its first bytes, or None if they are unknown."""
     try:
         start, _ = read_head(path, tar_write.TAR_BLOCK_BYTES)
     except OSError as error:

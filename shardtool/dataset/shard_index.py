@@ -1,7 +1,7 @@
 """The index of one shard as columns.
 
-The index comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
-(`written_index`).
+An index comes from a sidecar (`parse_sidecar`), from a scan (`scanned_index`), or from the worker that wrote the
+shard (`written_index`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # After `for_reading`, offsets are int32 for shards below 2 GiB.
+    # `for_reading` makes offsets int32 for shards below 2 GiB.
     Offsets = NDArray[np.int64]
 
 
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# replaces NUL in keys of other tools; shardtool's keys never contain this byte, which is invalid UTF-8
+# Replaces NUL in keys of other tools. No key of shardtool contains this byte, because it is invalid UTF-8.
 _NUL_SUBSTITUTE = b"\xff"
-_MAX_DECODED_PER_KEY = 8  # if a block has at most this many keys per requested key, decode the whole block
+_MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if it has at most this many keys per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -59,18 +59,18 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_ends: [samples + 1], start of each key in `keys`, then the length of `keys`.
-        starts: [samples], offset of each sample's first record.
-        sizes: [samples], bytes from `starts` to the end of the sample's last record.
-        firsts: [samples + 1], each sample's first row in the columns of fields, then the number of rows.
-        codes: [fields], the name of each field as an index into `names`.
-        offsets: [fields], offset of each payload in the shard.
-        lengths: [fields], length of each payload in bytes.
-        crcs: uint32 [fields], CRC-32C of each payload; None if unknown.
-        kinds: After a scan of a TFRecord, the type of each field: `bytes`, `int64` or `float`.
+        key_ends: Start of each key in `keys`, followed by the length of `keys`.
+        starts: Offset of the first record of each sample.
+        sizes: Size of all records of each sample in bytes.
+        firsts: Number of the first field of each sample, followed by the number of all fields.
+        codes: Name of each field, as an index into `names`.
+        offsets: Offset of each field's payload in the shard.
+        lengths: Length of each field's payload in bytes.
+        crcs: CRC-32C of each field's payload as uint32, or None if unknown.
+        kinds: After a scan of a TFRecord, the type of each name: `bytes`, `int64` or `float`.
         metadata: The other columns of the sidecar, each in one chunk. Text columns may be dictionary-encoded.
-        walk: The scan that the index was created from, if any.
-        damage: The error in the sidecar that required a scan.
+        walk: The scan that the index was created from, or None.
+        damage: The error in the sidecar if the shard was scanned instead, or None.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -95,17 +95,17 @@ class ShardIndex:
 
     @property
     def counts(self) -> Offsets:
-        """Number of fields of each sample, [samples]."""
+        """Number of fields of each sample."""
         return np.diff(self.firsts)
 
     @property
     def key_sizes(self) -> Offsets:
-        """Bytes of each key, [samples]."""
+        """Length of each key in bytes."""
         return np.diff(self.key_ends)
 
     @property
     def error(self) -> CorruptShard | None:
-        """The error that ended the scan early, if any."""
+        """The error that ended the scan early, or None."""
         return None if self.walk is None else self.walk.error
 
     @property
@@ -119,12 +119,12 @@ class ShardIndex:
         return 2 if SHARD_COLUMN.name in self.schema.names else 1
 
     def owners(self) -> NDArray[np.int64]:
-        """Return the sample of each field."""
+        """Return the sample number of each field."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     @cached_property
     def table(self) -> pa.Table:
-        """The sidecar's columns without the shard's name; text columns may be dictionary-encoded."""
+        """The columns of the sidecar without the shard's name. Text columns may be dictionary-encoded."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
@@ -160,13 +160,12 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples. `rows` must ascend."""
+        """Return the keys of some samples. `rows` must be ascending."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
-        # decoding the whole block takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
-            if len(text) == ends[-1] - block_start:  # if all keys are ASCII, offsets in bytes are offsets in characters
+            if len(text) == ends[-1] - block_start:
                 return [text[start - block_start : end - block_start] for start, end in zip(starts, ends, strict=True)]
         return [str(keys[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
@@ -176,12 +175,12 @@ class ShardIndex:
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def keys_with_nul(self) -> bytes:
-        """Return all keys, each followed by a NUL; other NULs become another byte."""
+        """Return all keys, each followed by a NUL byte. A NUL inside a key is replaced."""
         text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
         return np.insert(text, self.key_ends[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
-        """Return the first sample with a key; -1 if there is none."""
+        """Return the number of the first sample with a key, or -1 if no sample has the key."""
         if not key:
             empty = np.flatnonzero(self.key_sizes == 0)
             return int(empty[0]) if len(empty) else -1
@@ -193,14 +192,14 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return how many of these samples have each of `names`."""
+        """Return how many of the samples `rows` have each field of `names`."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
         return result
 
     def tally(self) -> ShardTally:
-        """Return the figures of the shard for the dataset file."""
+        """Return the counts that the dataset file records for the shard."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -208,13 +207,13 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and each field's position in them as uint16."""
+        """Return the sorted field names, and the position of each field's name among them as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard; None for TFRecord, or without checksums."""
+        """Return the content fingerprint of a tar shard. Return None for TFRecord, or without checksums."""
         if self.crcs is None:
             return None
         names, codes = self.codes_by_name()
@@ -222,7 +221,7 @@ class ShardIndex:
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
     def for_reading(self) -> ShardIndex:
-        """Return a smaller index, without metadata and reserved fields."""
+        """Return a smaller index without metadata and reserved fields."""
         index = self._without_reserved()
         shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
         offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64
@@ -244,7 +243,7 @@ class ShardIndex:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the columns are in memory shared between processes."""
+        """Whether the columns are in memory that processes share."""
         return isinstance(self.keys, memoryview)
 
     @property
@@ -257,7 +256,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the columns as parts of a block, with offsets."""
+        """Return the columns as pairs of an offset and bytes, for a memory block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -269,14 +268,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Return the index, moved to shared block `number` if it fits."""
+        """Move the index into shared block `number` if it fits. Return the index."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block from `packed`, without copying."""
+        """Return the index in a block that `packed` describes, without copying."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -309,7 +308,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the starts of adjacent parts, then the end of the last part, as int64."""
+    """Return the start of each of several adjacent parts, followed by the end of the last part, as int64."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
@@ -328,11 +327,10 @@ def _align(offset: int) -> int:
 
 
 class IndexDifference(NamedTuple):
-    """A difference between two indexes of one shard.
+    """A difference between two indexes of the same shard.
 
     Attributes:
-        what: `samples` (the number of samples), `key`, `offset`, `size`, `number of fields`, `field`, `length` or
-            `checksum`.
+        what: What differs, such as `samples` (the number of samples) or `checksum`.
         sample: The number of the sample, or -1.
     """
 
@@ -344,14 +342,14 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield a difference in sample count, then the first other difference.
+    """Yield a difference in the number of samples, and the first other difference.
 
-    If only checksums differ, yield every difference. If the scan of the second index ended early, its last sample
-    is ignored.
+    If only checksums differ, yield all differences. If the scan of the second index stopped early, its last sample is
+    ignored.
     """
     samples = min(len(first), len(second))
     if second.error is not None:
-        samples = max(0, samples - 1)  # the last sample may be truncated
+        samples = max(0, samples - 1)
     elif len(first) != len(second):
         yield IndexDifference("samples", f"{len(first):,}", f"{len(second):,}")
     difference = next(_column_differences(first, second, samples), None)

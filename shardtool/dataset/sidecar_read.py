@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need. A sidecar that needs too much
-memory for its size and the shard's size is rejected.
+Before pyarrow decodes a page, `parquet_bounds` computes how much memory all pages need. A sidecar is rejected if this
+is too much for the sizes of the sidecar and its shard.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 
 FORMAT_VERSION = 2
-READ_VERSIONS = (1, 2)  # version 1 lacks the column with the shard's name
+READ_VERSIONS = (1, 2)  # version 1 has no column with the shard's name
 METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
-_MIN_FIELD_BYTES = 2  # minimum bytes in a shard per field
-_MAX_SAMPLES_PER_BYTE = 8  # maximum samples, and fields, per byte of sidecar; real sidecars have at most 1
+_MIN_FIELD_BYTES = 2
+_MAX_SAMPLES_PER_BYTE = 8  # samples, and fields, per byte of sidecar; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
-_INDEX_BYTES_PER_FIELD = 64  # bytes in memory per field, without names and keys
+_INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # maximum memory per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # bytes in memory per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # metadata that changes how pyarrow decodes columns; shardtool does not write it
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how pyarrow decodes columns; shardtool never writes this metadata
 _MAX_ERROR_LENGTH = 300
 
 
@@ -65,7 +65,7 @@ def _verify_advice() -> str:
 
 
 def load_sidecar(path: str) -> bytes:
-    """Return the bytes of a sidecar, if the file ends like a sidecar.
+    """Return the bytes of a sidecar. The file must end like a sidecar.
 
     Raises:
         OSError: The file is missing, not a regular file, or cannot be read.
@@ -74,23 +74,23 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The `size` of its shard (None if the shard is missing) limits the metadata.
+    """Parse a sidecar. The `size` of the shard (None if it is missing) limits how much metadata is accepted.
 
     Raises:
-        MemoryError: Memory ran out; the sidecar may be valid.
+        MemoryError: There is not enough memory, so the sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
     try:
         return _parse_index(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # raise MemoryError first, because pyarrow's MemoryError is also an ArrowException
+        raise  # handled first, because pyarrow's MemoryError is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether metadata is certainly within the limits of readers."""
+    """Return whether metadata is so small that all readers certainly accept it."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -99,16 +99,16 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the memory limit for metadata, if shard and sidecar have `size` bytes together."""
+    """Return how many bytes of memory metadata may need. `size` is the size of shard and sidecar together."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse the sidecar of the shard `name`, and compare it with its `entry`, if any.
+    """Parse the sidecar of the shard `name`. If there is an `entry` in the dataset file, compare both.
 
-    `size` and the errors are the same as for `parse_sidecar`.
+    See `parse_sidecar`.
     """
     if entry is not None:
         check_listed_sidecar(data, where, entry)
@@ -131,7 +131,7 @@ def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None)
 
 
 def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
-    """Compare size and checksum of a sidecar with the dataset file."""
+    """Raise an error if the size or checksum of a sidecar differs from the dataset file."""
     crc = crc32c(data)
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
         found = f"{len(data):,} bytes with CRC-32C {crc:08x}"
@@ -140,12 +140,12 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 
 
 def check_offsets(index: ShardIndex, size: int) -> None:
-    """Raise ValueError if samples or payloads overlap, or payloads are outside their samples.
+    """Raise `ValueError` if samples or payloads overlap, or if a payload is not inside its sample.
 
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        # reject such offsets, so that the sums below cannot overflow
+        # check this first, so that the sums below cannot overflow
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
@@ -214,7 +214,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:  # an empty list of fields counts as one value
+    if rows > limit or fields > limit + rows:
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 
@@ -237,7 +237,7 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = parquet_schema(data)
     reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
-    # pyarrow 26.0.1 cannot read lists of several row groups together.
+    # pyarrow 26.0.1 cannot read lists from several row groups together
     read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)
     groups = [read(index) for index in range(reader.num_row_groups)]
     table = pa.concat_tables(groups) if groups else reader.schema_arrow.empty_table().select(requested)
@@ -245,13 +245,13 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
 
 
 def _open_parquet(data: bytes, **options: Any) -> Any:
-    """Return pyarrow's reader of a Parquet file.
+    """Return pyarrow's reader for a Parquet file.
 
-    `pyarrow.parquet` wraps this reader, but it also imports all file systems of pyarrow, which takes 12 ms.
+    This avoids `pyarrow.parquet`, which also imports all file systems of pyarrow and takes 12 ms.
     """
     try:
         from pyarrow._parquet import ParquetReader
-    except ImportError:  # the module is not a part of pyarrow's documented interface
+    except ImportError:
         from pyarrow.parquet import ParquetFile
 
         return ParquetFile(pa.BufferReader(data), **options).reader
@@ -261,7 +261,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file, or of its footer, without metadata; raise OSError or ArrowException."""
+    """Return the schema of a Parquet file, or of its footer alone, without metadata."""
     return _open_parquet(data).metadata.schema.to_arrow_schema().remove_metadata()
 
 
@@ -361,7 +361,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and the facts in a sidecar's footer. Raise OSError or CorruptShard."""
+    """Return the sample count and the facts in the footer of a sidecar. Raise `OSError` or `CorruptShard`."""
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
     return footer.rows, fact

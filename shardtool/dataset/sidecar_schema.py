@@ -1,4 +1,4 @@
-"""Columns of a sidecar, and the facts that the sidecar records about its shard. Source: docs/format.md, "Sidecar"."""
+"""The columns of a sidecar, and the facts that it records about its shard (docs/format.md, "Sidecar")."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
 OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
-# For sidecars that were created without reading payloads: the checksums are null.
+# the checksums are null if a sidecar was created without reading payloads
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """Facts of a shard of transformed samples.
+    """Facts about a shard of transformed samples.
 
     Attributes:
-        left_out: The rows of skipped samples that no other run tries again.
+        left_out: Rows of the skipped samples that a later run does not try again.
     """
 
     content: int
@@ -57,12 +57,12 @@ class TransformFacts(NamedTuple):
 
 
 class ShardFacts(NamedTuple):
-    """The facts of a shard in its sidecar.
+    """The facts about a shard in its sidecar.
 
     Attributes:
-        crc: CRC-32C of the file; None if unknown.
-        first: Name of the first shard of the run; empty if unknown.
-        shards: Minimum number of shards of the run; None if unknown.
+        crc: CRC-32C of the file, or None if unknown.
+        first: Name of the first shard of the run, or "" if unknown.
+        shards: Minimum number of shards of the run, or None if unknown.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """Figures of a shard for the dataset file. `fields` is the number of samples with each field."""
+    """Counts of a shard for the dataset file. `fields` is the number of samples with each field."""
 
     samples: int
     first_key: str
@@ -84,26 +84,29 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, fact: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return the shard's entry in the dataset file."""
+        """Return the entry of the shard in the dataset file."""
         index = sidecar_name(fact.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(fact.name, self.samples, fact.size, fact.crc, *index, self.first_key, self.last_key)
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the shard's name after the key, to read many sidecars as one table."""
+    """Return a schema with the name of the shard after the key, so that many sidecars can be read as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 
 def column_types(schema: pa.Schema) -> dict[str, str]:
-    """Return the columns and types for the dataset file."""
+    """Return the names and types of the columns, as text."""
     return {column.name: str(column.type) for column in schema}
 
 
-_NULL_TYPE = "null"  # a column of nulls is compatible with every type
+_NULL_TYPE = "null"
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add columns to `known`, each with its first non-null type; yield metadata columns whose types differ."""
+    """Add columns with their types to `known`. Yield each metadata column whose types contradict.
+
+    A column of nulls takes the type of the other column.
+    """
     for name, new_type in more.items():
         known_type = known.setdefault(name, new_type)
         if known_type == _NULL_TYPE:

@@ -48,8 +48,8 @@ def written_index(
     """Return the index of a shard that a worker has written.
 
     Args:
-        skipped: Indices of planned samples that were not written.
-        source_paths: The source path of each field, followed by NUL; empty if there is no such column.
+        skipped: Numbers of the planned samples that were not written.
+        source_paths: The source path of each field, each followed by NUL. Empty if there is no such column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -99,12 +99,12 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
         raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
-    # Parquet does not preserve all Arrow types, so the dataset file lists the types that a reader gets.
+    # List the types that a reader gets, because Parquet does not preserve all Arrow types.
     return data, column_types(parquet_schema(data) if metadata.num_columns else with_shard_column(table.schema))
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Raise InvalidRequest if readers would reject the sidecar, because many samples share a long text."""
+    """Raise `InvalidRequest` if readers would reject the sidecar. This happens if many samples share a long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -131,7 +131,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        # protect these facts, which the plan does not determine
+        # protect these facts with a checksum, because the plan does not determine them
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
@@ -147,13 +147,13 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():  # add items one by one, because pyarrow does not keep the order of a dict
+        for name, value in facts.items():
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return lists of strings with the lengths `counts`."""
+    """Return a column with lists of strings. `counts` has the length of each list."""
     names = [quote_name(name).encode() for name in names]
     values = bytes_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

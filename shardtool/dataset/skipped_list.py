@@ -37,7 +37,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the list of a dataset; empty if nothing was skipped."""
+    """Return the list of skipped samples of a dataset, or b"" if no sample was skipped."""
     where = join(folder, file.skipped_file)
     try:
         data = read_small(where) if file.skipped else b""
@@ -48,7 +48,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Compare a list with the dataset file."""
+    """Raise an error if a list of skipped samples differs from the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"
@@ -58,19 +58,19 @@ def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
 
 
 def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
-    """Return the rows of a dataset."""
+    """Return the rows of a dataset's list of skipped samples."""
     return parse_skipped(read_skipped_bytes(file, folder), join(folder, file.skipped_file))
 
 
 def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
-    """Merge newer rows into an older list without changing the order of the older rows."""
+    """Merge new rows into an older list. The older rows keep their order."""
     rows = [Skipped(printable(row.key), printable(row.path), row.code, printable(row.message)) for row in new]
     rows.sort(key=lambda row: (*_sort_key(row), row.code, row.message))
     return list(heapq.merge(old, rows, key=_sort_key))
 
 
 def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
-    """Merge newer rows into the list of a dataset, unless an interrupted run has done so."""
+    """Merge new rows into the list of a dataset, unless an interrupted run has already done this."""
     try:
         check_skipped_file(encode_skipped(rows), dataset, where)
     except CorruptShard:
@@ -80,7 +80,7 @@ def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[
 
 
 def unmerge_skipped(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
-    """Undo `merge_skipped`: return the older rows that were combined with `newer`."""
+    """Undo `merge_skipped`: remove the rows `newer` from a list, and return the older rows."""
     remaining = Counter(merge_skipped((), newer))
     older = []
     for row in rows:

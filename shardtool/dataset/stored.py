@@ -1,4 +1,4 @@
-"""`StoredDataset` and `StoredShard`: a finished dataset and its shards. Only names are cached."""
+"""Classes for a finished dataset and its shards. Only names are cached."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard on disk, in a store, or on the web.
+    """A shard on disk, in a store or on the web.
 
     Attributes:
-        dots: Where keys end in member names.
-        index_folder: The folder of the sidecar; None for the shard's folder.
+        dots: Which dot of member names ends the key.
+        index_folder: The folder of the sidecar, or None for the folder of the shard.
     """
 
     path: str
@@ -50,12 +50,12 @@ class StoredShard:
 
     @property
     def file_name(self) -> str:
-        """Local file name."""
+        """The local file name."""
         return base_name(self.path)
 
     @property
     def name(self) -> str:
-        """File name in dataset files."""
+        """The file name in dataset files."""
         return to_output_name(self.file_name)
 
     @property
@@ -74,15 +74,15 @@ class StoredShard:
         return bool(detect_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return the size in bytes; None if the shard is not a regular file."""
+        """Return the size in bytes, or None if the shard is not a regular file."""
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard. With `checksum`, read the payloads, too."""
+        """Scan the shard. With `checksum`, read the payloads as well."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from a valid sidecar, or else from a scan."""
+        """Return the index from the sidecar. If there is no valid sidecar, scan the shard."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -100,7 +100,8 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            if self.index_folder is None:  # if listing is not allowed, stores report missing objects as access denied
+            # without permission to list, stores deny access to objects that do not exist
+            if self.index_folder is None:
                 return None
             raise
         except OSError as error:
@@ -109,14 +110,14 @@ class StoredShard:
             return error
 
     def head(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and the facts in the sidecar, or None."""
+        """Return the sample count and the facts in the sidecar, or None if there is no valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
         return content if isinstance(content, tuple) else None
 
     def schema(self) -> pa.Schema:
-        """Return the schema in the footer of the sidecar, or `SIDECAR_SCHEMA`."""
+        """Return the schema of the sidecar, or `SIDECAR_SCHEMA` if there is no valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
@@ -125,17 +126,17 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """A dataset on disk, in a store, or on the web.
+    """A dataset on disk, in a store or on the web.
 
     Attributes:
-        shards: The shards, in the order of their names. Some of them may not exist.
-        dataset_file: Path of the dataset file, if any, which may list other shards, too.
-        folder: The folder of the dataset file, and of the shards or their subfolders; "" for the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in the folder of
-            this file.
-        is_whole: Whether the caller named the whole dataset, by its file, folder, or complete range. Unlisted shards
-            are then ignored.
-        missing: The first missing, unlisted names of a range.
+        shards: The shards, in the order of their names. They need not exist.
+        dataset_file: Path of the dataset file, or None. It may list other shards, too.
+        folder: The folder of the dataset file. Shards are in this folder or in subfolders. "" is the current folder.
+        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, sidecars are in its
+            folder.
+        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
+            that the dataset file does not list are ignored.
+        missing: The first names of a range that neither exist nor are listed.
     """
 
     argument: DatasetLike
@@ -172,14 +173,14 @@ class StoredDataset:
         return next((word for word in words if word in SPLIT_NAMES), "")
 
     def folders(self) -> list[str]:
-        """Return the folders of the shards, in order."""
+        """Return the folders of the shards, without repetitions."""
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
         """Return the dataset with the content of its dataset file.
 
-        A whole dataset consists of the shards in the dataset file. For named shards, a dataset file that does not list
-        all of them is ignored.
+        A whole dataset gets the shards in the dataset file. If the caller named shards, a dataset file that does not
+        list all of them is ignored.
         """
         if self.dataset_file is None or not self.has_own_file:
             return self
@@ -202,7 +203,7 @@ class StoredDataset:
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return the dataset with other `dots`."""
+        """Return the dataset with another value of `dots`."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 
@@ -216,12 +217,15 @@ def make_dataset(
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
-    """Return the path of a shard's sidecar in a folder; None for the shard's folder."""
+    """Return the path of a shard's sidecar. If `folder` is None, the sidecar is next to the shard."""
     return join(folder_of(shard) if folder is None else folder, patterns.sidecar_name(base_name(shard)))
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return the dot at which keys end, according to the sidecars: the last dot if any key contains a dot."""
+    """Return at which dot of a name the keys end, according to the sidecars.
+
+    If the file name in any key contains a dot, it is the last dot.
+    """
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

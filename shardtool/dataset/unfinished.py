@@ -1,6 +1,6 @@
-"""Detect shards of an unfinished run. Sidecars record the number of shards that the run planned.
+"""Detect shards of an unfinished run. The sidecars record how many shards the run planned.
 
-A dataset file created for the published shards of an interrupted run would hide the missing shards.
+Without this check, a dataset file for the existing shards of an interrupted run would hide the missing shards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    An item of `facts` is None if the shard has no valid sidecar, so that its run is unknown.
+    An item of `facts` is None if the shard has no valid sidecar.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -48,7 +48,7 @@ def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Itera
 
 
 def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
-    """Return the sidecar facts of the other shards in a dataset's folder."""
+    """Return the facts of the other shards in a dataset's folder, from their sidecars."""
     named = {base_name(path) for path in dataset.paths if folder_of(path) == dataset.folder}
     others = [name for name in list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
     return [
@@ -59,7 +59,7 @@ def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
 
 
 def require_finished(dataset: StoredDataset) -> None:
-    """Check that shards without a dataset file are complete."""
+    """Raise an error if shards without a dataset file come from an unfinished run."""
     existing = [
         path for path, size in zip(dataset.paths, lookup.plain_sizes(dataset.paths), strict=True) if size is not None
     ]
@@ -69,7 +69,7 @@ def require_finished(dataset: StoredDataset) -> None:
 
 
 def read_shard_facts(shard: str) -> ShardFacts | None:
-    """Return the facts in the sidecar next to a shard; None if there is no valid sidecar."""
+    """Return the facts in the sidecar next to a shard, or None if there is no valid sidecar."""
     path = sidecar_path(shard, None)
     if (data := files.read_optional(path)) is None:
         return None

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 _RAY_VARIABLES = {  # default values of variables that Ray reads when it is imported
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # suppresses a deprecation warning
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps logs of the nodes off stdout
-    "RAY_gcs_server_port_wait_time_s": "1",  # each attempt to connect to an unresponsive cluster takes half a minute
+    # connect only once, because an attempt takes half a minute if the cluster does not answer
+    "RAY_gcs_server_port_wait_time_s": "1",
     "GRPC_VERBOSITY": "NONE",
 }
 
@@ -30,9 +31,10 @@ def start_pool(
     *,
     lazy: bool = False,
 ) -> Pool:
-    """Start `workers` processes. `advice` is printed if a worker dies.
+    """Start a pool of `workers` processes.
 
-    With `lazy`, processes of this machine start in `Pool.start`, or not at all for a single task.
+    If a worker dies, the error message ends with `advice`. A `lazy` pool of this machine starts its processes in
+    `Pool.start`, and starts none if there is only one task.
     """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"

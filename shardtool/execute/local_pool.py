@@ -1,16 +1,17 @@
 """Run tasks in worker processes of this machine.
 
-The standard library's pools are not suitable:
+The pools of the standard library are not suitable:
 
 - `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
-  containers. Their spawned workers run the user's main script again.
-- `multiprocessing.Pool` hangs if a worker is killed. `concurrent.futures` leaves workers behind if the parent is
-  killed.
+  containers. Workers that are spawned run the user's main script again.
+- `multiprocessing.Pool` hangs if a worker is killed. If the parent is killed, workers of `concurrent.futures` keep
+  running.
 
-Here, each worker has one pipe in each direction, and a third pipe that closes when the parent dies.
+In this module, each worker has a pipe for tasks, a pipe for results, and a third pipe that closes when the parent
+dies.
 
-Workers are forked (5 ms) if the parent has a single thread; the command line forks before heavy imports. Otherwise
-workers are new processes.
+If the parent has a single thread, it forks the workers, which takes 5 ms. The command line therefore forks before
+heavy imports. Otherwise, the parent starts new processes.
 """
 
 from __future__ import annotations
@@ -43,37 +44,37 @@ if TYPE_CHECKING:
     from shardtool.values import StartMethod
 
 
-_SILENT_WORKER_S = 10.0  # a worker without progress is reported after this time
-_SIGNAL_GRACE_S = 0.2  # maximum time until a signal to the process group also reaches this process
+_SILENT_WORKER_S = 10.0
+_SIGNAL_GRACE_S = 0.2  # maximum seconds until a signal to the process group has reached this process, too
 
 
 def usable_cores() -> int:
-    """Return the usable cores by CPU affinity and the container's quota."""
+    """Return the number of cores that CPU affinity and the quota of the container allow."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
-        count = min(count, max(1, -(-int(quota) // int(period))))  # "max" means no limit
+        count = min(count, max(1, -(-int(quota) // int(period))))
     return count
 
 
 @dataclass(slots=True)
 class _Worker:
     pid: int
-    tasks: int  # write end of the task pipe
-    results: int  # read end of the result pipe
-    lifeline: int  # write end of the lifeline, never written to
+    tasks: int
+    results: int
+    lifeline: int  # write end of the lifeline; nothing is ever written to it
     process: subprocess.Popen[bytes] | None
-    number: int | None = None  # number of the current task
-    task_text: str = ""  # description of the task
-    last_heard: float = 0.0  # time of the last message
-    status: int | None = None  # exit status
+    number: int | None = None
+    task_text: str = ""
+    last_heard: float = 0.0
+    status: int | None = None
 
     @property
     def pipes(self) -> tuple[int, int, int]:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process, unless `wait` has returned, because the pid may then be reused."""
+        """Kill the process. After `wait` has returned, do nothing, because another process may have the same pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -90,10 +91,10 @@ class _Worker:
 
 
 class LocalPool(Pool):
-    """Worker processes, which the end of the `with` block kills.
+    """Runs tasks in worker processes of this machine, and kills the workers at the end of the `with` block.
 
-    One worker per core starts immediately, and more workers start when there are tasks for them. The start method
-    `auto` forks if no other thread runs. A `lazy` pool starts workers in `start`.
+    The pool first starts one worker per core, and more when there are tasks for them. The start method `auto` forks
+    if no other thread runs. A `lazy` pool starts no workers before `start` is called.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class LocalPool(Pool):
     def _death_error(self, worker: _Worker) -> WorkerDied:
         status = worker.wait()
         if -status in (signal.SIGTERM, signal.SIGHUP):
-            time.sleep(_SIGNAL_GRACE_S)  # this process may be about to receive the same signal
+            time.sleep(_SIGNAL_GRACE_S)
         cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         remedy = self._advice
         if status == -signal.SIGKILL:
@@ -250,13 +251,13 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # so the worker can import the same modules as this process
+    # let the worker import the same modules as this process
     path = sys.path if root in sys.path else [root, *sys.path]
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # The worker inherits the signal mask. Otherwise, Ctrl-C during start-up would print a traceback.
+    # The worker inherits the blocked SIGINT. Otherwise, Ctrl-C during start-up would print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603
@@ -267,7 +268,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has one thread, including threads that Python does not know."""
+    """Return whether this process has only one thread, including threads that Python did not start."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The base class of all pools, which runs tasks in the calling process."""
+"""The base class of all pools. It runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-_MAX_CHECKED_PATHS = 6  # if there are more paths, only three are checked
+_MAX_CHECKED_PATHS = 6
 
 
 class Pool:
@@ -36,15 +36,17 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Raise an error if a machine does not have this process's files, output folder or module."""
+        """Raise an error if a node lacks files, the output folder or the user's function of this process."""
 
     def start(self, tasks: int) -> None:
-        """Start the workers of a lazy pool, unless there is only one task; this process then runs all tasks."""
+        """Start the workers of a lazy pool. For a single task, start none and run the task in this process."""
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield the number and result of each task as it finishes. The next task is requested when a worker is free.
+        """Run a function on tasks, and yield the number and result of each task as it finishes.
+
+        The next task is taken from `tasks` when a worker is free.
 
         Raises:
             ShardError: Raised by `function`.
@@ -53,7 +55,8 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                with redirect_stdout(sys.stderr):  # as in workers, because a user's function may print
+                # print to stderr as workers do, because a user's function may print
+                with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:
                 raise
@@ -66,12 +69,12 @@ class Pool:
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return the first, middle and last of many paths."""
+    """Return the first, middle and last path if there are many paths, else all paths."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 
 def describe_task(function: Callable[..., object], task: object) -> str:
-    """Return a worker's task for messages, such as `worker (pack shard out-000000.tar)`."""
+    """Describe the task of a worker for messages, for example `worker (pack shard out-000000.tar)`."""
     target = getattr(task, "name", None) or getattr(task, "path", None)
     action = function.__name__.strip("_").replace("_", " ")
     return f"worker ({action} {target})" if isinstance(target, str) else f"worker ({action})"
@@ -91,7 +94,8 @@ def make_reporter(
 ) -> Callable[..., None]:
     """Return a progress callback for a task.
 
-    It calls `send_report` at most every `pause_s` seconds, with totals if `cumulative`, else with new counts.
+    The callback calls `send_report` at most every `pause_s` seconds. The report contains the totals of the task if
+    `cumulative` is true, else only the counts since the last report.
     """
     last, done = time.monotonic(), [0, 0]
 

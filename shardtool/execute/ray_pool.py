@@ -1,8 +1,8 @@
-"""A pool whose workers are the processes of a Ray cluster.
+"""A pool that runs tasks on a Ray cluster.
 
-Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. If a task
-fails, its result is the exception, which ends the run. Tasks are submitted as slots become free. Sample data passes
-through neither this process nor Ray's object store (docs/decisions/018-ray.md).
+Tasks are submitted as slots become free. If the worker or node of a task is lost, Ray runs the task again, up to
+`MAX_ATTEMPTS` times in total. If a task fails, it returns its exception as result, which ends the run. Sample data
+never passes through this process or Ray's object store (docs/decisions/018-ray.md).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5.0
 _SCHEMES = ("", "ray")
-NO_CLUSTER_TEXT = "Could not find"  # the start of a message of Ray
+NO_CLUSTER_TEXT = "Could not find"
 _START_ADVICE = "Start one with `ray start`, or set the address of a running one."
 
 _CONNECT_ADVICE = (
@@ -58,7 +58,7 @@ _CONNECT_ADVICE = (
 
 
 class Node(NamedTuple):
-    """A node that runs at most `slots` tasks. `key` is Ray's node ID, `name` is for messages."""
+    """A node that runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is printed in messages."""
 
     key: str
     name: str
@@ -66,7 +66,10 @@ class Node(NamedTuple):
 
 
 def version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a self-contained function, because nodes may lack this package or have another version."""
+    """Return a function that returns the versions of shardtool, Python and Ray on a node.
+
+    The function is self-contained, because nodes may lack this package.
+    """
 
     def versions() -> tuple[str, str, str]:
 
@@ -82,7 +85,7 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise an error for the first problem, if any. A problem consists of node name, found and expected."""
+    """Raise an error for the first problem, if there is any. A problem is a tuple (node name, found, expected)."""
     if problems:
         node_name, found, expected = problems[0]
         other_nodes = len({name for name, _, _ in problems}) - 1
@@ -91,7 +94,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise an error if nothing answers at an address: Ray would wait for a minute."""
+    """Raise an error if nothing answers at an address, because Ray would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return
@@ -120,7 +123,7 @@ def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
 
 
 def connect_ray(address: str, **options: Any) -> Exception | None:
-    """Connect to a cluster (`local` starts one); return the error if that fails."""
+    """Connect to a cluster. Return the error if that fails. The address `local` starts a new cluster."""
     try:
         with own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,7 +135,7 @@ def connect_ray(address: str, **options: Any) -> Exception | None:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers: Ray replaces the handler of SIGTERM."""
+    """Restore the signal handlers of this process after the block, because Ray replaces the handler of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -146,29 +149,29 @@ def own_signal_handlers() -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 _NODE_CHECK_INTERVAL_S = 1.0
-_NODE_TIMEOUT_S = 60.0  # time for an answer of a node, including the start of a worker, which imports Ray
+# maximum seconds for an answer of a node, which may first have to start a worker and import Ray
+_NODE_TIMEOUT_S = 60.0
 _LOST_ERRORS = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 MAX_ATTEMPTS = 5
 _REPORT_INTERVAL_S = 0.5
-_SLOT_COUNT_INTERVAL_S = 5.0  # time between two counts of slots, because nodes may join or leave
+_SLOT_COUNT_INTERVAL_S = 5.0
 _CANCEL_TIMEOUT_S = 10.0
-_MAX_EXTRA_TASKS = 8  # tasks submitted in advance, so that slots stay busy while this process is busy
+_MAX_EXTRA_TASKS = 8  # number of tasks to submit in advance, so that slots stay busy while this process is busy
 
 
 class RayPool(Pool):
-    """Slots of a Ray cluster. The end of the `with` block cancels tasks.
+    """Runs tasks in the slots of a Ray cluster. The end of the `with` block cancels unfinished tasks.
 
     Args:
-        options: `workers` limits the concurrent tasks; None for as many as the cluster has cores. `address` is `auto`,
-            `ray://host:port` or `host:port`. With None, use the address in Ray's environment, else `auto`, else start a
-            cluster.
+        options: `workers` is the maximum number of concurrent tasks. If it is None, use all cores of the cluster.
+            `address` is `auto`, `ray://host:port` or `host:port`. If it is None, use the address in Ray's environment
+            variable, else a running cluster, else start one.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
         self._max_workers, self._advice = options.workers, advice
         self._owns_connection = not ray.is_initialized()  # whether this pool opened the connection and must close it
         self._closed, self._lost_node = False, ""
-        # result reference and description of each running task, by task number
         self._running: dict[int, tuple[Any, str]] = {}
         self._counts: Any = None
         self._on_lost: Callable[[tuple[int, Future[ray_task.TaskResult]]], None] = lambda _: None
@@ -183,12 +186,12 @@ class RayPool(Pool):
         as_remote = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")
         self._remote_task = as_remote(ray_task.run_task)
         self._environment = ray.put(ray_task.TaskEnvironment.here())
-        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))  # use different temporary names in each run
+        staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster, or start a cluster here, like `ray.init`.
+        """Connect to a cluster, or start one on this machine, as `ray.init` does.
 
-        An existing connection of the program is reused, and stays open.
+        If the program is already connected, use its connection and leave it open.
         """
         if not self._owns_connection:
             if address not in (None, "auto"):
@@ -210,9 +213,9 @@ class RayPool(Pool):
             raise unreachable_error(address, error)
 
     def _watch_raylet(self) -> None:
-        """Watch this machine's raylet in a thread, if possible.
+        """Watch the raylet (Ray's process on this machine) in a thread, if possible.
 
-        Ray ends the process one second after the raylet exits.
+        One second after the raylet exits, Ray ends this process.
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")
@@ -241,9 +244,9 @@ class RayPool(Pool):
         self.max_per_machine = min(self.max_tasks, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
-        """Cancel the running tasks, wait until none of them stages files, then disconnect."""
+        """Cancel the running tasks, wait until none of them writes staged files, and disconnect."""
         if self._lost_node:
-            return  # the raylet has exited, so any call to Ray would end this process
+            return
         running, self._running = [ref for ref, _ in self._running.values()], {}
         for ref in running:
             ray.cancel(ref, force=True)
@@ -281,7 +284,7 @@ class RayPool(Pool):
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """See `Pool.check`."""
         if output is not None and is_url(output):
-            return  # a remote store is the same for all nodes
+            return
         environment = ray_task.TaskEnvironment.here(function)
         checked_paths = [os.path.abspath(path) for path in sample_paths(paths)]
         here = {
@@ -289,7 +292,7 @@ class RayPool(Pool):
         }
         with ExitStack() as stack:
             marker = ""
-            if output is not None:  # a file in that folder, kept until all nodes have answered
+            if output is not None:  # a file in the output folder, which exists until all nodes have answered
                 file = local_folder(os.path.abspath(output)).stage(f"{token_hex(8)}.node")
                 stack.callback(file.abandon)
                 marker = file.path
@@ -309,10 +312,10 @@ class RayPool(Pool):
         while pending:
             done, _ = ray.wait([*pending], num_returns=len(pending), timeout=_NODE_CHECK_INTERVAL_S)
             for ref in done:
-                with suppress(*_LOST_ERRORS):  # ignore a lost node, which runs no tasks
+                with suppress(*_LOST_ERRORS):
                     answers.append((pending[ref], ray.get(ref)))
                 del pending[ref]
-            if pending and not done:  # Ray may wait for a node that has left
+            if pending and not done:
                 alive = self._nodes()
                 pending = {ref: node for ref, node in pending.items() if node in alive}
             for silent_node in pending.values() if time.monotonic() > deadline else ():
@@ -346,7 +349,7 @@ class RayPool(Pool):
                 found = "its raylet, which connects this process to the cluster, has exited"
                 raise WorkerDied(self._lost_node, found, remedy=self._advice)
             result = self._result(self._running.pop(number)[1], future)
-            feed()  # submit before the caller uses the result
+            feed()
             if reports is not None:
                 reports.end(number)
             yield number, cast("Result", result)
@@ -379,13 +382,13 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Passes on the progress of running tasks. If the actor is lost, the run continues without it."""
+    """Reports the progress of running tasks. The run continues even if the actor that collects the counts is lost."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress
         self._pending: Any = None
         self._reported: dict[int, tuple[int, int]] = {}
-        actor.take.remote()  # discards counts of an earlier use of the pool
+        actor.take.remote()  # discard the counts of an earlier `map`
 
     def poll(self, running: Container[int]) -> None:
         if self._pending is not None:
@@ -396,12 +399,12 @@ class _TaskReports:
             except exceptions.GetTimeoutError:
                 return
             except exceptions.RayError:
-                pass  # the actor's node was lost; Ray restarts the actor
+                pass
         self._pending = self.actor.take.remote()
 
     def _pass_on(self, number: int, samples: int, size: int) -> None:
         reported = self._reported.get(number, (0, 0))
-        # report only progress beyond the first attempt: a second attempt counts from zero
+        # A second attempt counts from zero, so report only what exceeds the first attempt.
         if samples > reported[0] or size > reported[1]:
             self._reported[number] = max(samples, reported[0]), max(size, reported[1])
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))

@@ -2,8 +2,8 @@
 
 This module does not import Ray.
 
-A task may run twice at the same time, because a node that seems dead may still write. Each attempt therefore uses
-different temporary names, and the parent publishes the files of the attempt whose result it received.
+A task may run twice at the same time, because a node that seems dead may still be writing. Each attempt therefore
+uses its own temporary names. The parent publishes only the files of the attempt whose result it has received.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ATTEMPT_TOKEN_BYTES = 4
 
 
 class TaskEnvironment(NamedTuple):
-    """The state of the parent process, which each task restores.
+    """The state of the parent process that each task restores.
 
     Attributes:
-        path: `sys.path` of the parent, searched after the node's own.
-        variables: Environment variables set by options for remote stores.
-        storage: Storage options of calls, by key.
-        sources: Source code by module name, for the function of `--map`.
+        path: `sys.path` of the parent, to search after the node's own `sys.path`.
+        variables: Environment variables that options for remote stores have set.
+        storage: Storage options that callers passed, by key.
+        sources: Source code of the modules of the `--map` function, by module name.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process, and the sources of the user's function, if any."""
+        """Return the state of this process, with the source code of the user's function if one is given."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)
@@ -64,7 +64,7 @@ class TaskEnvironment(NamedTuple):
         return cls(os.getcwd(), path, umask, messages.uses_cli_names(), variables, known_options(), sources)
 
     def enter(self) -> None:
-        """Restore the state in this process; ignore a missing folder."""
+        """Restore the state in this process. Keep the current folder if the parent's folder does not exist here."""
         with suppress(OSError):
             os.chdir(self.folder)
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.exists(folder)]
@@ -76,9 +76,9 @@ class TaskEnvironment(NamedTuple):
 
 
 def _function_sources(function: str) -> dict[str, str]:
-    """Return the source of a function's module, and of the modules that it imports from the same folder.
+    """Return the source code of a function's module, and of the modules that it imports from the same folder.
 
-    Installed packages are excluded: nodes must have these packages, which may contain files other than sources.
+    Installed packages are not included, because they may contain more than source code. Every node must have them.
     """
     import sysconfig
 
@@ -105,9 +105,9 @@ def _function_sources(function: str) -> dict[str, str]:
 
 
 class _SentModules:
-    """Imports the modules that were sent with a task, if the node has no module of the same name.
+    """Imports the modules that were sent with a task. A module of the same name on the node takes precedence.
 
-    The class does not inherit from `importlib.abc`, whose import takes 10 ms.
+    The class does not inherit from `importlib.abc`, because importing that takes 10 ms.
     """
 
     def __init__(self, sources: dict[str, str]) -> None:
@@ -131,14 +131,14 @@ class _SentModules:
         return any(module_name.startswith(f"{name}.") for module_name in self.sources)
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """Use Python's default."""
+        """Let Python create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.sources.get(module.__name__, ""), module.__name__, "exec"), module.__dict__)  # noqa: S102
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, or its error, which is not raised because Ray would change the type of the exception."""
+    """The result or the error of a task. The error is not raised, because Ray would change the exception's type."""
 
     result: object = None
     error: Exception | None = None
@@ -147,7 +147,7 @@ class TaskResult(NamedTuple):
 def run_task(
     environment: TaskEnvironment, function: Callable[..., object], number: int, task: object, counts: Any
 ) -> TaskResult:
-    """Run one task in a Ray worker process; `counts` is a `TaskCounts` actor, or None."""
+    """Run one task in a Ray worker process. If `counts` is a `TaskCounts` actor, send the progress to this actor."""
     from shardtool.storage import staging
 
     environment.enter()
@@ -157,7 +157,7 @@ def run_task(
         if counts is None:
             return TaskResult(function(task))
 
-        def send_counts(done: list[int]) -> None:  # send the totals of this attempt; failures are part of the result
+        def send_counts(done: list[int]) -> None:  # send totals; failed samples are reported with the result
             counts.add.remote(number, *done[:2])
 
         return TaskResult(function(task, make_reporter(send_counts, _REPORT_INTERVAL_S, cumulative=True)))
@@ -166,23 +166,23 @@ def run_task(
 
 
 class TaskCounts:
-    """An actor with the counts of each task's latest attempt."""
+    """A Ray actor that keeps the progress of each task's latest attempt."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, samples: int, size: int) -> None:
-        """Store the counts of the latest attempt at a task."""
+        """Store the progress of the latest attempt at a task."""
         self._done[number] = samples, size
 
     def take(self) -> dict[int, tuple[int, int]]:
-        """Return the counts stored since the last call."""
+        """Return the progress stored since the last call, by task number."""
         done, self._done = self._done, {}
         return done
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe a path: a folder, a file's size and time, or the error."""
+    """Describe a path in one text, so that nodes can compare it: a folder, a file's size and time, or an error."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -196,9 +196,10 @@ def describe_path(path: str | bytes) -> str:
 def inspect_node(
     environment: TaskEnvironment, expected_paths: dict[str | bytes, str], output: str | None, marker: str, function: str
 ) -> list[tuple[str, str]]:
-    """Return the difference between this node and the parent, as found and expected.
+    """Return the differences between this node and the parent, as pairs (found, expected).
 
-    `marker` is a file that the parent has created in `output`. The other arguments are as for `Pool.check`.
+    `marker` is the path of a file that the parent has created in `output`. The other arguments are described in
+    `Pool.check`.
     """
     environment.enter()
     problems = [

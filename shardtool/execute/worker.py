@@ -1,8 +1,10 @@
 """The main loop of a worker process.
 
-Messages are pickles, each preceded by its length (4 bytes, little-endian), in one pipe for each direction. A worker
-exits when its parent closes the pipe. If the parent dies during a task, a third pipe, the lifeline, closes, and the
-kernel sends SIGIO, which terminates the worker.
+Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian). A worker exits when
+its parent closes the pipe for tasks.
+
+A third pipe, the lifeline, ends a worker whose parent dies during a task. The death closes the pipe, and the kernel
+then sends SIGIO, which terminates the worker.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def _read_exactly(fd: int, size: int) -> bytearray:
 
 def run_worker(tasks: int, results: int, lifeline: int) -> None:
     """Run tasks until the parent closes its side."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
+    # Ctrl-C sends SIGINT to all processes, but only the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
         if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep SIGHUP ignored under nohup
@@ -73,7 +76,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before SIGIO was set up
-    # several threads send events; the lock is created after the fork, so it is not inherited locked
+    # Several threads send messages. The lock is created after the fork, so that no worker inherits a locked lock.
     sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:
@@ -99,14 +102,14 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     except (PipeClosed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - every error must reach the parent
-        answer(FAILED, 0, as_reportable(location, error))  # this error ends the run, so the task number is irrelevant
+        answer(FAILED, 0, as_reportable(location, error))
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
-    sys.stdout = sys.stderr  # not buffered, so nothing is lost if the worker is killed
+    sys.stdout = sys.stderr  # stderr is unbuffered, so no output is lost if the worker is killed
     if pipes & {1, 2}:
-        return  # stdout and stderr were closed, so the pipes have these descriptor numbers
+        return
     try:
         os.dup2(2, 1)
-    except OSError:  # stderr is closed
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

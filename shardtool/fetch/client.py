@@ -1,13 +1,12 @@
-"""Download one file: redirects, retries, limits, and checks of its content, in the event loop of an `HttpFetcher`.
+"""Download one file of a URL: follow redirects, retry, apply limits and check the content.
 
-The IP address is checked when the socket is created, for each resolved address and each redirect, so a later DNS lookup
-cannot lead to an unchecked address.
+Only public addresses may be contacted. This excludes this machine, local networks and the metadata services of
+clouds. The IP address is checked when the socket is created, for every resolved address and every redirect. A later
+DNS lookup therefore cannot lead to an unchecked address.
 
-Only public addresses are allowed: not this machine, local networks or cloud metadata services. All special-purpose
-ranges are refused. The tables are in this module, because `ipaddress.is_global` differs between Python versions.
-
-Source: IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190; with 3fff::/20 of RFC 9637),
-RFC 5771 (multicast), RFC 4291 (2000::/3 is all global unicast IPv6), RFC 6052 (NAT64), RFC 3056 (6to4).
+All special-purpose ranges are listed in this module, because `ipaddress.is_global` differs between Python versions.
+They come from IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190, RFC 9637), RFC 5771
+(multicast), RFC 4291 (2000::/3 is all global unicast IPv6), RFC 6052 (NAT64) and RFC 3056 (6to4).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _REFUSED_NETWORKS = [
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata
         "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's platform services, in no registry
+        "168.63.129.16/32",  # Azure's platform services, listed in no registry
         "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocol assignments, and the metadata service of Oracle's cloud
@@ -62,7 +61,7 @@ _REFUSED_NETWORKS = [
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
-_EMBEDDED_IPV4 = (  # IPv6 ranges that embed an IPv4 address, and the bit offset of this address
+_EMBEDDED_IPV4 = (  # IPv6 ranges that contain an IPv4 address, with the bit offset of the IPv4 address
     (IPv6Network("::ffff:0:0/96"), 0),
     (IPv6Network("64:ff9b::/96"), 0),
     (IPv6Network("2002::/16"), 80),
@@ -72,7 +71,7 @@ _LOW_32 = 2**32 - 1
 
 
 def is_public(address: str) -> bool:
-    """Check whether an IP address, or the IPv4 address embedded in it, is public."""
+    """Return whether an IP address is public. An IPv4 address inside an IPv6 address is checked as IPv4."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         shift = next((shift for network, shift in _EMBEDDED_IPV4 if ip in network), None)
@@ -94,7 +93,7 @@ _IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1", b"hevc")
 
 
 def is_image(data: bytes | bytearray) -> bool:
-    """Check for the signature of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIF, JPEG XL or JPEG 2000."""
+    """Return whether data starts with the signature of an image format."""
     if data[:4] == b"RIFF":
         return data[8:12] == b"WEBP"
     if data[4:8] == b"ftyp":
@@ -103,9 +102,9 @@ def is_image(data: bytes | bytearray) -> bool:
 
 
 def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
-    """Return the X-Robots-Tag directive that forbids to use a file; empty if there is none.
+    """Return the directive of an X-Robots-Tag header that forbids the use of a file, or "" if no header forbids it.
 
-    A header applies to every robot (`noai, noindex`), or to a named robot (`shardtool: noai`).
+    A header applies to all robots (`noai, noindex`) or to a named robot (`shardtool: noai`).
     """
     our_name = user_agent.partition("/")[0].partition(" ")[0].casefold()
     for header in headers:
@@ -119,7 +118,11 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a body in bounded steps; `coding` is the Content-Encoding. Methods raise `FetchFailed`."""
+    """Decompresses a response body in steps of limited size. Invalid data raises `FetchFailed`.
+
+    Args:
+        coding: The Content-Encoding header of the response.
+    """
 
     def __init__(self, coding: str) -> None:
         self._coding = coding.strip().lower()
@@ -130,7 +133,7 @@ class BodyDecoder:
         self._started = False
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decoded bytes of the next part of a body."""
+        """Yield the decompressed bytes of the next part of the body."""
         if self._decompressor is None:
             yield data
             return
@@ -146,14 +149,15 @@ class BodyDecoder:
             raise FetchFailed("bad-response", f"a damaged {self._coding} body") from None
 
     def end(self) -> None:
-        """Check that the body is complete."""
+        """Raise `FetchFailed` if the body ended too early."""
         if self._decompressor is not None and self._started and not self._decompressor.eof:
             raise FetchFailed("cut-short", f"a {self._coding} body that ends too early", is_temporary=True)
 
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-# Error types (the first match applies), code, text, and whether the failure is temporary.
+# The first entry with the type of an error applies. An entry has error types, a code, a text, and whether the failure
+# is temporary.
 _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),
@@ -172,7 +176,7 @@ class RefusedAddress(OSError):
 
 
 def download_error(error: Exception, timeout_s: float) -> FetchFailed:
-    """Return the failure for an error of a request. Raise errors of this machine, such as lack of memory."""
+    """Convert the error of a request to a `FetchFailed`. Raise errors of this machine, such as too little memory."""
     if is_out_of_memory(error):
         raise error
     number = getattr(error, "errno", None)
@@ -195,14 +199,14 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because most of thousands of hosts have no further file
+_KEEP_ALIVE_S = 2.0  # short, because a worker contacts thousands of hosts and most have only one file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
 
 class DownloadClient:
-    """Downloads files within the limits of `options`. Must be created, used and closed in one event loop."""
+    """Downloads files within the limits of `options`. Create, use and close a client in one event loop."""
 
     def __init__(self, options: FetchOptions, on_retry: Callable[[RequestRetry], object]) -> None:
         self._options, self._on_retry = options, on_retry
@@ -225,7 +229,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file. `limits` counts the downloaded bytes as held."""
+        """Download a file. While memory is full, `limits` makes the download wait."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)
@@ -263,7 +267,6 @@ class DownloadClient:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
             if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
-                # read the rest, so that the connection can be reused
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
             if status in _REDIRECT_STATUSES:
@@ -327,7 +330,8 @@ def _parse_url(text: str) -> URL:
         is_valid = False
     if not is_valid:
         raise FetchFailed("bad-url", "not an http or https URL with a host" if text else "the URL is empty")
-    if str(url.raw_host).isdigit():  # refuse a number, because resolvers accept it as an IP address
+    # refuse a host that is a plain number, because resolvers read it as an IP address
+    if str(url.raw_host).isdigit():
         raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:
         str(url.raw_host).encode("idna")  # the host name as sent to DNS

@@ -1,7 +1,8 @@
-"""Download the files of a shard concurrently, in a thread with an event loop, and return them in order.
+"""Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order in which files are needed, as far ahead as memory allows. While a host is at its limit,
-downloads from other hosts start first. The next file in order never waits for other files.
+Downloads start in the order in which the files are needed, as far ahead as memory allows. While a host has its
+maximum number of requests, downloads from other hosts start first. The next file in order never waits for other
+files.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from shardtool.fetch.options import FetchOptions, url_host
 from shardtool.storage.remote.notices import FetchProgress, RequestRetry, emit
 from shardtool.storage.remote.retry import SLICE_S
 
-_PROGRESS_INTERVAL_S = 1.0  # minimum time between progress reports
-_MAX_PROGRESS_SHARE = 0.05  # maximum share of the time for reports
-_MAX_LISTED_RETRIES = 10  # number of retries to report one by one; further retries are reported together
+_PROGRESS_INTERVAL_S = 1.0
+_MAX_PROGRESS_SHARE = 0.05
+_MAX_LISTED_RETRIES = 10
 
 
 class HttpFetcher:
-    """Downloads files for one thread, one list of URLs after the other, over the same connections."""
+    """Downloads lists of URLs for one thread, one list after the other. Connections stay open between lists."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -46,7 +47,7 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Start to download new files; cancel the remaining downloads."""
+        """Cancel the downloads of the previous URLs and start to download new ones."""
         if self._urls:
             self._report_progress(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._replace_urls(urls), self._loop).result()
@@ -54,7 +55,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Return the file of URL `number` of the current list; earlier files are skipped."""
+        """Wait for the file of URL `number` and return it. Files of earlier URLs are dropped."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:
@@ -66,7 +67,7 @@ class HttpFetcher:
         return result
 
     def _take_if_done(self, number: int) -> bytes | Exception | None:
-        # None if the file is not complete after a short wait.
+        # Return None if the file is still incomplete after a short wait.
         started = time.monotonic()
         if started > self._next_report:
             self._report_progress(number)
@@ -83,7 +84,7 @@ class HttpFetcher:
     def _report_progress(self, taken: int) -> None:
         now, files, remaining = time.monotonic(), len(self._urls), self._times.estimate()
         elapsed_s = now - self._started
-        if elapsed_s > 2 * self._waited_s:  # packing takes longer than downloading
+        if elapsed_s > 2 * self._waited_s:
             remaining = max(remaining, ((elapsed_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
         with self._ready:
             retries, self._retries = self._retries, []
@@ -120,7 +121,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while the current downloads are cancelled
+        self._urls, tasks = (), [*self._tasks]  # with no URLs, no new downloads start while these are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,7 +156,7 @@ class HttpFetcher:
         except Exception as error:  # noqa: BLE001 - raised by take()
             result = error
         self._times.file_done(number)
-        if number < limits.head:  # the caller has skipped this file
+        if number < limits.head:
             limits.release(len(result) if isinstance(result, bytes) else 0)
             return
         with self._ready:

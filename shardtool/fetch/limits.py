@@ -1,8 +1,10 @@
-"""Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
+"""Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head is the next file that the caller takes. The download
-of the head never waits and may exceed a limit, because all other downloads may wait for the head. All code runs in one
-event loop. Download times per host are used to estimate the remaining time of a shard.
+A download over a limit waits in the queue of its host, or in the queue for memory. The head is the file that the
+caller takes next. The download of the head never waits, because the caller frees memory only by taking the head. All
+code runs in one event loop.
+
+The time that downloads take is measured per host, to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -22,22 +24,22 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # started downloads per connection, because some wait for their hosts
-_MAX_HOSTS = 100_000  # maximum hosts with measured times
+AHEAD_FACTOR = 4  # downloads to start per connection: more than one, because some wait for their hosts
+_MAX_HOSTS = 100_000
 
 
 class HostTimes:
-    """Measured times and numbers of remaining files, for each host of a shard."""
+    """Measures download times and counts the remaining files, for each host of a shard."""
 
     def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._options, self._now = options, now
-        self._finished: Counter[str] = Counter()  # number of finished or failed files, by host
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # total request time, by host
-        self._active: dict[int, float] = {}  # start time of each active request, by file number
+        self._finished: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._active: dict[int, float] = {}
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count new files. `hosts` are the hosts of the files, in download order."""
+        """Start to count the files of a new shard. `hosts` has the host of each file, in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -45,24 +47,24 @@ class HostTimes:
             self._seconds.clear()
 
     def request_started(self, number: int) -> None:
-        """Note the start of a request for a file."""
+        """Record that the request for a file starts."""
         self._active[number] = self._now()
 
     def request_ended(self, number: int) -> None:
-        """Note the end of the request."""
+        """Record that the request for a file ends."""
         self._seconds[self._hosts[number]] += self._now() - self._active.pop(number)
 
     def file_done(self, number: int) -> None:
-        """Note that a file is complete or failed."""
+        """Record that a file is complete or has failed."""
         host = self._hosts[number]
         self._finished[host] += 1
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
+        """Return the estimated seconds until all files are complete, and the figures of the slowest host.
 
-        The estimate is the slowest host's time or, if longer, the total time divided by the connections. This method is
-        thread-safe.
+        The tuple has the order of the fields of `FetchProgress`. The estimate is the time of the slowest host, or the
+        total time divided by the number of connections if that is longer. This method is thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
@@ -75,9 +77,9 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        # Active requests also show how slow a host is.
+        # Requests in progress count as well, because a slow host may not have completed any file yet.
         active_times = defaultdict[str, list[float]](list)
-        for number, started in [*self._active.items()]:  # a copy: the event loop changes the dict
+        for number, started in [*self._active.items()]:  # copy the dict, because the event loop changes it meanwhile
             active_times[self._hosts[number]].append(self._now() - started)
         overall_average = sum(self._seconds.values()) / max(self._finished.total(), 1)
         averages = {
@@ -93,7 +95,7 @@ class HostTimes:
 
 
 class Download(NamedTuple):
-    """A download in progress; `number` is its index among the requested files."""
+    """A download in progress. `number` is the index of its URL."""
 
     number: int
     clock: PausableTimeout
@@ -107,10 +109,10 @@ class _WaitingDownload(NamedTuple):
 
 
 class DownloadLimits:
-    """The limits of the downloads of one shard. `on_wait` is called when a download starts to wait.
+    """Limits the downloads of one shard.
 
     Attributes:
-        head: Number of the next file that the caller takes.
+        head: Number of the file that the caller takes next.
     """
 
     def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:
@@ -122,13 +124,13 @@ class DownloadLimits:
         self._host_queues: dict[str, deque[int]] = {}
 
     def has_room(self, started: int) -> bool:
-        """Return whether one more download may start."""
+        """Return whether another download may start."""
         connections, active = self._options.connections, started - len(self._waiting)
         return active < connections and started < AHEAD_FACTOR * connections and self.held < self._options.memory
 
     @asynccontextmanager
     async def request(self, download: Download, host: str) -> AsyncIterator[None]:
-        """Count the download as a concurrent request, in total and per host; wait until the limits allow it."""
+        """Wait until the limits allow one more request to a host, and count the request during the `with` block."""
 
         def take() -> None:
             self._active += 1
@@ -146,7 +148,7 @@ class DownloadLimits:
             self._end_request(host)
 
     async def hold(self, download: Download, size: int) -> None:
-        """Count `size` more bytes as held; wait until memory allows it."""
+        """Wait until `size` more bytes fit in memory, and count them."""
 
         def take() -> None:
             self.held += size
@@ -157,14 +159,14 @@ class DownloadLimits:
             await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Count `size` bytes as no longer held."""
+        """Stop counting `size` bytes, because they are no longer in memory."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Move the head. Downloads up to the new head stop waiting."""
+        """Make file `number` the head. The downloads of this file and of earlier files stop waiting."""
         for index in range(self.head, number + 1):
             self._wake(index)
         self.head = number
@@ -202,7 +204,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Raises `asyncio.TimeoutError` in its `with` block after some seconds, not counting pauses."""
+    """Raises `asyncio.TimeoutError` inside its `with` block after a number of seconds. Pauses do not count."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Options and errors of downloads, which are sent between processes, and URLs without secrets."""
+"""Options and errors of downloads, and functions that remove secrets from URLs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-MAX_BUFFERED_BYTES = 256 * 2**20  # maximum bytes downloaded ahead by each worker
+MAX_BUFFERED_BYTES = 256 * 2**20
 USER_AGENT = f"shardtool/{__version__}"
 
-# X-Robots-Tag values that forbid training.
 ROBOTS_DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
 
 
@@ -26,14 +25,14 @@ class FetchOptions:
     """Download options of a worker.
 
     Attributes:
-        per_host: Maximum concurrent requests per host: for all workers in the options of the run, for one worker in the
-            options of its task.
-        timeout_s: Seconds to connect, and to wait for more bytes.
+        per_host: Maximum concurrent requests per host. For a run, this is the limit of all workers together. For a
+            task, it is the limit of one worker.
+        timeout_s: Maximum seconds to wait for a connection, or for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         images: Require that a file starts with the signature of an image.
         memory: Maximum bytes downloaded ahead.
         max_failed: Share of a shard's samples that may fail before the run stops.
-        retry_failed: On resume, rebuild shards that have failed samples.
+        retry_failed: When a run is resumed, rebuild shards that have failed samples.
     """
 
     connections: int = 256
@@ -51,7 +50,7 @@ class FetchOptions:
     retry_failed: bool = False
 
     def identity(self) -> str:
-        """Return the options that decide which files are accepted, as text."""
+        """Return a text that contains all options which decide whether a file is accepted."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
 
 
@@ -59,7 +58,7 @@ class FetchFailed(Exception):
     """A failed download.
 
     Attributes:
-        message: Explanation for people, without any part of the URL.
+        message: Explanation for the user. It contains no part of the URL.
         wait_s: Seconds to wait before a retry, as requested by the server.
     """
 
@@ -80,7 +79,7 @@ _SECRET_WORDS = frozenset({
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without user, password, fragment, and values of secret parameters; accepts any text."""
+    """Return a URL without its user, password, fragment and secret parameter values. Any text is accepted."""
     text = _USER_INFO.sub(r"\1", url).partition("#")[0]
     path, mark, query = text.partition("?")
     if mark:
@@ -89,18 +88,18 @@ def redact_url(url: str) -> str:
 
 
 def redact_url_bytes(url: bytes) -> bytes:
-    """Redact a URL given as bytes."""
+    """Do the same as `redact_url`, for a URL given as bytes."""
     return to_bytes(redact_url(to_text(url)))
 
 
 def url_host(url: str) -> str:
-    """Return the host of a URL without its port; empty without a host."""
+    """Return the host of a URL without the port, or "" if there is no host."""
     match = _URL_HOST.match(url)
     return (match[1] or match[2] or "").lower() if match else ""
 
 
 def _redact_parameter(text: str) -> str:
     name, equals, value = text.partition("=")
-    # the names also include names inside the value
+    # a value may contain parameters too, so check all names up to the last "="
     words = {word.lower() for word in _WORDS.findall(text.rpartition("=")[0])}
     return f"{name}={_REDACTED}" if equals and value and not words.isdisjoint(_SECRET_WORDS) else text

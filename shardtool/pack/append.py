@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys that new samples cannot have.
+    """Return the keys of the existing datasets, which new samples cannot have.
 
-    If an append was interrupted at its end, its keys are allowed again.
+    The keys of an append that was interrupted at its end are not included.
     """
     keys = []
     for output in outputs:
@@ -55,7 +55,7 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Check that all keys are new. If this run resumes the last append of the dataset, make a `FinishedAppend`."""
+    """Check that all keys are new. If an earlier run has already appended these samples, make a `FinishedAppend`."""
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
     for output in listed.outputs:
@@ -85,7 +85,10 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop unrequested label columns that the dataset lacks: a query on them would silently exclude its samples."""
+    """Drop label columns that were not requested and that the dataset lacks.
+
+    A query on such a column would silently exclude the old samples.
+    """
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)
@@ -114,7 +117,7 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
-    """Check that fields, columns and classes of planned samples fit a dataset."""
+    """Raise an error if the fields, columns or classes of planned samples contradict a dataset."""
     values, metadata, field_counts = plan.entries.values, plan.entries.metadata, _count_fields(plan)
     text_fields = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:
@@ -155,7 +158,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about what an append adds to the existing datasets, and which files become outdated."""
+    """Yield notes about what an append changes in the existing datasets, and which index files become outdated."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:

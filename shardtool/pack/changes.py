@@ -1,6 +1,6 @@
-"""Compare a planned run with an earlier run, without reading the earlier run's shards.
+"""Compare a planned run with an earlier run.
 
-The dataset file describes a finished run; the sidecars describe an interrupted run.
+If the earlier run has finished, its dataset file is compared. Otherwise, its sidecars are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of a resumed run that assigns samples by hash; None if unknown."""
+    """Return the shard count of the earlier run if it assigned samples by hash, else None."""
     if not output.resumes or output.appends:
         return None
     if (file := _read_dataset_file(output)) is not None:
@@ -51,10 +51,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return which samples a run would add and remove; None if there is no earlier run.
-
-    If sidecars are damaged, the number of removed samples is a lower bound.
-    """
+    """Return how many samples a run would add and remove, or None if there is no earlier run."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -70,7 +67,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
         total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, new_keys)))
     removed = max(removed, total - len(new_keys))
     added = len(new_keys) - (total - removed)
-    if planned.listed.transform is not None:  # a kept shard does not try its skipped samples again
+    if planned.listed.transform is not None:
         kept_facts = [
             _read_planned_facts(planned.listed, output, shard)
             for output in planned.outputs
@@ -81,7 +78,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
 
 
 def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChanges:
-    """Add the numbers of shards that would be kept, written and removed."""
+    """Add how many shards would be kept, written and removed."""
     shards = []
     for output in planned.outputs:
         kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
@@ -90,7 +87,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
-    """Add the shard counts. `shards` has the kept shards and all shard names of each dataset."""
+    """Add shard counts. For each dataset, `shards` has the number of kept shards and the names of all shards."""
     kept = written = removed = 0
     for destination, kept_here, names in shards:
         existing_shards = {name for name in destination.existing if name.endswith(destination.pattern.format)}
@@ -101,7 +98,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination,
 
 
 def other_plan_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about datasets whose unfinished earlier run had another plan."""
+    """Yield a note for each dataset whose earlier run did not finish and had another plan."""
     for output in planned.outputs:
         existing = output.destination.existing
         existing_shards = [
@@ -118,7 +115,7 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about columns that `index` has added to the sidecars, and that a resumed run does not write."""
+    """Yield a note about columns that `index` has added to the sidecars, if this run will not write the columns."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     names = {
         "source_paths",
@@ -135,9 +132,9 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
 
 
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
-    """Return an error if a run would replace a dataset by a different one.
+    """Return an error if a run would replace a dataset with a different one, else None.
 
-    `max_removed` is the share of samples that may be removed without `--overwrite`.
+    `max_removed` is the share of samples that a run may remove without `--overwrite`.
     """
 
     def refused(output: Output, found: str, expected: str) -> OutputExists:
@@ -168,7 +165,7 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
 
 
 def check_same_options(listed: Listed) -> None:
-    """Refuse to update a dataset whose samples were chosen with other options."""
+    """Raise an error if the samples of the dataset to update were chosen with other options."""
     for output in listed.outputs:
         old_dataset, new_record = output.destination.old, listed.record(output)
         if old_dataset is not None and (
@@ -181,7 +178,7 @@ def check_same_options(listed: Listed) -> None:
 
 
 def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
-    """Return the splits of the first run for which this run has no samples."""
+    """Return the splits of the first run that have no samples in this run."""
     destination = outputs[0].destination
     file = _read_dataset_file(destination)
     if file is None:

@@ -1,4 +1,4 @@
-"""Check plans before anything is written, and the content before a dataset file is published."""
+"""Check a plan before anything is written, and the content before a dataset file is published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_listed(listed: Listed) -> None:
-    """Refuse a source without samples."""
+    """Raise an error if the source has no samples."""
     options, entries = listed.run.options, listed.entries
     if not len(entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
         from shardtool.source.source_checks import refuse_globs
@@ -37,7 +37,7 @@ def check_listed(listed: Listed) -> None:
 
 
 def check_shard_sizes(output: PlannedOutput) -> None:
-    """Refuse shards that exceed the maximum file size of the output."""
+    """Raise an error if a shard exceeds the maximum file size of the output."""
     max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
     if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
@@ -47,7 +47,7 @@ def check_shard_sizes(output: PlannedOutput) -> None:
 
 
 def check_append(planned: Planned) -> None:
-    """Refuse samples that do not fit the existing dataset."""
+    """Raise an error if samples contradict the existing dataset."""
     for output in planned.outputs:
         if (old_dataset := output.destination.old) is not None:
             append.check_append_schema(old_dataset, output.plan, planned.run.options)
@@ -68,7 +68,7 @@ def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
 
 
 def check_export_targets(planned: Planned) -> None:
-    """Refuse to write indexes of other tools if writing them after the shards would fail."""
+    """Before packing, raise an error if the requested indexes of other tools cannot be written."""
     run = planned.run
     if not run.exports or run.dry:
         return
@@ -88,7 +88,10 @@ def check_export_targets(planned: Planned) -> None:
 
 
 def check_metadata_size(output: PlannedOutput) -> None:
-    """Refuse metadata too large for a sidecar. Only the sidecar with the most metadata per shard byte is encoded."""
+    """Raise an error if metadata is too large for a sidecar.
+
+    Only the sidecar with the most metadata per shard byte is encoded.
+    """
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return
@@ -103,7 +106,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # pseudorandom values, because checksums cannot be compressed
+        # use pseudorandom values, because checksums cannot be compressed
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
@@ -111,7 +114,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Check that the written content equals the content of the source."""
+    """Raise an error if the written content differs from the content of the source."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

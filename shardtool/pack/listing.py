@@ -1,4 +1,4 @@
-"""List, select and split the samples of a source, before they are planned."""
+"""List, select and split the samples of a source. Planning comes after this."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def list_source(run: Run, source: object) -> Listed:
-    """List the requested samples, and find the datasets to write them to."""
+    """List the requested samples, and find the datasets that they are written to."""
     found = outputs.find_outputs(run)
     patterns = [output.pattern for output in found.outputs] or [parse_output_pattern(run.names)]
     options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
@@ -82,7 +82,7 @@ def _list_samples(
 
     listing = source.list_samples(run.pool, run.notes.observer)
     listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))
-    if found.refusal is None:  # do not read payloads for a run that will be refused
+    if found.refusal is None:  # do not read payloads if the run will be refused
         from shardtool.source.duplicates import drop_duplicate_samples
 
         read_taken = partial(_read_taken_keys, run, listing, found.outputs) if run.updates else lambda: None

@@ -1,6 +1,6 @@
-"""Choose the samples to pack: samples that were not removed earlier and are not in the dataset.
+"""Choose the samples to pack.
 
-Samples listed as skipped are not packed, because they would fail again.
+Samples that an earlier run has packed, skipped or removed are not packed again. Skipped samples would fail again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-_MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run starts; clocks may differ by another minute
+_MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run, and clocks may differ by another minute
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
 
@@ -43,9 +43,9 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped, and add notes about the other samples.
+    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the other samples.
 
-    If the files of a packed sample have changed, the packed sample stays unchanged.
+    A packed sample is kept even if its files have changed.
     """
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
@@ -122,7 +122,7 @@ def _hash_samples(
 
 @reporting_memory_errors("planning the shards")
 def choose_samples(listed: Listed) -> Listed:
-    """Choose the samples to pack, and check that the output replaces no source file."""
+    """Choose the samples to pack. Raise an error if the output would replace a source file."""
     check_source_kept(listed)
     listed = _skip_removed(listed)
     if not listed.appends:

@@ -1,4 +1,4 @@
-"""Find, check, lock and remove the datasets that a run writes."""
+"""Find, check, lock and delete the datasets that a run writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ StageT = TypeVar("StageT", Listed, Planned)
 
 
 class Spool(NamedTuple):
-    """The folder and the name of a temporary file for payloads."""
+    """A temporary file for payloads."""
 
     folder: Folder
     name: str
@@ -45,10 +45,10 @@ NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the c
 
 
 class FoundOutputs(NamedTuple):
-    """The datasets that a run writes; empty while split names are unknown.
+    """The datasets that a run writes.
 
     Attributes:
-        refusal: An error for existing output, which is raised after errors in the source.
+        refusal: An error because output exists. It is raised only if the source has no errors.
     """
 
     outputs: tuple[Output, ...]
@@ -56,9 +56,10 @@ class FoundOutputs(NamedTuple):
 
 
 def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
-    """Return the datasets that a run writes, after checking their existing files.
+    """Find the datasets that a run writes, and check their existing files.
 
-    A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
+    A dry run checks only datasets that it would append to or resume. `splits` defaults to the split names in the
+    options.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
@@ -84,15 +85,12 @@ def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
 
 
 def find_existing_splits(run: Run) -> list[str]:
-    """Return the splits that earlier runs wrote with this pattern."""
+    """Return the names of the splits that earlier runs wrote with this pattern."""
     return [file.made.split for file in _read_existing_datasets(run, ())]
 
 
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options that keep the class numbers of the existing dataset, and number new classes after them.
-
-    `classes_from` with the dataset's own dataset file has the same effect.
-    """
+    """Return options that keep the class numbers of the existing dataset. New classes get higher numbers."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
@@ -115,7 +113,7 @@ def _read_existing_datasets(run: Run, outputs: Sequence[Output]) -> list[Dataset
         with suppress(FileNotFoundError):
             data = read_small(path)
             if not outputs and parse_shard_names(data) is None:
-                continue  # the file is a JSON file of another program
+                continue
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
             if outputs or os.path.basename(path) == expected_name:
@@ -129,12 +127,12 @@ def _list_dataset_files(run: Run, outputs: Sequence[Output]) -> list[str]:
     try:
         by_split = datasets_by_split(run.dataset_file).values()
         return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
-    except InvalidRequest:  # no shards match the pattern
+    except InvalidRequest:
         return []
 
 
 def check_source_kept(listed: Listed) -> None:
-    """Refuse an output if writing it would replace or delete a source file."""
+    """Raise an error if the output would replace or delete a source file."""
     paths = {file.path for file in (() if listed.entries.spans is None else listed.entries.spans.files)}
     paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
     folders = {os.path.dirname(path) for path in paths}
@@ -149,9 +147,9 @@ def check_source_kept(listed: Listed) -> None:
 
 
 def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT:
-    """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
+    """Lock the outputs, check them again, and delete temporary files of interrupted runs.
 
-    `stack` deletes staged files and releases the locks.
+    When `stack` closes, it deletes staged files and releases the locks.
     """
     run: Run = stage.run
     outputs: Sequence[Output] = stage.outputs
@@ -169,9 +167,9 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     stack.callback(_discard_staged, outputs, spool)
     locked = [replace(output, destination=inspect_destination(output.destination)) for output in outputs]
     for old, output in zip(outputs, locked, strict=True):
-        if output.destination.appends != old.destination.appends:  # a concurrent update created or removed the dataset
+        if output.destination.appends != old.destination.appends:
             raise changed_meanwhile_error(old.destination)
-    stack.callback(run.pool.close)  # the stack closes the pool first, so that no worker still stages files
+    stack.callback(run.pool.close)  # the stack closes the pool first, so that no worker is still staging files
     _discard_staged(locked, spool)
     return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
 
@@ -184,7 +182,7 @@ def _discard_staged(outputs: Sequence[Output], spool: Spool | None) -> None:
 
 
 def remove_lost_splits(planned: Planned) -> None:
-    """Remove the datasets of splits without samples."""
+    """Delete the datasets of splits that have no samples any more."""
     for name in planned.lost_splits:
         pattern = parse_output_pattern(planned.run.names, name)
         folder = open_folder(pattern.folder)

@@ -1,9 +1,9 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
-`reshard` is the same run with shards as the source. Workers are forked before NumPy and pyarrow are imported: these
-imports take longer than packing a small source.
+| Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
 
-If the output is a folder, shards are named after the source: `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
+If the output is a folder, shards are named after the source. For example, `create ./imgs out/` writes
+`out/imgs-{000000..}.tar`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def pack_dataset(
     observer: Observer,
     expected: DatasetFile | None = None,
 ) -> CreateResult:
-    """Write the samples of a source into shards, with sidecars and a dataset file. A dry run ends with the plan.
+    """Write the samples of a source into shards, with sidecars and a dataset file. A dry run only plans the shards.
 
-    If `expected` is set and the result would differ from that dataset, fail and change nothing.
+    If the result would differ from the dataset `expected`, fail and change nothing.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
@@ -90,7 +90,7 @@ def pack_dataset(
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Fork the workers before an import starts threads."""
+    """Fork the workers. This must happen before an import starts threads."""
     import_module("shardtool.write.pack_shard")
     how = "again" if options.update else f"with {flag_text('resume')}"
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
@@ -110,7 +110,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # this includes payloads of unselected samples
+    listed.source.write_binary(file)  # this includes payloads of samples that were not selected
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 
@@ -166,7 +166,7 @@ def _export_missing_indexes(listed: Listed) -> None:
                 Exporter(folder, pattern.dataset_file, missing, run.notes).write(folder, run.pool, overwrite=True)
 
 
-_DEFAULT_NAME = "data"  # for sources without a name, such as a DataFrame
+_DEFAULT_NAME = "data"
 _ENDINGS = re.compile(
     r"(\.(csv|tsv|txt|jsonl?|ndjson|parquet|feather|arrow|zip|tar|tgz|gz|bz2|xz|zst))+$", re.IGNORECASE
 )
@@ -177,7 +177,7 @@ _RANGE_OR_GLOB = re.compile(r"[{}<>*?\[]|%\d*d")
 def name_shards(
     output: object, source: object, options: CreateOptions | ReshardOptions, notes: Notes
 ) -> tuple[str, ...]:
-    """Return the output's names; a folder becomes a pattern in this folder, and a note shows it."""
+    """Return the shard names. If the output is a folder, return a pattern in this folder and add a note about it."""
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     if len(names) != 1 or not _is_folder(names[0]):
         if names and "." not in names[0].rpartition("/")[2] and not _RANGE_OR_GLOB.search(names[0]):
@@ -206,7 +206,7 @@ def _make_name(source: object, options: CreateOptions | ReshardOptions) -> str:
     elif _RANGE_OR_GLOB.search(name):
         try:
             name = parse_pattern(path).base
-        except InvalidRequest:  # a glob
+        except InvalidRequest:
             name = path.split("/")[-2]
     elif not os.path.isdir(path):
         name = _ENDINGS.sub("", name)

@@ -1,6 +1,6 @@
-"""Execute a plan: send tasks to the workers, publish their results, and sum up the totals.
+"""Carry out a plan: send tasks to the workers, publish the finished shards, and sum up the totals.
 
-The parent process holds no payloads.
+The parent process never holds payloads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return the transform work of a shard, with the columns that its condition needs."""
+    """Return the transform of a shard, with the metadata columns that the condition of the transform needs."""
     where = work.transform.where
     if where is None or (metadata := plan.metadata(shard)) is None:
         return work
@@ -65,11 +65,14 @@ def pack_shards(planned: Planned) -> Packed:
     return packed
 
 
-_MIN_SAMPLES_FOR_SHARE = 100  # with fewer samples, a share of failures is not significant
+_MIN_SAMPLES_FOR_SHARE = 100
 
 
 class Packing:
-    """Executes a plan, while the lock is held. Samples that do not fit after transforms go into additional shards."""
+    """Carries out the plan of one dataset. The caller must hold the lock.
+
+    Samples that do not fit into the planned shards after a transform go into additional shards.
+    """
 
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
         self.planned, self.listed, self.run = planned, planned.listed, planned.run
@@ -80,24 +83,23 @@ class Packing:
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.destination.part  # only the first part lists samples skipped by the plan
+        part = self.destination.part  # only the first part lists samples that the plan skips
         values = self.plan.entries.values
         if self.run.options.map:  # the user's function may change text and JSON, but numbers must stay numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        # the plan of this round, and the number of its first shard
+        # the plan of this round of shards, and the number of its first shard
         self._plan, self._first_number = self.plan, self.destination.first
         self._round_shards = output.own_shards
-        self._numbers: dict[str, int] = {}  # numbers of published shards by name
+        self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
-        self._finished_samples = 0  # planned samples that are written, skipped or dropped
-        # Shards sent to workers; the value is the index of an existing shard of transformed samples that may be kept.
+        self._finished_samples = 0
+        # Shards in work. If an existing shard of transformed samples may be kept, the value contains its index.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
-        self._fetch_counts = np.zeros(2, np.int64)  # number of failed samples, and of all samples with URLs in this run
+        self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
-        # the reported samples, bytes and failed samples of each shard
         self._reported: dict[int, tuple[int, int, int]] = {}
 
     @reporting_memory_errors("packing the shards")
@@ -105,7 +107,7 @@ class Packing:
         """Write all shards, and publish each one when it is complete."""
         plan, shards, pool, totals = self.plan, self._round_shards, self.run.pool, self.totals
         samples = sum(map(plan.count, shards))
-        if not self.run.fetches:  # the sizes of URLs are unknown
+        if not self.run.fetches:
             self.destination.check_space(resume.list_unwritten_sizes(self.listed, self.output))
         size = 0 if self.run.fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self._note_missing_dataset_file()
@@ -175,7 +177,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    # the dataset lists this name, so the new file is only compared with the shard
+                    # the existing dataset lists this shard, so the new file is only compared with it
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
@@ -220,7 +222,7 @@ class Packing:
         return np.concatenate(numbers)
 
     def _count_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
-        """Stop if so many URLs fail that the network is the likely cause."""
+        """Stop if many URLs fail, because the network is then the likely cause."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
         failed = len(left_out)
@@ -315,7 +317,6 @@ class Packing:
         else:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
-            # set no stamp if the clocks differ too much
             if result.compared and resume.is_source_unchanged(planned, stamp):
                 folder.set_mtime(name, stamp)  # with this time, the next run trusts the shard
             self._unpublished -= 1
@@ -344,7 +345,7 @@ class Packing:
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
-            if columns is not None and self.run.makes_keys:  # the user's function may have changed labels
+            if columns is not None and self.run.makes_keys:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
                 columns = with_measured_columns(columns, self.listed.transform.found, made.found)
@@ -352,7 +353,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._count_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # no rows are recorded, because another run tries the skipped samples again
+                left_out = ()  # record no rows, because the next run tries the skipped samples again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )
@@ -379,7 +380,7 @@ class Packing:
         return fact, sidecar_write.encode_sidecar_table(table, fact)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the shard count known so far, plus one if some samples still need a shard.
+        """Return the number of shards known so far, plus one if there are samples without a shard.
 
         The sidecars of an interrupted run therefore record more shards than exist.
         """
@@ -387,7 +388,7 @@ class Packing:
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
-        """Refuse duplicate keys from the user's function, which the plan does not know."""
+        """Refuse a key that the user's function returns twice, because the plan cannot check such keys."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)

@@ -1,8 +1,8 @@
-"""The parts of a run.
+"""Write one part of a run.
 
-Parts do not communicate. Each part computes the whole plan, writes its own shards, and leaves a record with the
-fingerprint of the plan. The part that finds all records merges them, under an exclusive lock that excludes running
-parts.
+Parts do not communicate. Each part plans the whole dataset, writes its own shards, and ends with a record of the
+plan's fingerprint. The part that finds the records of all parts merges them. For this, it takes an exclusive lock,
+which fails while another part is running.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_parts(planned: Planned, own_part: RunPart) -> Planned:
-    """Delete the records that mark a part as finished; return the plans with their fingerprints."""
+    """Delete the record of an earlier run of this part. Return the plans with their fingerprints."""
     outputs = [replace(output, plan_fingerprint=_start_part(planned, output, own_part)) for output in planned.outputs]
     return replace(planned, outputs=tuple(outputs))
 
@@ -93,7 +93,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
     for part in [part for part in parts.find_run_parts(pattern, destination.folder.names())[0] if part != own_part][
         :_MAX_COMPARED_PARTS
     ]:
-        with suppress(CorruptShard):  # ignore a damaged record, which a merge reports
+        with suppress(CorruptShard):
             plans.append(get_part_plan(parts.read_part_record(destination.folder, pattern, part)))
     record = planned.listed.record(output)
     fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
@@ -110,9 +110,9 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 
 
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
-    """Write the record of a part. Return a dataset file for the shards of the part.
+    """Write the record of a part, and return a dataset file for its shards.
 
-    A dataset file that already contains the part is kept.
+    If a dataset file already contains this part, the dataset file is kept.
     """
     planned, totals, listed = output.planned, output.totals, run_plan.listed
     destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)
@@ -142,15 +142,15 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
 
 
 def merge_finished_parts(planned: Planned) -> bool:
-    """Publish each dataset file for which all parts have records. Return whether all dataset files exist."""
+    """Merge each dataset whose parts all have records. Return whether all dataset files exist."""
     merged = [merge_if_last(output.destination, planned.run.notes) for output in planned.outputs]
     return all(merged)
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
-    """Publish the dataset file if all parts have records. Return whether the dataset file exists.
+    """Merge a dataset if all parts have records. Return whether the dataset file exists.
 
-    If parts finish at the same time, at least one finds all records and no running part.
+    If several parts finish at the same time, at least one of them merges.
     """
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:

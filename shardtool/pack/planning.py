@@ -1,6 +1,6 @@
-"""Plan the shards of each dataset of a run, and add notes before anything is written.
+"""Plan the shards of each dataset, and add notes about the plan.
 
-The sizes of transformed samples are estimated from a few samples. The same request gives the same estimates.
+The sizes of transformed samples are estimated from a few samples. The same request always gives the same estimates.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def plan_shards(listed: Listed) -> Planned:
     for output in listed.outputs:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
         plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
-        if not outputs:  # the first split lists the samples that the source skipped, which belong to no split
+        if not outputs:  # samples that the source skipped belong to no split, so the first split lists them
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
@@ -86,7 +86,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # samples per shard without a requested bound, because sizes are unknown
+_MAX_URL_SAMPLES = 10_000  # maximum samples per shard if the user set no limit, because the sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
@@ -94,7 +94,7 @@ def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
     has_bound = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
     shards, by_hash = options.shards, options.place == "hash"
     if shards is not None and run.updates and output.destination.appends:
-        shards = min(shards, len(output.numbers(listed.entries)))  # an update may have fewer samples than shards
+        shards = min(shards, len(output.numbers(listed.entries)))
     return ShardBounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
         max_count=options.max_count or (_MAX_URL_SAMPLES if run.fetches and not has_bound else None),
@@ -124,7 +124,7 @@ def _with_changes(planned: Planned) -> Planned:
                 raise refused
             run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
         run.notes.add(*changes.lost_columns_notes(planned))
-    if run.part is not None:  # a part does not know the changes of the whole run
+    if run.part is not None:
         return planned
     lost_splits = tuple(changes.find_lost_splits(planned.outputs)) if options.overwrite else ()
     counted = changes.add_planned_counts(resume_changes, planned) if run.dry else resume_changes
@@ -159,7 +159,7 @@ def _add_plan_notes(planned: Planned) -> None:
 
 
 _OPTIONAL_TEXT_FIELDS = ("txt", "text")
-_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # _FEW_SAMPLES and _SMALL_SHARD_BYTES are per shard
+_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # the last two are per shard
 
 
 def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions) -> Iterator[str]:
@@ -202,11 +202,11 @@ _MAX_TRIED_SAMPLES = 64
 _SAMPLES_PER_TASK = 8
 _SAMPLE_SEED = 20
 _MIN_FITTED_SAMPLES = 8
-_SAMPLE_OVERHEAD_BYTES = 512  # minimum size of a record in most formats
+_SAMPLE_OVERHEAD_BYTES = 512
 
 
 def estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
-    """Return int64[samples]: the estimated record bytes of each transformed sample."""
+    """Return the estimated record size of each transformed sample in bytes, as int64."""
     run, entries = listed.run, listed.entries
     transform.check_fields(entries.fields)
     if lists := [*entries.values.lists]:

@@ -1,4 +1,4 @@
-"""The results of `create` and `reshard`, and of their dry runs."""
+"""Build the results of `create` and `reshard`, including dry runs."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
+"""Choose whether to keep, compare or rewrite a shard of an earlier run. The shard is not read.
 
-Each finished shard has a stamp: a time shortly before its run listed the source. The stamp's nanosecond digits identify
-the root of the source and the versions of objects. A shard is up to date if it has this stamp and no file under the
-root of the source is newer.
+Each finished shard has a stamp, which is a time shortly before its run listed the source. The nanoseconds of the
+stamp identify the folder of the source and the versions of objects. A shard is up to date if it has the expected
+stamp and no file of the source is newer.
 
-The journal of an unfinished run records the stamp with the size and checksum of the shard. Without a journal (a
-finished dataset, or earlier versions), the modification time of the shard is the stamp. A copied shard has another
-time, so it is not trusted. `--trust size` ignores stamps.
+While a run is unfinished, its journal records the stamp, size and checksum of each shard. Without a journal, the
+stamp is the modification time of the shard. A copied shard has another time, so it is not trusted. `--trust size`
+ignores stamps.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from shardtool.publish.destination import Destination
 
 
-_CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output
+_CLOCK_SLACK_S = 60  # how much the clocks of the file systems of source and output may differ
 _SECOND_NS = 10**9
 
 
 class ShardPlan(NamedTuple):
-    """A planned shard: its plan, number, file name and samples."""
+    """A planned shard."""
 
     listed: Listed
     plan: Plan
@@ -51,13 +51,14 @@ class ShardPlan(NamedTuple):
     samples: ShardSamples
 
     def fingerprint(self) -> str:
-        """Return a hash over the samples and their transform."""
+        """Return a hash of the samples and their transform."""
         listed, plan = self.listed, self.plan
         work = listed.identity
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
             work += " last" if listed.dots == "last" else ""
-            if listed.run.shuffle is not None:  # offsets in source shards do not identify content
+            # add checksums, because offsets in source shards do not identify the content
+            if listed.run.shuffle is not None:
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
@@ -70,7 +71,7 @@ def get_run_stamp(listed: Listed) -> int:
 
 
 def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
-    """Return the stamp of a shard. For objects, the stamp identifies their versions."""
+    """Return the stamp of a shard. If the samples are objects, the stamp identifies their versions."""
     if not planned.plan.entries.is_remote:
         return run_stamp
     seconds, nanoseconds = divmod(run_stamp, _SECOND_NS)
@@ -78,7 +79,7 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 
 
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
-    """Return whether a shard's stamp shows an unchanged source."""
+    """Return whether the stamp of a shard shows that its source has not changed."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
 
@@ -93,10 +94,7 @@ class JournalLine(NamedTuple):
 
 
 class ShardJournal:
-    """The journal of a run in a folder. In a store, `--resume` compares each shard with its source instead.
-
-    A journal is created with the first shard that is not the last, if shards are published one by one.
-    """
+    """The journal of a run in a local folder. In a store, `--resume` compares each shard with its source instead."""
 
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part
@@ -112,7 +110,6 @@ class ShardJournal:
             return
         if not self._journal.is_started:
             self._journal.start({"version": 1, "run": "create"}, (earlier._asdict() for earlier in self.lines.values()))
-        # if a power failure loses the line, the next run compares the shard with the source
         self._journal.append(line._asdict(), durable=False)
 
     def remove(self) -> None:
@@ -132,14 +129,17 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, output: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a shard with its line in the journal, and the index of a kept shard of changed samples."""
+    """Return what to do with a planned shard. For a kept shard of transformed samples, also return its index.
+
+    `line` is the line of the shard in the journal, or None.
+    """
     file_info, samples = output.existing.get(planned.name), planned.samples
     options, transform = planned.listed.run.options, planned.listed.transform
     if not output.resumes or file_info is None:
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
-        # The shard has another plan, or it skipped samples and would skip them again.
+        # The shard has another plan, or an earlier run skipped samples in it.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     if line is None:
@@ -164,9 +164,9 @@ def choose_action(
 
 
 def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
-    """Return the index in a sidecar; None if the sidecar is damaged or has another plan.
+    """Return the index in the sidecar of a shard, or None if the sidecar is damaged or belongs to another plan.
 
-    For transformed samples, the sidecar must be unmodified and list every skipped sample.
+    With a transform, also return None if the sidecar was modified or does not list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
     is_transformed = planned.listed.transform is not None
@@ -183,12 +183,12 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     with suppress(ShardError):
         if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
-            return index if encoded == data else None  # comparing the bytes detects any flipped bit
+            return index if encoded == data else None
     return None
 
 
 def list_unwritten_sizes(listed: Listed, output: PlannedOutput) -> list[int]:
-    """Return the planned sizes of the shards still to be written."""
+    """Return the planned sizes of the shards that must still be written."""
     existing = output.destination.existing if output.destination.resumes else {}
     may_differ = listed.run.options.on_error == "skip" or listed.transform is not None
     sizes = []

@@ -1,6 +1,7 @@
-"""One run of `create` or `reshard`: its request, and the values that its steps return.
+"""One run of `create` or `reshard`: the request, and the results of its steps.
 
-Each step uses the value of the step before it: `Listed`, `Planned`, `Packed`, then a `FinishedOutput` for each dataset.
+Each step uses the result of the previous step. These are `Listed`, `Planned`, `Packed`, and a `FinishedOutput` for
+each dataset.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _SPLIT_FIELD = "{split}"
-_SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
+_SPLIT_MARK = "\ue000"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -51,8 +52,8 @@ class Run:
     """The request of one run, and the services that all steps use.
 
     Attributes:
-        names: A shard pattern, or shard names, with `{split}` for splits.
-        shuffle: The options of a `reshard`; None for a `create`.
+        names: A shard pattern or shard names. They contain `{split}` if there are splits.
+        shuffle: The options of `reshard`, or None for `create`.
     """
 
     names: tuple[str, ...]
@@ -75,7 +76,7 @@ class Run:
 
     @property
     def fetches(self) -> bool:
-        """Whether samples have URLs, so that sizes are unknown."""
+        """Whether samples are downloaded from URLs, so that their sizes are unknown."""
         return self.transform is not None and self.transform.fetch is not None
 
     @property
@@ -85,12 +86,12 @@ class Run:
 
     @property
     def appends(self) -> bool:
-        """Whether samples are added to an existing dataset."""
+        """Whether this run adds samples to an existing dataset."""
         return self.options.append or self.options.update
 
     @property
     def updates(self) -> bool:
-        """Whether the run adds new samples, or creates missing datasets."""
+        """Whether this run adds only new samples, or creates datasets that do not exist."""
         return self.options.update
 
     @property
@@ -102,7 +103,7 @@ class Run:
 
     @property
     def takes_only_new(self) -> bool:
-        """Whether samples that the existing dataset contains are skipped."""
+        """Whether this run skips samples that the existing dataset contains."""
         return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
     @property
@@ -112,17 +113,17 @@ class Run:
 
     @property
     def dataset_file(self) -> str:
-        """The path of the dataset file, with `{split}` for splits."""
+        """The path of the dataset file. It contains `{split}` if there are splits."""
         pattern = parse_output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output:
-    """One dataset that a run writes, or one of its splits.
+    """One dataset that a run writes. Each split is a dataset.
 
     Attributes:
-        sample_numbers: The numbers of the samples in this dataset; None for all samples.
+        sample_numbers: The numbers of the samples in this dataset, or None for all samples.
     """
 
     split: str
@@ -146,7 +147,7 @@ class PlannedOutput(Output):
     """A dataset whose shards are planned.
 
     Attributes:
-        plan_fingerprint: For a part, the fingerprint of the plan that all parts share.
+        plan_fingerprint: If the run is a part, the fingerprint of the plan of all parts.
     """
 
     plan: Plan
@@ -164,10 +165,10 @@ class PlannedOutput(Output):
 
 
 class PackedOutput(NamedTuple):
-    """A dataset whose shards are published, without its dataset file.
+    """A dataset whose shards are published but whose dataset file is not.
 
     Attributes:
-        kept: Number of shards that existed.
+        kept: Number of shards that already existed.
     """
 
     planned: PlannedOutput
@@ -178,7 +179,7 @@ class PackedOutput(NamedTuple):
 
 
 class FinishedOutput(NamedTuple):
-    """A dataset that a run wrote, or found complete."""
+    """A dataset that a run has written or that was already complete."""
 
     split: str
     destination: Destination
@@ -191,7 +192,7 @@ class PlanFile(NamedTuple):
     """The content of a plan file.
 
     Attributes:
-        listing: The listing before splitting and renaming.
+        listing: The samples before they are split and renamed.
     """
 
     path: str
@@ -202,13 +203,13 @@ class PlanFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Listed:
-    """The samples of a source, and the datasets that get them.
+    """The samples of a source, and the datasets that they are written to.
 
     Attributes:
-        transform: The transform of the run, with the part of `where` that workers evaluate.
+        transform: The transform of the run. Its `where` has only what workers evaluate.
         plan_file: The content of the plan file, or None.
-        identity: Identifies the transform; empty without a transform.
-        finished: The datasets of an append to which no samples are added.
+        identity: A text that identifies the transform, or "" without a transform.
+        finished: Datasets that the run would append to but has no new samples for.
     """
 
     run: Run
@@ -228,16 +229,16 @@ class Listed:
 
     @property
     def is_binary(self) -> bool:
-        """Whether payloads are in a table in memory, which workers cannot read."""
+        """Whether the payloads are in a table in memory, which workers cannot read."""
         return self.entries.spans is not None and not self.entries.spans.files
 
     @property
     def appends(self) -> bool:
-        """Whether an existing dataset gets samples."""
+        """Whether an existing dataset gets new samples."""
         return any(output.destination.appends for output in self.outputs)
 
     def record(self, output: Output) -> RunRecord:
-        """Return the run record for a dataset file."""
+        """Return the run record for the dataset file of an output."""
         return make_record(self.run, self.listing, output, [*self.outputs, *self.finished])
 
 
@@ -246,8 +247,8 @@ class Planned:
     """The planned shards of all datasets.
 
     Attributes:
-        changes: How the run changes an existing dataset; None without an existing dataset.
-        lost_splits: Existing splits without samples in the source, which the run removes.
+        changes: How the run changes the existing dataset, or None without one.
+        lost_splits: Existing splits that the run deletes, because the source has no samples for them.
     """
 
     listed: Listed
@@ -262,7 +263,7 @@ class Planned:
 
     @property
     def destinations(self) -> list[Destination]:
-        """The destinations of all datasets, including finished ones."""
+        """The destinations of all datasets, including datasets without new samples."""
         finished = [output.destination for output in self.listed.finished]
         return [*(output.destination for output in self.outputs), *finished]
 
@@ -275,10 +276,10 @@ class Packed(NamedTuple):
 
 
 def make_record(run: Run, listing: Listing, output: Output, outputs: Sequence[Output | FinishedOutput]) -> RunRecord:
-    """Return the run record for one of the datasets of a run."""
+    """Return the run record for one dataset of a run."""
     options = {**run.options.recorded(), **listing.recorded}
     if run.updates and output.destination.appends:
-        options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies this option
+        options.setdefault("on_duplicate", "first")
     splits = {"split": output.split, "splits": sorted(other.split for other in outputs)} if output.split else {}
     return RunRecord(
         {
@@ -300,7 +301,7 @@ def make_run(
     started: float,
     expected: DatasetFile | None = None,
 ) -> Run:
-    """Return a run, after checking that its options and output fit together."""
+    """Check that the options and the output of a run fit together, and return the run."""
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
@@ -349,7 +350,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split; by default, the common part of all patterns."""
+    """Return the shard pattern of a split. Without `split`, return the pattern with a placeholder."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

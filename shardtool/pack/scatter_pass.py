@@ -1,7 +1,7 @@
 """The first of two passes of a shuffle: copy the payloads into a spool.
 
-The parent assigns each payload an offset in the spool, and workers copy it. The spool is divided into regions that fit
-in memory, each with the payloads of neighbouring samples of a shard.
+The parent assigns the offsets, and workers copy the payloads. The spool is divided into regions that fit in memory. A
+region contains the payloads of consecutive samples of a shard.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks, and longer writes are no faster
+_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks, and longer writes are not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -47,7 +47,7 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        other_bytes: Bytes written to the same file system before the spool is deleted.
+        other_bytes: Bytes that other files need on the same file system before the spool is deleted.
     """
 
     folder: Folder
@@ -60,10 +60,10 @@ class SpoolLimits(NamedTuple):
 def scatter_payloads(
     plans: list[Plan], limits: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "raise"
 ) -> list[Plan]:
-    """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
+    """Copy all planned payloads into a spool, in shard order. Return the plans with offsets in the spool.
 
-    A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples with damaged
-    payloads stay in the plan; packing skips them later.
+    Each sample may be in only one plan. The caller must delete the spool. With `on_error="skip"`, samples with
+    damaged payloads stay in the plan, and packing skips them.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
@@ -71,15 +71,15 @@ def scatter_payloads(
 
 
 def planned_samples(plan: Plan) -> NDArray[np.int64]:
-    """Return the sample numbers of a plan, in its order."""
+    """Return the sample numbers of a plan, in the order of the plan."""
     return np.arange(len(plan)) if plan.order is None else plan.order
 
 
 class SpanPositions:
-    """The positions of each sample's SPAN rows.
+    """The positions of the SPAN rows of each sample.
 
     Attributes:
-        start: int64[samples], the first offset; `NOWHERE` without SPAN rows.
+        start: The first offset of each sample as int64, or `NOWHERE` for a sample without SPAN rows.
     """
 
     NOWHERE = 2**62
@@ -159,19 +159,18 @@ class _ScatterPass:
         )
         bucket, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
         row_bucket = np.repeat(bucket, entries.counts())
-        # Rows to copy into the spool, sorted by file and offset.
         self._rows, self._file_ends = _sort_by_file(
             entries, np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
         )
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            # convert to 16 bits, because such numbers sort several times faster
+            # 16-bit numbers sort several times faster
             row_bucket = row_bucket.astype(np.uint16)
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
         self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._region_bytes)]
         self._buckets, self._size = len(sizes), int(sizes.sum())
-        self._task_rows: list[tuple[int, int]] = []  # start and stop of each task in `_rows`
+        self._task_rows: list[tuple[int, int]] = []
         self._reported: defaultdict[int, int] = defaultdict(int)
 
     def run(self, pool: Pool) -> FieldSpans:

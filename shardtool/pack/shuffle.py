@@ -1,8 +1,11 @@
-"""Choose how to read the samples of a shuffle that exceeds memory.
+"""Choose how to read the samples for a shuffle that exceeds memory.
 
-`gather` reads each sample at its offset. This is cheap in memory and on fast disks, slow in stores and on disks that
-seek, and impossible in compressed files. `scatter` reads each source file once, and writes every payload to its offset
-in a spool, which packing reads region by region. Both methods give the same output.
+- `gather` reads each sample at its offset. This needs little memory and is fast on fast disks. It is slow in stores
+  and on disks that seek, and impossible in compressed files.
+- `scatter` reads each source file once, and writes every payload to its offset in a temporary file (the spool).
+  Packing then reads the spool region by region.
+
+Both methods give the same output.
 """
 
 from __future__ import annotations
@@ -40,17 +43,17 @@ if TYPE_CHECKING:
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # ignore this number of slowest reads, which are caused by pauses of the machine
+_DROPPED_OUTLIERS = 8  # ignore this many of the slowest reads, because pauses of the machine cause them
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
-REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical costs of object stores
+REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6
 
 
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
-    """Return the temporary file of a `reshard`.
+    """Return the temporary file of a `reshard`, or None.
 
-    A part has no such file, because the file would hold the samples of all parts.
+    A part of a run uses no such file, because the file would hold the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
@@ -66,7 +69,7 @@ def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
 
 @reporting_memory_errors("arranging the payloads")
 def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
-    """Copy source payloads into shard order before packing, if that is cheaper."""
+    """Copy the payloads into shard order before packing, if this is faster."""
     run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
     if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
         return planned
@@ -88,10 +91,10 @@ def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
 
 
 class ReadStrategy(NamedTuple):
-    """How the samples of plans are read.
+    """How to read the samples of a shuffle.
 
     Attributes:
-        name: `order` if the input is already in output order, else `gather` or `scatter`.
+        name: `order` if the samples are already in output order, else `gather` or `scatter`.
     """
 
     name: Literal["order", "gather", "scatter"]
@@ -103,7 +106,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    Local reads are measured. For stores, costs are assumed, because requests vary too much.
+    Reads of local files are measured. For stores, typical times are assumed, because requests vary too much.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -146,7 +149,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # ignore the error here, because packing reports the same error
+            return ReadStrategy("gather")  # packing reports the same error
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")
@@ -154,25 +157,25 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether gathering is faster. `scatter_bytes` includes the gaps between samples."""
+    """Return whether `gather` is faster. `scatter_bytes` includes the gaps between samples."""
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s
 
 
 class ReadCost(NamedTuple):
-    """Seconds per sample at a random offset, and seconds per byte in sequence."""
+    """Seconds to read one sample at a random offset, and seconds to read one byte in sequence."""
 
     sample_s: float
     byte_s: float
 
 
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
-    """Measure reads of `length` bytes at random offsets, and in sequence.
+    """Measure how long it takes to read `length` bytes at random offsets, and to read in sequence.
 
-    With `opening`, each read opens a file.
+    With `opening`, each read at a random offset also opens a file.
 
     Raises:
         OSError: A file cannot be read.
-        SourceFailed: A file changed after it was planned.
+        SourceFailed: A file has changed since it was planned.
     """
     read_bytes = min(length, _MAX_PROBE_BYTES)
     times: list[float] = []

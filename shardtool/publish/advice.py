@@ -1,4 +1,4 @@
-"""Notes on how other tools handle the names, the number and the folder of the shards."""
+"""Notes about how other tools handle the names, number and folder of the shards."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield notes about datasets with fewer shards than loaders usually have workers.
+    """Yield a note for each dataset with fewer shards than a data loader usually has workers.
 
-    `sizes` are the bytes of new shards.
+    `sizes` are the sizes of the new shards of each dataset, in bytes.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards

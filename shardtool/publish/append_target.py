@@ -1,4 +1,7 @@
-"""The existing dataset that an append extends. Shards and sidecars are checked by size only and never read."""
+"""The existing dataset that new samples are appended to.
+
+Only the sizes of its shards and sidecars are checked. The files are not read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 class Append:
     """An append to the dataset `old`.
 
-    `data` are the bytes of the old dataset file. `first` is the number of the first new shard.
+    Attributes:
+        data: Content of the old dataset file.
+        first: Number of the first new shard.
     """
 
     old: DatasetFile
@@ -38,7 +43,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append that was interrupted after its dataset file was published. The next run only compares the shards."""
+    """An append that was interrupted after its dataset file was published. The next run only checks the shards."""
 
     __slots__ = ()
 
@@ -46,7 +51,7 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the existing dataset; check that samples can be appended with this shard pattern."""
+    """Return the existing dataset. Raise an error if samples with this shard pattern cannot be appended."""
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)
     _check_names(old, pattern, where)
@@ -76,7 +81,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return the files of the pattern with shard number `count` or higher."""
+    """Return the existing shards and sidecars whose shard number is at least `count`."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))

@@ -1,4 +1,4 @@
-"""The destination of a dataset: its folder and names, the existing files, and whether a run may change them."""
+"""Where a dataset is written: the folder, the file names, the existing files, and which files a run may change."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folder and names of a dataset, and its files at the last check.
+    """The folder and file names of a dataset, and its files when they were last listed.
 
     Attributes:
-        own_names: The names of the files of a part, once its shards are planned.
+        own_names: For a part, the names of its files.
     """
 
     folder: OutputFolder
@@ -51,11 +51,11 @@ class Destination:
     own_names: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
-        """Return whether this run may replace or delete a file."""
+        """Return whether this run may replace or delete the file `name`."""
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """Set the names of a part's files, given the shard count of all parts."""
+        """Set the file names of a part. `shards` is the number of shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -76,19 +76,19 @@ class Destination:
 
     @property
     def appends(self) -> bool:
-        """Whether the new shards join an existing dataset."""
+        """Whether the new shards are added to an existing dataset."""
         if self.if_exists == "update":
             return self.pattern.dataset_file in self.existing
         return self.if_exists in ("append", "append-resume")
 
     @property
     def resumes(self) -> bool:
-        """Whether finished shards are reused."""
+        """Whether this run reuses the finished shards of an earlier run."""
         return self.if_exists in ("resume", "resume-overwrite", "append-resume", "update")
 
     @property
     def old(self) -> DatasetFile | None:
-        """The existing dataset that an append extends, or None."""
+        """The existing dataset that this run appends to, or None."""
         return None if self.append is None else self.append.old
 
     @property
@@ -97,7 +97,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Return the publication of this dataset, or of the `part_record` of a writer."""
+        """Start the publication of this dataset, or of the `part_record` of a writer."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -106,12 +106,12 @@ class Destination:
         return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Check that there is space for these shards."""
+        """Raise an error if there is not enough space for shards of these sizes."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
         check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
     def create_spool(self, size: int) -> StagedFile:
-        """Return a temporary file for `size` bytes of payloads."""
+        """Create a temporary file for `size` bytes of payloads."""
         if self.folder.temporary == self.folder:
             self.check_space([size])
         return self.folder.temporary.stage(self._spool_name)
@@ -123,20 +123,20 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete temporary files, unless an unfinished exchange needs them. The lock must be held."""
+        """Delete temporary files, unless an interrupted exchange needs them. The caller must hold the lock."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
         self.folder.temporary.discard_staged([self._spool_name])
 
     def load_skipped(self) -> list[Skipped]:
-        """Return the existing list of skipped samples."""
+        """Return the rows of the existing list of skipped samples."""
         name = self.pattern.skipped_file
         data = listed_files.read_output_file(self.folder, name) if name in self.existing else b""
         return skipped_list.parse_skipped(data, self.skipped_file)
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `shardtool remove` removed, by key hash."""
+        """Return the samples that `shardtool remove` has deleted, by the hash of the key."""
         name = self.pattern.skipped_file
         with suppress(OSError):
             if name in self.existing and b'"removed"' in self.folder.read(name):
@@ -145,7 +145,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Find existing files, and refuse to change files that `if_exists` protects."""
+    """Find existing files. Raise an error if the run would change files that `if_exists` protects."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -179,7 +179,7 @@ def inspect_destination(previous: Destination) -> Destination:
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Build the error for a dataset that another run changed."""
+    """Return the error for a dataset that another run has changed."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
@@ -207,7 +207,7 @@ def _check_dataset_file(destination: Destination) -> None:
         remedy = "Choose another pattern, or move the file to another folder."
         raise OutputExists(destination.dataset_file, found, remedy=remedy)
     if destination.appends:
-        return  # `_find_append` checks the dataset file
+        return
     names = [to_local_name(shard) for shard in shards or ()]
     if foreign := [name for name in names if not destination.pattern.owns(name)]:
         found = f"a dataset file that lists other shards: {format_list(foreign, 3)}"
@@ -222,7 +222,8 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # Refuse to update shards of another tool. An interrupted run leaves at most one shard per worker without a sidecar.
+    # Refuse to update shards of another tool. Such shards have no sidecars, but an interrupted run leaves at most one
+    # shard per worker without a sidecar.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:
@@ -254,7 +255,7 @@ def _find_append(destination: Destination) -> Append:
         option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
-    if not later:  # an interrupted append may have published its list of skipped samples
+    if not later:  # an interrupted append may already have published its list of skipped samples
         rows = skipped_list.encode_skipped(destination.load_skipped())
         skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):

@@ -1,7 +1,7 @@
-"""Write and update the index files of other tools for a dataset.
+"""Write and update the index files that other tools use for a dataset.
 
-Workers read the shards only for formats that contain payload hashes. All files are staged before the first one is
-published.
+Workers read the shards only if an index contains hashes of payloads. The first file is published after all files are
+staged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path in the folder, bytes, whether the file may replace another file, and whether an existing file is kept.
+# Path in the folder, content, whether the file may replace another file, and whether the existing file is already
+# correct.
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -67,7 +68,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Refuse to replace files that cover another dataset."""
+    """Raise an error if an existing index lists shards of another dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -104,7 +105,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check that indexes can be written for planned shards. `outputs` are the patterns and counts of the shards."""
+    """Raise an error if indexes of planned shards cannot be written. `outputs` are pairs (pattern, shard count)."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -120,14 +121,14 @@ def check_index_files(
 
 
 class Exporter:
-    """Writes the indexes of one dataset. Callers of `write` hold the lock of the dataset."""
+    """Writes index files for one dataset. The caller of `write` must hold the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, name: str, requested: Mapping[str, ExportFormat], notes: Notes) -> None:
         self.folder, self.name, self.requested, self.observer = folder, name, requested, notes.observer
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset; check that these indexes can be created for it."""
+        """Return the dataset. Raise an error if the requested indexes cannot be written for it."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -144,8 +145,11 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files; return their names and the number of unchanged files. Hashes need a `pool`."""
-        dataset, requested = self.check(), self.requested.values()  # check again: now the lock is held
+        """Publish all index files. Return their names, and how many were already correct.
+
+        Indexes with hashes of payloads need a `pool`.
+        """
+        dataset, requested = self.check(), self.requested.values()  # check again, because the lock is held now
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
@@ -282,7 +286,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of all index files."""
+    """Return the names of the index files of all shards."""
     shard_exports = {name: export for name, export in requested.items() if export.suffix}
     for name, export in requested.items():
         if dataset_file and export.folder_file == dataset_file:
@@ -304,7 +308,10 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
 def renew_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew indexes after an append, except indexes with payload hashes. A failure only adds a note."""
+    """Update the existing indexes after an append. Indexes with hashes of payloads are not updated.
+
+    If an update fails, a note is added instead of an error.
+    """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
         if name not in written and not export.has_hashes:

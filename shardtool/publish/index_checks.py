@@ -1,4 +1,4 @@
-"""Check the shards to index, their folder, and the existing dataset file and sidecars."""
+"""Check the shards to index, their folder, the existing dataset file and the existing sidecars."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and clas
 
 
 def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
-    """Sort the shards as in the dataset file, if it lists the same shards."""
+    """Sort the shards in the order of the dataset file if this file lists the same shards."""
     file = dataset.dataset_file if dataset.has_own_file else None
     listed = parse_shard_names(read_small(file)) if file else None
     shards = {shard.name: shard for shard in dataset.shards}
@@ -42,7 +42,7 @@ def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
 
 
 def read_if_exists(path: str) -> bytes | None:
-    """Return a small file; None if it does not exist."""
+    """Return the content of a small file, or None if the file does not exist."""
     try:
         return read_small(path)
     except OSError as error:
@@ -53,7 +53,7 @@ def read_if_exists(path: str) -> bytes | None:
 
 
 def check_format(dataset: StoredDataset) -> None:
-    """Check the format of the shards."""
+    """Raise an error if the shards cannot be indexed because of their names or formats."""
     if compressed := [shard.path for shard in dataset.shards if shard.packed]:
         remedy = "Decompress it, because compressed files cannot be read by offset."
         raise InvalidRequest(compressed[0], "a compressed shard", expected="an uncompressed shard", remedy=remedy)
@@ -77,7 +77,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path from the dataset file's folder to the shards."""
+    """Return the path of the shards relative to the folder of the dataset file."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -109,7 +109,7 @@ def _get_relative_path(folder: str, target: str) -> str:
 
 
 def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
-    """Refuse folders with other shards whose sidecars would have the same names."""
+    """Raise an error if the folder has other shards whose sidecars would have the same names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own_names):
@@ -119,7 +119,7 @@ def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) ->
 
 
 def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
-    """Return the existing dataset file; None if it may be replaced."""
+    """Return the dataset in an existing dataset file, or None if the file may be replaced."""
     problem, lost = "not valid JSON: truncated or damaged", _LOST_WITH_DATASET_FILE
     if parse_shard_names(data) is not None:
         try:
@@ -141,7 +141,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Refuse a dataset file that lists other existing shards."""
+    """Raise an error if the dataset file lists other shards that exist."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
@@ -167,7 +167,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Refuse interleaved fields, which readers split into separate samples."""
+    """Raise an error for interleaved fields, because readers would split such samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]
@@ -178,13 +178,13 @@ def check_not_interleaved(scan: ShardScan) -> None:
 
 
 def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
-    """Return whether two entries agree, apart from their sidecars."""
+    """Return whether two entries describe the same shard. Their sidecars may differ."""
     identities = [(entry.name, entry.size, entry.samples, entry.first_key, entry.last_key) for entry in (old, new)]
     return identities[0] == identities[1] and (None in (old.crc, new.crc) or old.crc == new.crc)
 
 
 class DifferingSidecar(NamedTuple):
-    """A wrong sidecar: its problem, and the metadata columns that only it contains."""
+    """A sidecar that differs from its shard: the problem, and the metadata columns that only the sidecar contains."""
 
     found: str
     lost: frozenset[str] = frozenset()
@@ -193,7 +193,11 @@ class DifferingSidecar(NamedTuple):
 def compare_sidecar(
     path: str, scanned: ShardIndex, where: str, data: bytes
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
-    """Return how a sidecar differs; or its index, completed from the scan, and its bytes (None to rewrite it)."""
+    """Compare a sidecar with the scan of its shard.
+
+    Return a `DifferingSidecar`, or the index and the bytes of the sidecar. The bytes are None if the sidecar must be
+    rewritten.
+    """
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 

@@ -1,6 +1,7 @@
-"""Add metadata columns from fields to the sidecars of existing shards (`index --columns-from`).
+"""Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`).
 
-The shards stay. Columns that already have the values of the fields stay, so an interrupted run can be repeated.
+Shards are not changed. A sidecar that already has the columns is not changed either, so an interrupted run can be
+repeated.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 def add_columns(
     folder: OutputFolder, name: str, fields: Sequence[str], pool: Pool, notes: Notes, *, overwrite: bool
 ) -> tuple[tuple[str, ...], set[int]]:
-    """Add columns to the sidecars of a dataset, and return their names and the numbers of the changed sidecars.
+    """Add columns to the sidecars of a dataset. Return the column names, and the numbers of the changed sidecars.
 
     Raises:
-        SampleFailed: A payload is neither a JSON object, a number nor a short text.
+        SampleFailed: A payload is not a JSON object, a number or a short text.
         OutputExists: A sidecar has such a column with other values, or is a symbolic link. Nothing was changed.
     """
     path = folder.full_path(name)

@@ -1,7 +1,7 @@
-"""Write sidecars and a dataset file for existing shards of any tool.
+"""Write sidecars and a dataset file for existing shards, which may come from any tool.
 
-A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A wrong
-sidecar is replaced only with `--overwrite`.
+An existing sidecar that matches its shard is kept, with its additional checksums and metadata. A wrong sidecar is
+replaced only with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 
 class Indexer:
-    """Indexes shards, under the lock of `folder`.
+    """Indexes shards. The caller must hold the lock of `folder`.
 
     Attributes:
-        shards_folder: The path from `folder` to the shards; empty for the same folder.
-        old: The existing dataset file; None if there is none or it may be replaced.
+        shards_folder: Path of the shards relative to `folder`, or "".
+        old: The existing dataset file, or None if there is none or it may be replaced.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
@@ -102,7 +102,7 @@ class Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        """The totals of the indexed shards, created after the workers: this imports NumPy."""
+        """The totals of the indexed shards. Creating them imports NumPy, so the workers must have started before."""
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
@@ -118,7 +118,7 @@ class Indexer:
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, scan: ShardScan) -> None:
-        """Write a shard's sidecar, unless the existing one is valid or must be kept."""
+        """Write the sidecar of a shard, unless the existing sidecar is valid or must be kept."""
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -161,7 +161,7 @@ class Indexer:
         return self.options.overwrite
 
     def finish(self) -> IndexResult:
-        """Write the dataset file, unless the existing one is valid."""
+        """Write the dataset file, unless the existing dataset file is valid."""
         old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             is_unchanged = all(
@@ -171,7 +171,7 @@ class Indexer:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
-        if is_unchanged and old is not None:  # keep unchecked checksums, for `verify`
+        if is_unchanged and old is not None:  # keep checksums that were not checked, so that `verify` can check them
             shards = tuple(
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)
@@ -242,7 +242,7 @@ class Indexer:
 
 
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
-    """Write the sidecars and the dataset file of existing shards, for `index` and `verify --repair`."""
+    """Write sidecars and a dataset file for existing shards, as `index` and `verify --repair` do."""
     with start_pool(options, observer=observer, lazy=is_local(dataset)) as pool:
         indexer = Indexer(dataset, options, observer)
         pool.start(len(indexer.dataset.paths))

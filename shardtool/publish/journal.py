@@ -1,9 +1,11 @@
-"""The journal of an unfinished run, `.NAME.journal`, from which another run of `create` or of a writer continues.
+"""The journal of an unfinished run. `create` or a writer can continue from it.
 
-Each line is JSON. The first line describes the run, each further line a published shard. An incomplete line, and all
-lines after it, are ignored. A shard is kept only if its size, checksum and sidecar match the journal. A store cannot
-append to files. There, each line is an object, `.NAME.journal.N`, until a resumed run moves the line into the journal
-file.
+The journal of the dataset `NAME` is the file `.NAME.journal`. Each line is JSON. The first line describes the run,
+and each other line a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
+shard only if its size, checksum and sidecar match the journal.
+
+A store cannot append to an object. There, each line is an object `.NAME.journal.N` until a resumed run moves all
+lines into `.NAME.journal`.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _SUFFIX = ".journal"
-_OLD_SUFFIX = ".writer"  # suffix of journals of earlier versions
+_OLD_SUFFIX = ".writer"  # suffix of journals from earlier versions
 
 
 class Journal:
-    """The journal of the dataset or part with the name `base`. The lock of the dataset must be held."""
+    """The journal of the dataset or part named `base`. The caller must hold the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, base: str) -> None:
         self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder
@@ -34,7 +36,7 @@ class Journal:
         self._lines = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the complete lines; none if there is no journal."""
+        """Return the complete lines, or an empty list if there is no journal."""
         for name in (self.name, f".{self._base}{_OLD_SUFFIX}"):
             with suppress(OSError):
                 lines = self._folder.read(name).splitlines(keepends=True)
@@ -45,15 +47,15 @@ class Journal:
         return []
 
     def start(self, header: Mapping[str, object], lines: Iterable[Mapping[str, object]] = ()) -> None:
-        """Replace the journal, durably."""
+        """Replace the journal by new lines, and sync it to disk."""
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # delete older files last, so that an interruption loses no line
+        self._folder.remove(older)  # delete older files last, so that no line is lost if this is interrupted
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
-        """Append a line; a power failure can lose a line that is not durable."""
+        """Append a line. Unless `durable`, a power failure can lose the line."""
         if isinstance(self._folder, Folder):
             self._folder.append(self.name, _encode(line), durable=durable)
         else:
@@ -61,12 +63,12 @@ class Journal:
         self._lines += 1
 
     def remove(self) -> None:
-        """Delete the journal, and journals of earlier versions."""
+        """Delete the journal, including journals from earlier versions."""
         self._folder.remove(list_journals(self._base, self._folder.names()))
 
 
 def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
-    """Return the journals of a dataset, and of its parts if there is a pattern for their tags."""
+    """Return the names of a dataset's journals. With `tag_pattern`, include the journals of its parts."""
     tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
     pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
     return [name for name in names if pattern.fullmatch(name)]

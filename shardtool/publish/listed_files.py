@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
-    """Build the error for a file that is missing (None) or has a wrong size."""
+    """Return the error for a listed file that is missing (`found` is None) or has a wrong size."""
     actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
@@ -25,7 +25,7 @@ def wrong_size_error(where: str, found: int | None, expected_size: int) -> Corru
 def check_file_size(
     folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
 ) -> None:
-    """Check that a file exists with the listed size."""
+    """Raise an error unless a file exists with the listed size."""
     file_info = (folder.find_entries([name]) if existing is None else existing).get(name)
     if file_info is None or file_info.size != size:
         raise wrong_size_error(folder.full_path(name), None if file_info is None else file_info.size, size)
@@ -40,7 +40,7 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
 
 
 def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return the dataset file, if it exists."""
+    """Return the dataset file with this name, or None if it does not exist."""
     exists = folder.find_entries([name])
     return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if exists else None
 
@@ -48,11 +48,12 @@ def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None
 def read_listed_sidecar(
     folder: OutputFolder, shard: ShardEntry, existing: Mapping[str, EntryInfo] | None = None
 ) -> ShardIndex:
-    """Return the index in a sidecar that matches the dataset file."""
+    """Read a sidecar that the dataset file lists. Raise an error if it differs from the dataset file."""
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)
-    check_file_size(folder, name, shard.sidecar_size, existing)  # limits the memory for reading the sidecar
+    # check the size first, because it limits the memory for reading
+    check_file_size(folder, name, shard.sidecar_size, existing)
     try:
         data = folder.read(name)
     except OSError as error:

@@ -1,7 +1,6 @@
-"""Merge the parts of a run, or of several writers: create one dataset file that lists their shards.
+"""Merge the parts of one run, or of several writers, by writing a dataset file that lists all their shards.
 
-Shards are not moved or renamed. Files of the parts are deleted only after the merged dataset file exists, so an
-interrupted merge can be repeated.
+Shards are not moved or renamed. Other files of the parts are deleted last, so an interrupted merge can be repeated.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _SHOWN_DIGITS = 8
 def merge(
     output: OutputNames, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
 ) -> IndexResult:
-    """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
+    """Create one dataset from parts that several writers, or runs of `create`, have written with the same pattern.
 
     To add parts that finish later, merge again.
 
@@ -75,7 +74,7 @@ def merge(
         InvalidRequest: Parts are missing or unfinished, share a key, or have contradictory fields or columns. Nothing
             was changed.
         CorruptShard: A part is damaged.
-        OutputExists: The dataset file is not the result of a merge, or another run is writing.
+        OutputExists: The existing dataset file is not the result of a merge, or another run is writing.
         OutputFailed: The file system reports an error.
     """
     pattern = parse_pattern(with_options(output, storage_options))
@@ -192,7 +191,7 @@ class _WriterMerge:
 
 
 def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Return whether a dataset file lists the shards of a part of a run."""
+    """Return whether a dataset file already lists the shards of a run's part."""
     if not isinstance(record.part, RunPart):
         return False
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
@@ -202,7 +201,7 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Publish the dataset file of a run's parts, under the lock; return the number of parts."""
+    """Publish a dataset file for the parts of a run, and return the number of parts. The caller must hold the lock."""
     finished, started = parts.find_run_parts(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
@@ -251,7 +250,6 @@ def _finish_earlier_merge(
 def _check_all_finished(
     where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
 ) -> None:
-    # `counts` are the total numbers in the names of the parts.
     if len(counts) > 1:
         found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"
         remedy = "Move the files of other runs to another folder."
@@ -263,17 +261,20 @@ def _check_all_finished(
         raise InvalidRequest(where, f"parts: {'; '.join(problems)}", expected="all parts finished", remedy=remedy)
 
 
-# the part, its plan fingerprint, and its run record (None without shards)
+# a part, its plan fingerprint, and its run record (None if it has no shards)
 _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
-    """Return the plan of a part of a run."""
+    """Return the part, the plan fingerprint and the run record of a part of a run."""
     return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 
 def find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Return the parts whose plan differs from the most frequent plan, and this plan; empty if all plans agree."""
+    """Compare the plans of parts with the most frequent plan. Return found and expected texts for an error.
+
+    The texts are empty if all plans are equal.
+    """
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

@@ -1,9 +1,7 @@
-"""The parts of a dataset: parts of one run, or of several writers.
+"""The parts of a dataset, written by one run each or by several writers.
 
-Each part leaves a record until the parts are merged.
-
-The record of `create --part 3/64` is `.out.part03of64`, that of a writer `.out-part3of16.record`. A part writes its
-record last. Writers of earlier versions wrote a dataset file or an empty file instead.
+A part ends by writing a record, which exists until the parts are merged. For the dataset `out`, `create --part 3/64`
+writes the record `.out.part03of64`, and a writer writes `.out-part3of16.record`.
 
 Source: docs/format.md, "Parts".
 """
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-_HEADER = b"shardtool part 1 crc32c:%08x\n"  # format version, and checksum of the remaining bytes
+_HEADER = b"shardtool part 1 crc32c:%08x\n"  # format version, and checksum of the rest of the record
 _HEADER_BYTES = len(_HEADER % 0)
 _PLAN_PATTERN = re.compile(r"[0-9a-f]{32}")
 _CONTENT_PATTERN = re.compile(r"b2:[0-9a-f]{64}|")
@@ -43,7 +41,7 @@ _TAG_PATTERN = "part([0-9]{1,7})of([0-9]{1,7})"
 _WRITER_TAG_PATTERN = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
 _WRITER_PART_NAME = re.compile(r"[A-Za-z0-9_]{1,40}", re.ASCII)
 _RECORD_SUFFIX = ".record"
-_OLD_EMPTY_SUFFIX = ".empty"  # suffix of the file of a part without samples
+_OLD_EMPTY_SUFFIX = ".empty"  # suffix of the empty file that earlier versions wrote for a part without samples
 
 
 class PartRecord(NamedTuple):
@@ -51,10 +49,10 @@ class PartRecord(NamedTuple):
 
     Attributes:
         part: The part of a run, or the tag of a writer's part.
-        dataset: The dataset file of the part's shards; None without shards.
-        plan: The fingerprint of the plan. A writer has no plan: this and all following attributes are empty.
-        resumed: Whether the merge may delete files outside the plan.
-        content: The expected content fingerprint of all parts; empty if unknown.
+        dataset: A dataset file of the part's shards, or None if there are no shards.
+        plan: The fingerprint of the plan. For a writer, it is empty, like all later attributes.
+        resumed: Whether the merge may delete files that are not in the plan.
+        content: The expected content fingerprint of all parts together, or "" if unknown.
     """
 
     part: RunPart | str
@@ -84,7 +82,7 @@ class PartRecord(NamedTuple):
 
 
 class WriterPart(NamedTuple):
-    """The files of a writer's part; `tag` is the suffix of its names: `part03of16` or `part_NAME`."""
+    """The files of a writer's part. The names contain the `tag`, such as `part03of16` or `part_NAME`."""
 
     tag: str
     number: int | None
@@ -101,7 +99,7 @@ def part_record_name(pattern: ShardPattern, part: RunPart | str) -> str:
 
 
 def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart | str) -> PartRecord:
-    """Return the record of a part, without checking the listed files."""
+    """Read the record of a part. The files that the record lists are not checked."""
     name = part_record_name(pattern, part)
     if isinstance(part, str) and not folder.find_entries([name]):
         return _read_old_writer_part(folder, add_tag(pattern, part), part)
@@ -125,7 +123,8 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    skipped = tuple(Skipped(*row) for row in rows)  # keys and paths stay encoded, because the list is sorted by bytes
+    # do not decode keys and paths, because the list is sorted by bytes
+    skipped = tuple(Skipped(*row) for row in rows)
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
         check_skipped_file(encode_skipped(skipped), file, where)
@@ -170,7 +169,7 @@ def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str)
 
 
 def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the parts with a record, and the parts with a lock (running or interrupted)."""
+    """Return the parts that have a record, and the parts that have a lock because they are running or interrupted."""
     name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []
@@ -185,7 +184,7 @@ def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Ru
 
 
 def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
-    """Return the journals of a run, and the records and locks of its parts."""
+    """Return the names of a run's journals, and of the records and locks of its parts."""
     names = folder.names()
     finished, started = find_run_parts(pattern, names)
     records = [part_record_name(pattern, part) for part in finished]
@@ -194,14 +193,14 @@ def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Refuse a part if other parts have another total count."""
+    """Raise an error if other parts have another total number of parts."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:
         if other.parts != part.parts:
             try:
                 with folder.lock(part_record_name(pattern, other)[1:]):
-                    pass  # an interrupted part left its lock file
+                    pass  # the lock is free, so an interrupted part has left it
             except OutputExists:
                 others.append(other)
     if others:
@@ -213,7 +212,7 @@ def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart)
 
 
 def make_part_tag(part: int | str, parts: int | None) -> str:
-    """Return the suffix for the names of a part."""
+    """Return the tag in the file names of a writer's part, such as `part03of16`."""
     if isinstance(part, str):
         if parts is not None:
             raise InvalidRequest(option_text("parts"), f"used with the part name {part!r}", expected="a part number")
@@ -230,7 +229,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a part."""
+    """Return the shard pattern of a part. Raise an error for a pattern that cannot have parts."""
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "a closed pattern, used with parts", expected=expected)
@@ -238,7 +237,7 @@ def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a part by its tag."""
+    """Return a shard pattern with a tag in its names."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 
@@ -267,12 +266,12 @@ def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, 
 
 
 def old_empty_name(part_pattern: ShardPattern) -> str:
-    """Return the name of an earlier version's file for a part without samples."""
+    """Return the name of the file that earlier versions wrote for a part without samples."""
     return part_pattern.base + _OLD_EMPTY_SUFFIX
 
 
 def list_writer_part_files(pattern: ShardPattern, tag: str, names: Iterable[str]) -> list[str]:
-    """Return the files of a writer's part that a merge replaces."""
+    """Return the files of a writer's part that are no longer needed after a merge."""
     part_pattern, existing = add_tag(pattern, tag), {*names}
     own = [part_record_name(pattern, tag), part_pattern.dataset_file, part_pattern.skipped_file]
     own += [old_empty_name(part_pattern), *list_journals(part_pattern.base, existing)]

@@ -1,8 +1,9 @@
-"""Publish the files of one dataset in a safe order (docs/format.md, "Publication order").
+"""Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
-Only the parent process uses final names, so a worker that outlives its run cannot publish. The dataset file lists only
-complete files: it is replaced last, and deleted before a listed file changes. Other tools' indexes that no longer match
-are deleted before their shard changes (`StaleIndexes`). A shard gets its name before its sidecar.
+- The dataset file always lists complete files. It is replaced last, or deleted before a listed file changes.
+- An index file of another tool that no longer matches is deleted before its shard changes (see `StaleIndexes`).
+- A shard gets its final name before its sidecar does.
+- Only the parent process uses final names. A worker that outlives its run therefore cannot publish anything.
 """
 
 from __future__ import annotations
@@ -37,18 +38,22 @@ OldDataset: TypeAlias = Literal["keep", "withdraw", "replace", "exchange"]
 
 
 class Publication:
-    """The publication of one dataset, under its lock.
+    """Publishes one dataset. The caller must hold the lock of the dataset.
+
+    `old` selects what happens to an existing dataset:
+
+    - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
+    - "withdraw": The old dataset file is deleted before the first file changes.
+    - "replace": All files are staged first, so the old dataset stays complete until `finish`. A store has no staging,
+      so this is the same as "withdraw" there.
+    - "exchange": Like "replace", but a plan is published once all files are staged. If the replacement is
+      interrupted, the next run can finish it from this plan (`finish_replacement`).
 
     Args:
-        old: What to do with an existing dataset. "keep": no listed file changes, so the old dataset file stays until
-            the new one replaces it. "withdraw": delete the old dataset file before the first file changes. "replace":
-            stage all files first, so the old dataset stays complete until `finish`; in a store, which has no staging,
-            the same as "withdraw". "exchange": like "replace", and once all files are staged, publish a plan from which
-            the next run can finish an interrupted replacement (`finish_replacement`).
-        stale_indexes: Index files of other tools; None if no shard changes.
+        stale_indexes: Index files of other tools, or None if no shard changes.
 
     Attributes:
-        old_list: The name under which a withdrawn dataset file is kept until the end; empty if it is deleted.
+        old_list: The name that a withdrawn dataset file has until the end, or "" if the file is deleted.
     """
 
     def __init__(
@@ -66,25 +71,25 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # shards and other files that wait for `finish`
+        # lists of shards and of other files that wait for `finish`
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
-        """Delete the old dataset file, unless it stays valid."""
+        """Delete the old dataset file, unless the file stays valid."""
         if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
             if self.old_list:
                 self.folder.publish_bytes(self.old_list, self.folder.read(self.dataset_file))
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """Delete files that refer to an old shard, before a worker replaces it in place."""
+        """Before a worker replaces an old shard in a store, delete the files that refer to the old shard."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.drop(name)
             self.stale_indexes.remove()
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
-        """Publish a shard and its sidecar. The shard is None if it exists already."""
+        """Publish a shard and its sidecar. `shard` is None if the shard already exists."""
         sidecar_file = sidecar_name(name)
         is_new = shard is not None or not self._has_file(sidecar_file, sidecar)
         staged_sidecar = self.folder.stage_bytes(sidecar_file, sidecar) if is_new else None
@@ -99,9 +104,9 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar; None means that the file exists.
+        """Publish a staged shard and sidecar. None means that the file already exists.
 
-        `replaces` is true if files may be replaced.
+        `replaces` is true if other files may be replaced.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
@@ -116,13 +121,13 @@ class Publication:
         self._publish(shards, others)
 
     def read_sidecar(self, shard: str) -> bytes:
-        """Return a shard's sidecar, staged or existing."""
+        """Return the sidecar of a shard, which may be staged or published."""
         return (self.folder.read_staged if self.waits else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace sidecars, given by shard name."""
+        """Replace sidecars. The dict maps the name of a shard to the new sidecar."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self.waits:  # if files wait, the sidecar is already among them
+        if staged and not self.waits:
             self.withdraw()
             self.folder.publish(*staged)
 
@@ -139,9 +144,11 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            shards: The names of all listed shards. Indexes of other shards are deleted. None deletes no index.
-            before: Small files to publish before the dataset file: bytes by name.
-            stale_shards: Shards that only the old dataset file lists, if they are in another folder.
+            shards: The names of all listed shards. Indexes of other shards are deleted. With None, no index is
+                deleted.
+            before: Small files to publish before the dataset file, by name.
+            stale_shards: If the shards are in another folder, this folder and the shards that only the old dataset
+                file lists.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
@@ -166,7 +173,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these final names, unless a plan lists them."""
+        """Delete the staged files for these final names, unless a published plan lists them."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -178,7 +185,7 @@ class Publication:
         staged = [*small, *(file for waiting in self._waiting for files in waiting for file in files)]
         names, paths = {file.name for file in staged}, {file.token for file in staged}
         others = [file.token for file in self.folder.staged() if file.name in names and file.token not in paths]
-        self.folder.remove([*map(base_name, others)])  # files of other attempts at the task
+        self.folder.remove([*map(base_name, others)])
         self.folder.publish_bytes(self._plan, dataset_file)
         finish_replacement(self.folder, self.dataset_file.removesuffix(DATASET_SUFFIX))
 
@@ -199,10 +206,10 @@ class Publication:
 
 
 def finish_replacement(folder: OutputFolder, base: str) -> None:
-    """Finish an exchange of files from its plan, under the lock."""
+    """Finish an interrupted exchange from its plan. The caller must hold the lock."""
     plan = replacement_plan_name(base)
     if not folder.find_entries([plan]):
-        return  # another run has finished the replacement
+        return
     where = folder.full_path(plan)
     try:
         data = folder.read(plan)
@@ -212,7 +219,8 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # Other files may be damaged. If there is no dataset file, an interrupted run has already checked the files.
+    # If there is no dataset file, an interrupted run has already checked the other files. They may be damaged
+    # otherwise.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -237,8 +245,8 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted exchanges of files of datasets, and return whether there were any."""
-    # An interrupted run may have left no dataset file, so search the folders for plans.
+    """Finish interrupted exchanges in the folders of a dataset. Return whether there were any."""
+    # Search the folders for plans, because an interrupted run may have left no dataset file.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)

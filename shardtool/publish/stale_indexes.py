@@ -1,6 +1,6 @@
-"""Delete index files of other tools that no longer fit their shard.
+"""Delete index files of other tools that no longer match their shard.
 
-Only a file with both the name and the format of an index of this dataset's shards is deleted.
+A file is deleted only if it has the name and the format of an index of a shard of this dataset.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        pattern: The shard pattern; None finds no index.
-        appends: Whether existing shards stay. Indexes of the folder are then incomplete, but not wrong.
+        pattern: The shard pattern. With None, no index file is found.
+        appends: Whether existing shards are kept. Indexes of the folder are then incomplete, but not wrong.
 
     Attributes:
-        removed: The `--export` names of deleted files, by file name.
+        removed: The `--export` name of each deleted file, by file name.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class StaleIndexes:
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._files: dict[str, dict[str, str]] = {}  # export names by shard and file
-        self._stale: dict[str, str] = {}  # export names by file to delete
-        self._counts: dict[str, dict[str, int]] = {}  # sample counts by export and shard
+        self._files: dict[str, dict[str, str]] = {}  # export names, by shard and file name
+        self._stale: dict[str, str] = {}  # export names of the files to delete, by file name
+        self._counts: dict[str, dict[str, int]] = {}  # sample counts, by export name and shard
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
             return
@@ -63,7 +63,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Refuse index files of missing shards."""
+        """Raise an error if there are index files of shards that do not exist."""
         leftovers = sorted(
             name for shard, names in self._files.items() if shard not in existing_names for name in names
         )
@@ -74,11 +74,10 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not fit a new (`written`) or kept shard."""
+        """Mark the index files that do not match a shard. `written` is false if an earlier run wrote the shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
-                # hashes of the new payloads are unknown, so the index cannot be compared
                 self._stale[name] = files.pop(name)
         if not files and not counts:
             return
@@ -99,7 +98,7 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and indexes of the folder that list it."""
+        """Mark the index files of a shard, and the indexes of the whole folder that list the shard."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -110,7 +109,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Mark the index files of all shards except the given shards."""
+        """Mark the index files of all shards that are not in `shards`."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)
@@ -135,7 +134,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note on the deleted files, except the `renewed` exports."""
+        """Yield a note about the deleted files. Files of `renewed` exports are not included."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

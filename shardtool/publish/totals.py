@@ -1,4 +1,4 @@
-"""The totals of the published shards of a dataset, and the dataset file built from them."""
+"""The totals of the shards that a run has published, and the dataset file with these totals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DatasetTotals:
     """The totals of the published shards of a dataset.
 
     Attributes:
-        shards: The entries of the dataset file, sorted at the end.
+        shards: Entries for the dataset file, which are sorted at the end.
     """
 
     values: FieldValues
@@ -66,7 +66,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard without its digest and skipped samples. Return its entry in the dataset file."""
+        """Add a shard and return its entry for the dataset file. Digest and skipped samples are added separately."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy as `name`; `crc` is None if unknown."""
+    """A file to copy as `name`. `crc` is its CRC-32C, or None if unknown."""
 
     path: str
     size: int
@@ -30,7 +30,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Raise CorruptShard unless size and CRC-32C match."""
+        """Raise `CorruptShard` if the size or CRC-32C differs."""
         if size != self.size or self.crc not in (None, crc):
             found = f"{size:,} bytes with checksum {crc:08x}"
             expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")
@@ -44,10 +44,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify the size and checksum of the copy. A local copy is staged, not published.
+    """Copy a file and verify the copy. A local copy is only staged.
 
-    The last block is written only after the checksum matches, because an object becomes visible with its last byte.
-    `report_bytes` receives block sizes. `keep_mtime` applies to local files.
+    The last block is written only after the checksum matches, because a store shows an object once the last byte has
+    arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -62,7 +62,8 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    with suppress(CorruptShard):  # try twice: a network file system may return wrong bytes on the first read only
+    # try twice, because a network file system may return wrong bytes on the first read only
+    with suppress(CorruptShard):
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
 
@@ -72,7 +73,7 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its files, and verify the copy. Return None if the caller must use `copy_verified`.
 
-    A wrong copy is visible in the store until it is deleted.
+    A wrong copy is visible in the store until this function deletes it.
 
     Raises:
         NotCopied: The store made no copy.
@@ -94,7 +95,7 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, files: Sequence[OriginalFile]) -> None:
-    """Rename staged files from their temporary name, `path`. In a store, the call can be repeated."""
+    """Rename staged files from `path` to `name`. In a store, an interrupted call can be repeated."""
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in files))
         return

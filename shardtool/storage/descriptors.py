@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return the paths of open files below a folder, each with the ids of its processes (from /proc)."""
+    """Return the open files below a folder. The dict maps the path of a file to the ids of its processes."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

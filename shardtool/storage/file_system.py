@@ -24,7 +24,7 @@ _SPECIAL_KINDS = {
 
 
 _MOVE_ADVICE = "Choose another name, or move it."
-_MAX_PROBE_BYTES = 2**20  # bytes to read at the start and end of a file
+_MAX_PROBE_BYTES = 2**20
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -32,7 +32,7 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 class EntryInfo(NamedTuple):
     """An entry of a folder.
 
-    If a file must not replace the entry, `special` is its kind, such as `a folder`; otherwise it is empty.
+    `special` is empty if a file may replace the entry. Otherwise, it is the kind of the entry, such as `a folder`.
     """
 
     size: int
@@ -41,21 +41,21 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder, not a link to one."""
+        """Whether the entry is a folder. A link to a folder does not count."""
         return self.special == _FOLDER_KIND
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Raise OutputExists for a folder, device, FIFO or socket, or a link to any of these.
+    """Raise `OutputExists` for a folder, device, FIFO or socket, and for a link to one of them.
 
-    A relative path is resolved from the descriptor `folder`.
+    `folder` is a descriptor that a relative path starts from.
     """
-    with suppress(OSError, ValueError):  # if lstat fails, replacing the file fails, too
+    with suppress(OSError, ValueError):
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Call `check_replaceable` for the existing files among output names."""
+    """Call `check_replaceable` for the output names that exist. `facts` describes their entries."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -66,16 +66,16 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Reject a path that is an address, a folder or `-`."""
+    """Raise an error if a path is an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
 
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
-    """Check whether the user's output file can be written.
+    """Raise an error if the user's output file must not be written.
 
-    `overwrite` can replace an empty file, or one that starts with `magic` and has `marker` near its start or end.
-    `option` is the spelling of `overwrite` in messages.
+    With `overwrite`, an empty file may be replaced, and a file that starts with `magic` and contains `marker` near
+    its start or end. `option` is the name of `overwrite` in messages.
     """
     if is_url(path):
         if not is_file(path):
@@ -100,7 +100,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the `special` of an `EntryInfo`."""
+    """Return the kind of an entry, as in `EntryInfo.special`."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
@@ -111,24 +111,24 @@ def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str
 
 
 def unlink_file(path: str | bytes, folder: int | None = None) -> None:
-    """Delete a file, or a link to one."""
+    """Delete a file. A link is deleted, not its target."""
     check_replaceable(path, folder)
     os.unlink(path, dir_fd=folder)
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file; replace a file left by a killed run."""
+    """Create a file and return its descriptor. A file that a killed run left behind is replaced."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create and return missing folders of a path."""
+    """Create the missing folders of a path and return them."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
-        if not os.path.isdir(parent):  # otherwise another process has created the folder
+        if not os.path.isdir(parent):
             raise not_a_folder(str(parent), os.lstat(parent).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing
@@ -141,7 +141,7 @@ def not_a_folder(path: str, mode: int) -> OutputExists:
 
 
 def sync_folder(path: str | Path) -> None:
-    """Make the entries of a folder durable."""
+    """Sync a folder to disk, so that its entries survive a crash."""
     fd = os.open(path, OPEN_FOLDER_FLAGS)
     try:
         os.fsync(fd)
@@ -157,7 +157,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for an unwritable file."""
+    """Return the error for a file that cannot be written."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
@@ -174,7 +174,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 def write_errors(
     where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Convert OSError to an error that names `where`."""
+    """Convert an `OSError` inside the block to an error that names `where`."""
     try:
         yield
     except OSError as error:

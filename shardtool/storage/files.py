@@ -1,10 +1,10 @@
 """Open and read files and objects.
 
-Local files are opened without blocking on a FIFO or device. The caller decides whether to follow symbolic links:
-dataset files are followed, because Hugging Face's cache, DVC and git-annex store shards behind links.
+Opening a local FIFO or device never blocks. The caller decides whether to follow symbolic links. For dataset files,
+links are followed, because Hugging Face's cache, DVC and git-annex store shards behind links.
 
-Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or an object has changed, and
-`ShardError` if the machine, a store or a server fails.
+Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if an object has changed.
+They raise `ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 _LARGE_FILE_BYTES = 2**25
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
-MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
-_CLOSE_TIMEOUT_S = 1.0  # maximum wait for the reading thread: if the server sends nothing, the thread exits later
-_MAX_QUEUED_PIECES = 16  # pieces have at most 1 MiB
+MAX_IOVEC = 1024
+_CLOSE_TIMEOUT_S = 1.0  # maximum wait for the reading thread, which may exit later if the server sends nothing
+_MAX_QUEUED_PIECES = 16
 
 
 # The size of a request doubles while reads are sequential.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
-_MAX_GAP_BYTES = 2**16  # larger gaps end sequential reading
-_MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
-MAX_READS = 3  # attempts to read a file whose ctime changes
+_MAX_GAP_BYTES = 2**16  # a larger gap ends sequential reading
+_MAX_WHOLE_BYTES = 2**30  # from servers without range requests, an object up to this size is read into memory
+MAX_READS = 3
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the content of a small regular file or object.
 
-    Raise OSError before reading a file that is larger than `limit`, or a large file that does not end in `ending`. A
-    sparse file can have any size.
+    Raise `OSError` if the file is larger than `limit`, or is large and does not end with `ending`. Both are checked
+    before the file is read, because a sparse file can have any size.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -77,9 +77,9 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
 
 def read_optional(path: str) -> bytes | None:
-    """Return the content of a small file; None if it cannot be read.
+    """Return the content of a small file, or None if it cannot be read.
 
-    A store that denies listing also reports missing objects as access denied.
+    A store that denies listing also denies access to objects that do not exist.
     """
     try:
         return read_small(path)
@@ -88,7 +88,7 @@ def read_optional(path: str) -> bytes | None:
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first bytes of a regular file, and its size."""
+    """Return the first bytes of a regular file, and the size of the file."""
     with open_file(path, flags) as file:
         return file.read(0, limit), file.fact().st_size
 
@@ -105,7 +105,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: Up to this size, a gap between two ranges is read, too, to save a system call.
+        max_gap_bytes: A gap between two ranges up to this size is read as well, to save a system call.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
@@ -121,14 +121,14 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end."""
+        """Return `length` bytes at `offset`, or fewer at the end of the file."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # repeat: a network file system may return fewer bytes than requested
+            data += more  # repeat, because a network file system may return fewer bytes than requested
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`; return the number of bytes read."""
+        """Fill `into` from `offset`, and return the number of bytes read."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -136,11 +136,12 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill at most `MAX_IOVEC` buffers, of `total` bytes; return the number of bytes read."""
+        """Fill at most `MAX_IOVEC` buffers with `total` bytes, and return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        before = 0  # repeat: network file systems may return fewer bytes, and a system call returns at most 2 GiB
+        # repeat, because network file systems may return fewer bytes and a system call returns at most 2 GiB
+        before = 0
         for part in parts:
             missing = part[max(0, done - before) :]
             before += len(part)
@@ -148,13 +149,13 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of a regular file in blocks; all blocks share the buffer `into`."""
+        """Yield the rest of a regular file in blocks. Each block reuses the buffer `into`."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object at the current position; the caller must close it, too."""
+        """Return a file object at the current position. The caller must close this file object, too."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -168,7 +169,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An open object. Sequential reads and `stream` read ahead."""
+    """An open object. Sequential reads and `stream` request bytes in advance."""
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
@@ -181,7 +182,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         self.close()
 
     def fact(self) -> ObjectInfo:
-        """Return size and version."""
+        """Return the size and version of the object."""
         return self._object.fact()
 
     def read(self, offset: int, length: int) -> bytes:
@@ -209,7 +210,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield the whole object, then verify it."""
+        """Yield the whole object and verify its checksum at the end."""
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
@@ -217,10 +218,10 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing."""
+        """Do nothing, because objects are read as requested."""
 
     def close(self) -> None:
-        """Cancel the read-ahead request."""
+        """Cancel the request for bytes in advance."""
         if self._next_request is not None:
             self._next_request[1].cancel()
 
@@ -244,7 +245,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object, read ahead with one request."""
+    """The bytes of an object as a stream. A thread reads them in advance with one request."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -259,7 +260,7 @@ class ReadAheadStream(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into`; return the number of bytes read."""
+        """Fill `into`, and return the number of bytes read."""
         view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next_piece()):
             chunk = self._piece[: len(view) - done]
@@ -271,7 +272,7 @@ class ReadAheadStream(io.RawIOBase):
     def close(self) -> None:
         """Stop reading."""
         self._stopped = True
-        self._free_slots.release()  # wakes the thread
+        self._free_slots.release()
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
@@ -279,7 +280,7 @@ class ReadAheadStream(io.RawIOBase):
     def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # start a daemon thread, which does not prevent the process from exiting
+        if self._thread is None:  # a daemon thread does not prevent the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
         piece: bytes | BaseException | None = None
@@ -328,7 +329,7 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return a seekable file for an address; each read is a request."""
+    """Open an address as a seekable file. Each read sends a request."""
     source = remote.objects.open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -336,7 +337,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Return descriptor and stat result of a regular file."""
+    """Open a regular file, and return its descriptor and stat result."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -352,14 +353,14 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file; the caller checks its `fact`."""
+    """Open a source file. The caller must check that it is regular."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Fill `into` from the start of a source file; return the bytes read, and the stat result after reading.
+    """Fill `into` from the start of a source file. Return the number of bytes read, and the stat result after that.
 
-    Hot path. The caller detects changes. A relative `path` starts at the descriptor `folder`.
+    The caller must detect changes of the file. `folder` is a descriptor that a relative path starts from.
     """
     if folder is None and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
@@ -368,7 +369,6 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
     fd = _open(path, flags, dir_fd=folder)
     try:
         count = _readv(fd, (into,))
-        # repeat: network file systems may return fewer bytes
         while count < len(into) and (more := _readv(fd, (into[count:],))):
             count += more
         return count, _fstat(fd)
@@ -377,7 +377,7 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Repeat `read_file` until the ctime stays equal, or raise OSError."""
+    """Do the same as `read_file`, but repeat it until the ctime is the same before and after, or raise `OSError`."""
     if folder is None and is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
@@ -389,7 +389,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield a file or object in blocks, which may share a buffer."""
+    """Yield a file or object in blocks. A block may be overwritten by the next one."""
     if is_url(path):
         yield from remote.objects.open_remote(path).pieces()
         return
@@ -398,7 +398,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return size and CRC-32C of a regular file, not a link, or of an object."""
+    """Return the size and CRC-32C of an object or a regular file. Links are refused."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)

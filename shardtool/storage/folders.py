@@ -24,7 +24,7 @@ _INDEX_SPACE_FACTOR = 1.01
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder for a path or an address."""
+    """Return the output folder of a path or an address."""
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
@@ -43,13 +43,13 @@ def open_folder(path: str) -> OutputFolder:
 
 
 def open_staging_folder(path: str) -> OutputFolder:
-    """Return an output folder with `has_staging`: files are invisible until they are published."""
+    """Return an output folder whose files are invisible until they are published."""
     folder = open_folder(path)
     return folder if isinstance(folder, Folder) else replace(folder, has_staging=True)
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """List a store to check that it still has the published files, with these sizes."""
+    """List the files in a store to check that all published files still exist with the expected sizes."""
     if folder.has_staging:  # no file has been published yet
         return
     listed = folder.find_entries(sizes)
@@ -62,7 +62,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 
 
 def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
-    """Check that there is space for `size` bytes of shards and their indexes."""
+    """Raise `OutputFailed` if there is not enough space for `size` bytes of shards and their indexes."""
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:
         advice = (

@@ -1,8 +1,10 @@
 """File locks (`flock`), acquired without waiting.
 
-The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
-parent's shared locks, because the child may read the locked files. The child closes exclusive locks, because only the
-parent has the threads that use them. POSIX locks (`lockf`) end when the process closes any descriptor of the file.
+The kernel releases a lock when the last descriptor of the file is closed, even if the process is killed. A forked
+child keeps the shared locks of its parent, because it may read the locked files. It closes exclusive locks, because
+only the parent has the threads that use them.
+
+ A POSIX lock (`lockf`) would end when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import os
 import stat
 from contextlib import AbstractContextManager, suppress
 
-UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the file system has no locks
+UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock held until `close`. `fact` is the fstat result of the file."""
+    """A lock that is held until `close`. `fact` is the stat result of the locked file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
@@ -30,11 +32,11 @@ class FileLock(AbstractContextManager["FileLock"]):
         self.close()
 
     def __del__(self) -> None:
-        if self._shared:  # exclusive locks are in `_exclusive_locks` until they are closed
+        if self._shared:  # `_exclusive_locks` refers to exclusive locks until they are closed
             self.close()
 
     def record_use(self, now_ns: int) -> None:
-        """Set the file's access time, if permitted."""
+        """Set the access time of the file if this is permitted."""
         with suppress(OSError):
             os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
 
@@ -43,8 +45,8 @@ class FileLock(AbstractContextManager["FileLock"]):
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        """Release the lock; the file remains."""
-        if _exclusive_locks is None:  # None at interpreter exit, when Python deletes module variables
+        """Release the lock. The file is kept."""
+        if _exclusive_locks is None:  # at exit, Python sets module variables to None
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -57,13 +59,13 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
+    """Acquire a lock on a regular file. Return None if another process holds a conflicting lock.
 
-    If another process deletes the file, try again: nobody else can see a lock on a deleted file.
+    Try again if another process has deleted the file, because nobody can see a lock on a deleted file.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file is not regular or accessible, or its system has no locks.
+        OSError: The file is a link, not regular or not accessible, or the file system does not support locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:

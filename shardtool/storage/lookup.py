@@ -1,7 +1,7 @@
-"""Look up files and objects: sizes, types, listings. Symbolic links are followed.
+"""Look up sizes and types of files and objects, and list folders. Symbolic links are followed.
 
-Functions raise `OSError` if a file is missing or not accessible, unless they return None or False; and `ShardError` if
-the machine, a store or a server fails. Web addresses cannot be listed.
+Functions raise `OSError` if a file is missing or not accessible, unless their result says so. They raise `ShardError`
+if the machine, a store or a server fails. Web servers cannot be listed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_MAX_SINGLE_LOOKUPS = 4  # for more files, list the folder once
+_MAX_SINGLE_LOOKUPS = 4
 
 
 def stat_file(path: str) -> os.stat_result:
@@ -52,7 +52,7 @@ def is_file(path: str) -> bool:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a path is a regular file, not a link."""
+    """Return whether a path is a regular file. A link does not count."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object, or None."""
+    """Return the size of a regular file or object, or None for anything else."""
     try:
         if is_url(path):
             return remote.objects.open_remote(path).size
@@ -74,7 +74,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path. For many objects in a store, list the store."""
+    """Return `plain_size` of each path. For more than a few objects, list their folder once."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -83,27 +83,27 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
         and is_url(folder := folders.pop())
         and not is_web(folder)
     ):
-        with suppress(AccessRefused):  # the store may allow reading without listing
+        with suppress(AccessRefused):  # a store may allow reading but not listing
             sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C that a store records, or None."""
+    """Return the CRC-32C that a store has recorded for an object, or None."""
     return remote.objects.object_crc(path) if is_url(path) else None
 
 
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield the result of `look_up` for each item, in order; remote lookups are parallel."""
+    """Yield `look_up(item)` for each item, in order. Lookups of remote files run in parallel."""
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return the target of a dangling link, or None."""
+    """Return the target of a link if the target does not exist. Otherwise, return None."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -111,26 +111,26 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a path is a folder, or a store has objects below an address."""
+    """Return whether a path is a folder. An address is a folder if a store has objects below it."""
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the unsorted names in a folder."""
+    """Return the names of the entries of a folder, unsorted."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # a folder that cannot be listed may still contain readable files
+        if not isinstance(error, PermissionError):  # a folder without permission to list may contain readable files
             raise_if_machine_error(error, folder or ".")
         raise
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names in a folder; none if it cannot be listed.
+    """Return the sorted names in a folder, or an empty list if the folder cannot be listed.
 
-    With `needed`, a store that denies listing is an error.
+    With `needed`, raise an error if a store denies listing.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
@@ -144,22 +144,22 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the unsorted subfolder names, without links."""
+    """Return the names of the subfolders of a folder, unsorted. Links to folders are excluded."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder) if entry.is_folder]
     return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a folder lazily: there can be millions."""
+    """Yield the entries of a folder one by one, because there can be millions."""
     with os.scandir(folder) as entries:
         yield from entries
 
 
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
-    """Yield all objects below an address, with relative keys.
+    """Yield all objects below an address, with keys relative to the address.
 
-    The key of an empty object that represents a folder has no trailing slash.
+    An empty object may represent a folder. The slash at the end of its key is removed.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

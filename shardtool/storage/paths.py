@@ -1,7 +1,7 @@
 """Split and join paths and addresses.
 
-A location is a string: a local path, or an address (`s3://`, `https://`, ...). Source files are named by bytes: a root
-(`source_root`) followed by a relative path.
+A location is a local path or an address such as `s3://bucket/key`, as a string. Paths of source files are bytes: the
+root of the source (`source_root`) and a relative path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # options set these variables, and workers inherit them; their values are not secret
+)  # variables that options set and workers inherit; none of the values is secret
 
 
 def join(folder: str, name: str) -> str:
@@ -30,12 +30,12 @@ def join(folder: str, name: str) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a location, or ""."""
+    """Return the folder of a location, or "" for a file name without folder."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
 def base_name(path: str) -> str:
-    """Return the file name, decoded."""
+    """Return the file name at the end of a location. In a web address, it is decoded."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
@@ -45,15 +45,15 @@ def is_same_location(first: str, second: str) -> bool:
 
 
 def real_path(path: str) -> str:
-    """Return a path without links, or an address without trailing slash."""
+    """Return a path with all links resolved, or an address without slash at the end."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source: `read_file` accepts the root followed by a relative path.
+    """Return the root of a source. `read_file` accepts this root followed by a relative path.
 
-    Roots end in a slash. The root of a web address ends in `#`, because a query may follow. With `needed`, a missing
-    local folder raises InvalidRequest.
+    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query. With
+    `needed`, raise `InvalidRequest` if a local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -63,7 +63,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a missing local path has a similar neighbour, else ""."""
+    """Return `Did you mean PATH?` if a path does not exist but a similar name does, else ""."""
     from difflib import get_close_matches
 
     if is_url(path) or os.path.exists(path):
@@ -84,7 +84,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a string that identifies a source."""
+    """Return a text that identifies a source, even if the path of the source changes."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)
@@ -92,7 +92,10 @@ def source_identity(root: bytes) -> str:
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return an output folder relative to a source ("" or with a trailing slash); None if the folder is outside."""
+    """Return the path of an output folder relative to a source, or None if the folder is outside of the source.
+
+    The path is "" or ends with a slash.
+    """
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):
@@ -106,12 +109,12 @@ def path_inside_source(folder: str, root: bytes) -> bytes | None:
 
 
 def is_address(path: bytes) -> bool:
-    """Return whether a source file has an address."""
+    """Return whether the path of a source file is an address."""
     return b"://" in path and is_url(to_text(path))
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a source file."""
+    """Return the address of a source file whose path is an address."""
     text = to_text(path)
     folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
     return address.join_address(folder, relative_path) if separator else folder

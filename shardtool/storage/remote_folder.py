@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
-One PUT writes a shard, which is visible when the request completes. Small files are kept in memory until they are
-published. With `has_staging`, files are `.NAME.part` objects until the store copies them to publish them.
+A PUT request writes a shard, which is visible once the request completes. Small files stay in memory until they are
+published. With `has_staging`, files are first written as `.NAME.part`. To publish them, the store copies them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output prefix in a store, with the methods of `Folder`. The publishing process must hold the dataset's lock.
+    """An output folder in a store, with the methods of `Folder`.
+
+    The process that publishes must hold the dataset's lock.
 
     Attributes:
         has_staging: Whether files are invisible until they are published. Each shard is then written twice.
-
-    Methods raise StoreFailed, OutputFailed if the bucket does not exist, OutputExists if the lock is lost, and OSError
-    if an object to read is missing or changes.
     """
 
     path: str
@@ -54,17 +53,17 @@ class RemoteFolder:
         return Folder(gettempdir())
 
     def create(self) -> None:
-        """Do nothing."""
+        """Do nothing, because stores need no folders."""
 
     def names(self) -> list[str]:
         """See `Folder.names`."""
         return [*self._list_entries()]
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the existing entries among `names`.
+        """Return the entries among `names` that exist.
 
-        Their times are rounded to seconds and therefore never equal a recorded time: a store's clock does not prove
-        that a file is unchanged. If there is only one name, the time is 0.
+        The times are rounded to seconds and therefore never equal a recorded time, because a store's time does not
+        prove that a file is unchanged. For a single name, the time is 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -75,11 +74,11 @@ class RemoteFolder:
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Create a local temporary file for an object of unknown size."""
+        """Create a local temporary file. `finish` uploads it as an object."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Hold a small file in memory or, with `has_staging`, write its temporary object."""
+        """Keep a small file in memory. With `has_staging`, write it as a temporary object."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)
@@ -89,9 +88,9 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Write an object, visible unless `has_staging`.
+        """Write an object. Without `has_staging`, the object is visible at once.
 
-        If `size` is None, a temporary file is written first. After a failure, `fill` is called again.
+        If `size` is None, the data is first written to a temporary file. After a failure, `fill` is called again.
         """
         if size is not None:
             with suppress(TruncatedUpload):
@@ -100,7 +99,7 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def written_path(self, name: str) -> str:
-        """Return a file's address before it is published."""
+        """Return the address that a file has before it is published."""
         return staged_path(self, name) if self.has_staging else self.full_path(name)
 
     def written_file(self, name: str) -> DurableFile:
@@ -108,7 +107,7 @@ class RemoteFolder:
         return DurableFile(name, self.written_path(name) if self.has_staging else "")
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write the files held in memory."""
+        """Write the files that are still in memory."""
         for file in staged:
             if file.data is not None:
                 self.publish_bytes(file.name, file.data)
@@ -121,7 +120,7 @@ class RemoteFolder:
             _put_verified(self.full_path(name), data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Do nothing: the store records the time."""
+        """Do nothing, because the store sets the time."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """See `Folder.discard_staged`."""
@@ -133,7 +132,7 @@ class RemoteFolder:
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files; none without `has_staging`."""
+        """Return the staged files. Without `has_staging`, there are none."""
         return find_staged(self, self.names()) if self.has_staging else []
 
     def remove(self, names: list[str]) -> None:
@@ -155,7 +154,7 @@ class RemoteFolder:
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the recorded MD5, or None."""
+        """Return the MD5 that the store has recorded, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -163,7 +162,7 @@ class RemoteFolder:
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
-        """Return None: a store has no limit."""
+        """Return None, because a store has no limit."""
         return None
 
     @contextmanager
@@ -184,7 +183,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 from an object's ETag, or None."""
+    """Return the MD5 of an object if its ETag is an MD5, else None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
@@ -205,7 +204,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A shard of unknown size in an unnamed temporary file."""
+    """A file of unknown size, held in an unnamed temporary file."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
@@ -219,10 +218,10 @@ class StagedObject(StagedFile):
         self.abandon()
 
     def sync(self) -> None:
-        """Do nothing: the file is not needed after this process exits."""
+        """Do nothing, because the file is deleted when this process exits."""
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
-        """Upload the object, which is then visible."""
+        """Upload the file as an object."""
         check_held(self._folder.path)
         upload(self._folder.written_path(self._name), self.size, self._copy_to)
         self.abandon()

@@ -1,11 +1,10 @@
-"""Memory blocks shared by processes: the first process that needs a block creates it.
+"""Memory blocks that processes share. The first process that needs a block creates it.
 
-Blocks are stored in one unnamed temporary file in TMPDIR, whose pages the kernel can reclaim. Forked processes share
-the file. Other processes open the file through /proc while its creator runs; after the creator has exited, they create
-their own blocks.
+All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it
+through /proc while its creator is running. Once the creator has exited, they create their own blocks.
 
-The file contains the offset of the free space, then the offset and size of each block. A block is visible once its
-offset is written.
+The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
+once its offset is written.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from weakref import WeakSet
 
 from shardtool.storage.descriptors import write_all
 
-_fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()  # objects whose `after_fork` runs in a forked child
+_fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()
 
 
 def _run_fork_hooks() -> None:
@@ -52,7 +51,7 @@ class ForkLock:
 
 
 _MAX_TOTAL_BYTES = 2**33
-_FREE_SPACE_DIVISOR = 4  # blocks use at most a quarter of the free disk space
+_FREE_SPACE_DIVISOR = 4  # use at most a quarter of the free disk space
 _ALIGNMENT_BYTES = 8
 _ENTRY = struct.Struct("<qq")
 _END = struct.Struct("<q")
@@ -72,7 +71,7 @@ class _FileOrigin(NamedTuple):
             return None
         if _file_identity(fd) == self.identity:
             return fd
-        os.close(fd)  # process id or descriptor was reused
+        os.close(fd)
         return None
 
 
@@ -82,9 +81,9 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Blocks by number; only the first million blocks are stored.
+    """Blocks by number. Only the first million blocks are stored.
 
-    Safe in threads and processes. Pickling shares the blocks.
+    The blocks are thread-safe. A pickled copy shares them.
     """
 
     def __init__(self) -> None:
@@ -96,14 +95,14 @@ class SharedBlocks:
 
     def _start(self, fd: int | None) -> None:
         self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
-        self._mappings: list[mmap.mmap] = []  # the last mapping covers the whole file
+        self._mappings: list[mmap.mmap] = []
         self._origin: _FileOrigin | None = None
         if fd is not None:
             self._origin = _FileOrigin(os.getpid(), fd, _file_identity(fd))
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Reopen the file in a child: `flock` excludes only separate open files."""
+        """Open the file again in a child, because `flock` does not exclude processes that share an open file."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -119,7 +118,7 @@ class SharedBlocks:
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
-        if os is not None and self._is_open():  # None at interpreter exit, when Python deletes module variables
+        if os is not None and self._is_open():  # at exit, Python sets module variables to None
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
@@ -136,7 +135,7 @@ class SharedBlocks:
             return memoryview(self._mappings[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
-        """Create a block and return it; None if there is no space. `parts` are offsets in the block, and data."""
+        """Create a block and return it, or None if there is no space. `parts` has pairs of an offset and data."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         try:
@@ -147,19 +146,19 @@ class SharedBlocks:
                 write_all(self._fd, data, start + offset)
             os.pwrite(self._fd, _END.pack(size), self._entry_offset(number) + _ALIGNMENT_BYTES)
             os.pwrite(self._fd, _END.pack(start), self._entry_offset(number))
-        except OSError:  # a full disk
+        except OSError:
             self._max_bytes = 0
             return None
         return self.read(number)
 
     def release_pages(self) -> None:
-        """Let the system reclaim the mapped pages of this process."""
+        """Let the system reclaim the pages that this process has mapped."""
         with self._lock:
             for mapping in self._mappings if hasattr(mmap, "MADV_DONTNEED") else ():
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to this file: a program may close all its descriptors."""
+        """Return whether the descriptor still refers to the file, because a program may close all its descriptors."""
         if self._origin is None:
             return False
         try:
@@ -180,12 +179,12 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # sparse; doubling the size keeps new mappings rare
+                os.ftruncate(fd, 2 * end)  # the file is sparse, and doubling its size avoids new mappings
             return start
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other threads and processes."""
+        """Exclude other threads and processes during the block."""
         with self._lock:
             is_open = self._is_open()
             if is_open:

@@ -1,9 +1,9 @@
-"""Write files into a local folder: first under a temporary name, then renamed.
+"""Write files into a local folder. Files get a temporary name first and are renamed later.
 
-A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it. Workers stage files; the
-parent process renames them and syncs the folder.
+The temporary name of `NAME` is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers
+write such staged files. The parent process renames them and syncs the folder to disk.
 
-Methods raise OutputFailed if the disk is full or failing, and OutputExists if a file must not replace an entry.
+Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if a file must not replace an entry.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ Result = TypeVar("Result")
 
 
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
-_attempt_suffix = ""  # part of temporary names, different for each attempt at a task
+_attempt_suffix = ""
 
 
 class DurableFile(NamedTuple):
-    """A complete, durable, unpublished file.
+    """A complete file that is synced to disk but not yet published.
 
-    `token` is the staged path; empty in a store. `data` is the content of a small file that is still to be uploaded, or
-    None.
+    Attributes:
+        token: Path of the staged file, or "" in a store.
+        data: Content of a small file that must still be uploaded, or None.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it."""
+    """A file with a temporary name. Call `finish` or `abandon`. An exception in the `with` block abandons it."""
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -83,25 +84,25 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
     @property
     def size(self) -> int:
-        """Bytes written."""
+        """Number of bytes written."""
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the readable descriptor."""
+        """Return the descriptor, which can also be read."""
         return self._fd
 
     def sync(self) -> None:
-        """Make the bytes written so far durable. Another thread may write at the same time."""
+        """Sync the bytes written so far to disk. Another thread may write at the same time."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Make the file durable, and set its modification time."""
+        """Set the modification time and sync the file to disk."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            fd, self._fd = self._fd, -1  # a second close could close another file
+            fd, self._fd = self._fd, -1  # closing the number again could close another file
             os.close(fd)
         return DurableFile(self._name, self.path)
 
@@ -116,10 +117,10 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local output folder; picklable.
+    """A local output folder, which can be pickled.
 
     Attributes:
-        path: The user's path; "" is the current folder.
+        path: The user's path, or "" for the current folder.
         has_staging: Whether files are invisible until they are published.
     """
 
@@ -133,13 +134,13 @@ class Folder:
         return self
 
     def create(self) -> None:
-        """Create the folder durably if it is missing."""
+        """Create the folder if it does not exist, and sync it to disk."""
         with write_errors(self.path):
             for created in make_folders(self.path):
                 sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names in the folder, if it exists."""
+        """Return the names in the folder, or an empty list if the folder does not exist."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
@@ -169,7 +170,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Stage a file that `fill` writes; return its result, and the file."""
+        """Stage a file that `fill` writes. Return the result of `fill`, and the file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -182,7 +183,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, durably."""
+        """Rename staged files to their final names, and sync the folder to disk."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -195,18 +196,18 @@ class Folder:
         self.publish(self.stage_bytes(name, data))
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Set a file's modification time, if permitted."""
+        """Set the modification time of a file if this is permitted."""
         with suppress(OSError):
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete files staged for these final names."""
+        """Delete the staged files for these final names."""
         final_names = {*names}
-        with suppress(OutputFailed):  # if the deletion fails, nothing was staged
+        with suppress(OutputFailed):
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
-        """Delete files if possible, not durably."""
+        """Delete files if possible. The deletion is not synced to disk."""
         for name in names:
             with suppress(OSError, OutputExists):
                 unlink_file(self.full_path(name))
@@ -216,11 +217,11 @@ class Folder:
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files, complete or not."""
+        """Return the staged files, including incomplete ones."""
         return find_staged(self, self.names())
 
     def remove(self, names: list[str]) -> None:
-        """Delete published files durably; missing files are ignored."""
+        """Delete published files and sync the folder to disk. Files that do not exist are ignored."""
         with write_errors(self.full_path(names[0]) if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
@@ -233,7 +234,7 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Append to a file; a killed process may have written only a part."""
+        """Append data to a file. A killed process may have appended only part of its data."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -249,7 +250,7 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return an identifier that changes with a file's content, or ""."""
+        """Return a text that changes with the content of a file, or ""."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
@@ -277,13 +278,15 @@ class Folder:
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder, or raise OutputExists.
+        """Hold the lock of the dataset `base` in this folder during the block, or raise `OutputExists`.
 
-        `finishes`: this run finishes an interrupted replacement. `what` is the output, for messages. A shared holder
-        does not delete the lock file.
+        Args:
+            shared: Allow other shared locks. The lock file is then kept.
+            finishes: Whether this run completes an interrupted replacement of shards.
+            what: Name of the output in messages.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # the lock file is deleted at the end
+        check_replaceable(path)  # check the type, because the lock file is deleted at the end
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
@@ -301,13 +304,13 @@ class Folder:
 
 
 def unfinished_error(plan_path: str) -> OutputExists:
-    """Return the error for an interrupted replacement of shards."""
+    """Return the error for a dataset in which a run was interrupted while it replaced shards."""
     remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local folder; a URL raises InvalidRequest with `remedy`."""
+    """Return a local folder. For a URL, raise `InvalidRequest` with `remedy`."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -317,14 +320,14 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the user's local folder. Refuse "", which may come from an unset variable."""
+    """Return the local folder that the user named. Raise an error for "", which may come from an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
 
 
 class NamedFiles(Protocol):
-    """The names of the files in a folder."""
+    """Has a method that returns the path of a file in a folder."""
 
     def full_path(self, name: str, /) -> str:
         """Return the path of `name`."""
@@ -342,7 +345,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add eight hexadecimal digits to this process's temporary names; "" removes them.
+    """Add eight hexadecimal digits to the temporary names of this process, or remove them with "".
 
     Two attempts at a task may write at the same time.
     """
@@ -351,13 +354,13 @@ def set_attempt(token: str) -> None:
 
 
 def spool_advice() -> str:
-    """Return advice for unwritable temporary files."""
+    """Return advice for an error while writing temporary files."""
     gather = option_text("method", "gather")
     return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
 
 
 class SpoolFile:
-    """A temporary file open for writing."""
+    """A temporary file that is open for writing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
@@ -366,7 +369,7 @@ class SpoolFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at an offset."""
-        try:  # hot path: a context manager takes as long as the write
+        try:  # no context manager, because it would take as long as the write
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None
@@ -377,5 +380,5 @@ class SpoolFile:
 
 
 def spool_error(folder: str, error: OSError) -> OutputFailed:
-    """Return the error for an unwritable temporary file."""
+    """Return the error for a temporary file that cannot be written."""
     return OutputFailed(folder or ".", f"cannot write a temporary file: {os_error_text(error)}", remedy=spool_advice())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A writable file for libraries. After a failed write, data is discarded."""
+    """A file object that libraries can write to. After a failed write, further data is discarded."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
@@ -32,7 +32,7 @@ class TargetFile(RawIOBase):
         return True
 
     def write(self, data: Buffer, /) -> int:
-        """Append bytes; raise OutputFailed if that fails."""
+        """Append bytes, or raise `OutputFailed`."""
         view = memoryview(data)
         if not self._failed:
             self._failed = True
@@ -45,13 +45,13 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return the written bytes as a file; close it before writing."""
+        """Return a file to read the written bytes. Close it before you write more."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Yield a file that is published if the block succeeds."""
+    """Yield a file to write. It is published if the block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.create()
     with folder.stage(paths.base_name(path)) as file:
@@ -60,22 +60,22 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Publish `data` at a path or address."""
+    """Write a file with the content `data` to a path or address."""
     with create_target(path) as file:
         file.write(data)
 
 
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
-    """Return a local file for memory mapping; an object is copied first.
+    """Return a local file for memory mapping. An object is first copied to a temporary file.
 
-    If the file does not start with `magic`, raise OSError before reading the rest.
+    If the object does not start with `magic`, `OSError` is raised before the rest is read.
     """
     if not is_url(path):
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with remote.remote_folder.StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # `blocks` works without range requests
+        for block in source.blocks(memoryview(b"")):
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)
@@ -83,8 +83,8 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Refuse a path that cannot name an output file, on a local disk or in a store."""
+    """Raise an error for a path or address that cannot name an output file."""
     if is_url(path) and paths.base_name(path):
-        open_folder(paths.folder_of(path))  # raises an error for read-only locations
+        open_folder(paths.folder_of(path))
     else:
         check_local_name(path, example)

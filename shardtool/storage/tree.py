@@ -1,6 +1,6 @@
-"""Write files below one folder and nowhere else, even if their names are malicious.
+"""Write files below one folder and nowhere else, even if file names are malicious.
 
-Each path component is opened from its folder's descriptor, without following links.
+Each part of a path is opened relative to the descriptor of its folder, without following links.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Return True if these NUL-separated paths are safe; if False, check each."""
+    """Return whether NUL-separated paths are certainly safe. If not, check each path with `path_problem`."""
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
@@ -49,14 +49,14 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write into, created if missing. Links in the path of this folder are followed."""
+    """A folder to write files into. It is created if it does not exist. Its own path may contain links."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # descriptors of the open folders: files arrive folder by folder
+        self._parents: dict[bytes, int] = {}  # descriptors of open folders, because files arrive folder by folder
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -69,12 +69,14 @@ class FolderTree:
         data: bytes | memoryview | Callable[[], Iterable[bytes | memoryview]],
         if_exists: ExistingFile = "error",
     ) -> bool:
-        """Write a file and create its folders; return False if an existing file was kept. A file that fails is deleted.
+        """Write a file and create its folders. Return False if an existing file was kept.
+
+        If writing fails, the file is deleted.
 
         Args:
-            data: Bytes, or a function that yields them in blocks.
-            if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
-                like `keep`, and replace a truncated copy left by a killed process.
+            data: The bytes of the file, or a function that yields them in blocks.
+            if_exists: `keep` keeps a file with the same bytes and fails for others. `finish` also replaces an
+                incomplete copy that a killed process left.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
@@ -101,7 +103,7 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Raise OutputExists if a file of another size has one of these names."""
+        """Raise `OutputExists` if one of the paths is already used, unless by a file of the same size."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
             if (folder := path.rpartition(b"/")[0]) not in checked:

@@ -1,1 +1,1 @@
-"""Write one planned shard to one file. This room runs in workers."""
+"""Write planned shards to files, in worker processes."""

@@ -1,28 +1,31 @@
-"""Reusable memory of a worker. Page faults of fresh buffers would cost as much as packing a shard of small files."""
+"""Buffers that a worker uses again and again.
+
+With a new buffer for each shard of small files, page faults would take as long as packing.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Literal
 
-# Larger payloads are streamed. Buffers beyond the L2 cache take up to twice the time.
+# Larger payloads are streamed, because buffers larger than the L2 cache take up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # up to this size, a gap is read and ignored, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # a smaller gap is read and ignored, because seeking takes as long
 
 _arena = memoryview(b"")
 
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for a use."""
+    """Return the buffer for a purpose. Every call returns the same buffer."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for scattered payloads. The results of earlier calls become invalid."""
+    """Return `size` bytes of memory for scattered payloads. Data from earlier calls becomes invalid."""
     global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
     if len(_arena) < size:
-        _arena = memoryview(b"")  # free the old memory first
+        _arena = memoryview(b"")
         _arena = memoryview(bytearray(size))
     return _arena[:size]

@@ -26,12 +26,12 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard to a staged file, or find that the existing shard is correct."""
+    """Write a shard to a staged file. If the existing shard is already correct, keep it instead."""
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # In a store, a new file is visible immediately, so the parent must first delete the dataset file.
+        # A store shows a new file at once, so the parent must first delete the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -90,7 +90,7 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # stores report the MD5 of unencrypted objects
+        md5 = task.folder.md5(task.name)  # stores report the MD5 of an object that is not encrypted
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (
@@ -110,12 +110,12 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
         packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
         return packed.result(None)._replace(compared=True), md5.hexdigest()
 
-    with suppress(SampleFailed):  # the error is raised again when the shard is written
+    with suppress(SampleFailed):
         return _retry_until_stable(compare)
     return None, ""
 
 
 def read_fingerprint(task: task.ShardTask) -> int | None:
-    """Read samples and return their content fingerprint; None if a file changes while it is read."""
+    """Return the content fingerprint of samples, or None if a file changes while it is read."""
     result, _ = _reread_source(task, hashes=False)
     return None if result is None else result.digest

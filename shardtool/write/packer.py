@@ -1,7 +1,7 @@
-"""Base class of the packers: read payloads, fill the buffer, skip samples, report progress.
+"""Base class of the packers. It reads payloads, fills a buffer, skips samples and reports progress.
 
-Files are read into one buffer, checksummed in the CPU cache, and written one buffer at a time. A sample larger than the
-buffer is streamed; to skip it, the shard is packed again.
+Files are read into one buffer, which is written when it is full. A sample larger than the buffer is written in
+blocks. If such a sample must be skipped, the shard is packed again from the start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 
 def _open_root(root: bytes) -> int | None:
-    """Return a descriptor of a local folder, from which paths are shorter; None if there is none."""
+    """Return a descriptor of a local folder, or None if there is none. Paths relative to the descriptor are shorter."""
     if root and not is_address(root):
         with suppress(OSError):
             return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
@@ -59,14 +59,16 @@ _REPORT_INTERVAL_S = 0.1
 
 
 def no_report(*_: object) -> None:
-    """Ignore reports of progress."""
+    """Ignore a report of progress."""
 
 
 class Packer:
-    """Writes one shard. Subclasses add the framing of a format.
+    """Writes one shard. Subclasses write headers and padding of their format.
 
-    `put` writes bytes of the shard. `report` is called regularly with the numbers of new samples and bytes. `skipped`
-    contains the skipped samples by index. The packer adds further skipped samples.
+    Args:
+        put: Writes bytes of the shard.
+        report: Called regularly with the numbers of new samples and bytes.
+        skipped: The skipped samples by index. The packer adds the samples that it skips.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -76,7 +78,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # For each list with a single number: its index in `field_crcs`, and the length and CRC-32C of its text.
+        # For each number list with one element: its index in `field_crcs`, and the length and CRC-32C of its text.
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -94,8 +96,8 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A later ctime shows a change since the listing. If the time of the listing is unknown (links, several file
-        # systems, a clock ahead), the ctime is compared before and after reading.
+        # A ctime after the listing means that the file has changed. If the time of the listing is unknown (links,
+        # several file systems, a clock that is ahead), compare the ctime before and after reading.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -122,14 +124,14 @@ class Packer:
             os.close(self.folder)
 
     def result(self, staged: DurableFile | None) -> ShardResult:
-        """Return the result of the finished shard."""
+        """Return the result of the finished shard. `staged` is None if no file was written."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
         content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Raise `SourceFailed` if the CRC-32C of a payload differs from its index."""
+        """Raise `SourceFailed` if the CRC-32C of a payload differs from the checksum in the index."""
         expected = self.expected[row]
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
@@ -137,9 +139,9 @@ class Packer:
             raise SourceFailed(self.span_path(row, self._field_name(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the file of a row's span, for messages, with a colon and the name of an archive member.
+        """Return the name of the file with a row's span, for messages.
 
-        For a spool, return the field's `name`.
+        For an archive, append a colon and the `name` of the member. For a spool, return only `name`.
         """
         file = self.files[self.file_of_row[row]]
         if file.form:
@@ -147,7 +149,7 @@ class Packer:
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
-        """Return the path of a row's payload, for messages; `name` if the plan has no path."""
+        """Return the path of a row's payload for messages, or `name` if the plan has no path."""
         if self.kinds[row] == SPAN:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
@@ -197,7 +199,7 @@ class Packer:
             raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
-        """Fill `payload` from the source of a row.
+        """Fill `payload` with the bytes of a row.
 
         Raises:
             SourceFailed: The payload cannot be read, or differs from the plan.
@@ -215,7 +217,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan. If only its ctime is later, read the file again."""
+        """Check that a file matches the plan. If only the ctime is later, read the file again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -253,7 +255,8 @@ class Packer:
             fix_text = f"Fix the sample and run again with {flag_text('resume')}"
             remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        for file in self.files:  # remove folder names, because outputs contain no folder names of this machine
+        # remove folder names, because an output must not contain folder names of this machine
+        for file in self.files:
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
         for name, folder in self.task.samples.folders.items():
@@ -264,7 +267,7 @@ class Packer:
             raise RestartShard
 
     def flush(self, used: int, samples: int) -> None:
-        """Write `used` bytes of the buffer and report `samples` as done."""
+        """Write the first `used` bytes of the buffer. `samples` is the total number of finished samples."""
         if used:
             self.write(self.view[:used])
         self.report_progress(samples)
@@ -276,15 +279,15 @@ class Packer:
         self.size += len(data)
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write bytes of a sample larger than the buffer."""
+        """Write part of a sample that is larger than the buffer."""
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return further progress numbers since the last report."""
+        """Return additional numbers for the next progress report."""
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report `samples`, unless the last report was recent."""
+        """Report that `samples` samples are finished. Do nothing if the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

@@ -1,6 +1,6 @@
-"""Read the files of a shard ahead in threads, for storage where opening a file is slow, such as NFS.
+"""Read the files of a shard in advance, in threads. This helps if opening a file is slow, for example on NFS.
 
-If a file differs from the plan, the caller reads it again, so results are the same as without threads.
+If a file differs from the plan, the caller reads the file again.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class _FileRead(NamedTuple):
 
 
 class ReadAhead:
-    """Reads files ahead in threads. The caller requests them in order, may omit some, and calls `close`.
+    """Reads files in advance, in threads.
 
-    At most `memory` bytes are used. Larger files, and files with a ctime after `max_ctime_ns`, are not read ahead.
+    The caller requests files in the order of `files`, may omit some, and calls `close` at the end. Files that were
+    read but not yet requested use at most `memory` bytes. Larger files and files with a ctime after `max_ctime_ns`
+    are left to the caller.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class ReadAhead:
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
-        """Read a file like `read_file`, from memory if it was read ahead."""
+        """Do the same as `read_file`, but take the file from memory if it was read in advance."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)
@@ -75,20 +77,20 @@ class ReadAhead:
         return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
-        """Return a file that matches the plan; None if the caller must read the file."""
+        """Return a file that was read and matches the plan, or None if the caller must read the file."""
         if size > self.largest:
             return None
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            # wait for skipped files, too, because they use memory
+            # wait for omitted files as well, because they use memory
             error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):
                 continue
             if isinstance(error, ShardError):
-                raise error  # retries have failed already
-            # the caller, which reads one file at a time, may stay within the limit on descriptors
+                raise error
+            # the caller reads one file at a time, so it may need fewer descriptors than the limit
             if isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
                 for pending in self._pending:
                     pending.read.exception()
@@ -100,7 +102,7 @@ class ReadAhead:
         return None
 
     def close(self) -> None:
-        """Stop the threads and discard what they read."""
+        """Stop the threads and discard the files that they have read."""
         self._next = None
         self._pool.shutdown(cancel_futures=True)
 

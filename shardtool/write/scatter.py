@@ -1,7 +1,7 @@
-"""First pass of a two-pass shuffle: copy payloads from a file to their offsets in a spool.
+"""First pass of a two-pass shuffle: copy payloads from a source file into a spool.
 
-This code runs in a worker. The payloads of a region are contiguous in the spool, so writes are large. The parent
-assigns all offsets, so workers can share a spool.
+This code runs in a worker. Several workers can write to the same spool, because the parent assigns the offset of
+every payload.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from shardtool.shard_samples import SpanFile
     from shardtool.skipped import SkipCode
 
-ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes, for numbers and a view
-ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is reserved for this overhead
-MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # a smaller payload counts as this many bytes
-_READ_BLOCK_BYTES = 4 * 2**20  # a block is checksummed while it is in the CPU cache
+ROW_OVERHEAD_BYTES = 512
+ROW_OVERHEAD_SHARE = 8
+MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)
+_READ_BLOCK_BYTES = 4 * 2**20  # small enough to stay in the CPU cache until the checksum is computed
 _MAX_READ_ROWS = MAX_IOVEC // 2
 
 
 class ScatterTask(NamedTuple):
-    """Payloads of one file, in file order.
+    """The payloads of one source file, in file order.
 
     Attributes:
-        packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
+        packed: Whether the file is compressed. The offsets of a compressed file refer to the decompressed bytes.
     """
 
     source: SpanFile
@@ -55,8 +55,8 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Number and CRC-32C of each payload that differs from the index.
-        failed: Code and message if the file cannot be read. No payload is usable then.
+        wrong: Number and CRC-32C of each payload whose checksum differs from the index.
+        failed: Code and message if the file cannot be read. In this case, no copied payload may be used.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -64,14 +64,15 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads. `report` receives the number of copied bytes."""
+    """Copy the payloads of a task. `report` receives the number of copied bytes."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0
             for _ in range(MAX_READS):
                 with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                     result = _Scatterer(task, source, spool).run(report)
-                with closing(open_span_file(task.source)) as reopened:  # check for changes after reading
+                # open the file again to find changes made while it was read
+                with closing(open_span_file(task.source)) as reopened:
                     if has_crcs or reopened.fact().st_ctime_ns == source.ctime_ns:
                         return result
         except (SourceFailed, OSError) as error:
@@ -112,7 +113,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that fit in memory. Each takes about 1.5 us, in addition to its bytes."""
+        """Copy payloads that fit in memory together. Each payload costs about 1.5 us, in addition to its bytes."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []
@@ -152,7 +153,7 @@ class _Scatterer:
 
 
 class _PlainFile:
-    """Reads a file at ascending offsets. Methods raise `SourceFailed` if the file differs from the plan."""
+    """Reads a file at ascending offsets. Raises `SourceFailed` if the file differs from the plan."""
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)

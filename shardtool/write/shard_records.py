@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
-_MAX_COPIED_BYTES = 2**16  # up to this size, copying a part costs less than another write
+_MAX_COPIED_BYTES = 2**16  # up to this size, copying a part takes less time than another write
 
 
 class EncodedField(NamedTuple):
-    """An encoded field. `stored` are the bytes in the shard; `text` is the text of a number, else empty."""
+    """An encoded field.
+
+    Attributes:
+        stored: The bytes in the shard.
+        text: The text of a number, or empty for other values.
+    """
 
     name: bytes
     size: int
@@ -34,7 +39,7 @@ class EncodedField(NamedTuple):
 def encode_record(
     shard_format: str, key: bytes, fields: list[EncodedField], numbers: Mapping[bytes, NumberType]
 ) -> Parts:
-    """Return the parts of a sample's record; fields are sorted by name."""
+    """Return the record of a sample as parts. `fields` must be sorted by name."""
     stored = [(field.name, field.stored) for field in fields]
     return (
         tar_write.encode_tar_sample(key, stored)
@@ -44,7 +49,7 @@ def encode_record(
 
 
 class ShardRecords:
-    """Collects the records of a shard, and writes them in large parts."""
+    """Collects the records of a shard and writes many of them at once."""
 
     def __init__(self, write: Put) -> None:
         self._write = write
@@ -92,7 +97,7 @@ class ShardRecords:
         self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, NumberType], *, texts: bool) -> ShardContent:
-        """Return the columns that describe the samples, with or without the texts of fields."""
+        """Return the columns that describe the samples. With `texts`, include the texts of numbers."""
         return ShardContent(
             keys=b"".join([key + b"\0" for key in self.keys]),
             counts=self._counts.tobytes(),

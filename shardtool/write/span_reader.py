@@ -1,7 +1,7 @@
 """Read byte ranges (spans) of shards, archives and spools.
 
-Consecutive spans are read ahead in growing steps, so that one system call serves many samples. A region of a spool is
-read whole with its first span.
+Consecutive spans are read in advance, so that one system call serves many samples. The first span in a region of a
+spool reads the whole region.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_OPEN_FILES = 64
 
 
 def open_span_file(planned: SpanFile) -> OpenFile:
-    """Open a file for reading. Raise `SourceFailed` if it differs from the plan."""
+    """Open a file for reading. Raise `SourceFailed` if the file differs from the plan."""
     source = open_source_file(planned.path)
     info = source.fact()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
-    # spools change during the run, so their time is not compared
+    # a spool changes during the run, so do not compare its time
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
     problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
@@ -52,12 +52,13 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 
 
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
-    """Check that a file still matches the plan after reading.
+    """Check that a file still matches the plan after it was read.
+
+    If `ctime_ns` is None, the ctime is not compared, because payload checksums are verified.
 
     Raises:
-        SampleFailed: The file has changed.
-        SourceTouched: Only the ctime differs from `ctime_ns`. With None, the ctime is not compared, because payload
-            checksums are verified.
+        SampleFailed: The size or modification time has changed.
+        SourceTouched: Only the ctime differs from `ctime_ns`.
     """
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
@@ -69,10 +70,11 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
 
 class SpanReader:
-    """Reads spans of `files`. Files stay open until `close`, or until too many are open.
+    """Reads spans of `files`. A file stays open until `close`, or until too many files are open.
 
-    `regions` (int64 pairs, ascending) are the start and end of regions of the first file. With `has_crcs`, the caller
-    verifies the checksum of every payload.
+    Args:
+        regions: Start and end of each region of the first file, as ascending int64 pairs.
+        has_crcs: Whether the caller verifies the checksum of every payload.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
@@ -82,12 +84,12 @@ class SpanReader:
         self._region = (0, 0)
         self._open: dict[int, OpenFile] = {}
         self._ctimes: dict[int, int | None] = {}
-        self._file = -1  # number of the file in the window
-        self._start = self._held = 0  # the window's offset in the file, and its length
-        self._end = self._ahead = 0  # end of the last span; number of bytes last read ahead
+        self._file = -1
+        self._start = self._held = 0
+        self._end = self._ahead = 0  # end of the last span, and number of bytes last read in advance
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` of a file or of a region in memory."""
+        """Fill `into` from an offset of a file."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
@@ -99,7 +101,7 @@ class SpanReader:
         self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` like `read`, from bytes that were read ahead if possible."""
+        """Do the same as `read`, but use bytes that were read in advance if possible."""
         if self._regions:
             self.read(file, offset, into)
             return
@@ -121,7 +123,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span in blocks. Each block is valid until the next block is requested."""
+        """Yield the bytes of a span in blocks. A block is valid only until the next one is requested."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)
@@ -144,7 +146,7 @@ class SpanReader:
             raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
-        """Check that the files still match the plan after reading."""
+        """Check that no open file has changed while it was read."""
         for file, source in self._open.items():
             check_unchanged(source, self._files[file], self._ctimes[file])
 
@@ -185,7 +187,7 @@ class SpanReader:
             except OSError as error:
                 if not self._open or error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                self._close_oldest()  # the limit on descriptors was reached
+                self._close_oldest()
             else:
                 has_crcs = self._has_crcs or self._files[file].form == "zip"
                 self._ctimes[file] = None if has_crcs else source.fact().st_ctime_ns

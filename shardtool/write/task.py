@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if it matches its sidecar; if `trusts_size`, compare only its size."""
+    """Keep the existing shard if it matches its sidecar. If `trusts_size` is true, compare only the size."""
 
     crc: int
     field_crcs: bytes
@@ -31,10 +31,10 @@ ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
 
 
 class TransformWork(NamedTuple):
-    """A transform of samples. With a transform, planned sizes are estimates.
+    """The transform that a task applies to its samples. Planned sizes are only estimates.
 
     Attributes:
-        known: Arrow stream of the plan's columns for the transform's condition.
+        known: The plan's columns for the transform's condition, as an Arrow stream.
     """
 
     transform: Transform
@@ -46,12 +46,12 @@ class TransformWork(NamedTuple):
 
 
 class TransformedSamples(NamedTuple):
-    """The samples of a shard after transforms.
+    """The samples of a shard after a transform.
 
     Attributes:
-        content: The written samples. `inline` contains only texts of numbers.
-        sources: int64 per sample, the index of the source sample in the task.
-        consumed: Number of processed samples. The remaining samples need another shard.
+        content: The written samples. `inline` contains only the texts of numbers.
+        sources: int64, for each written sample the index of its source sample.
+        consumed: Number of processed source samples. The other source samples need another shard.
     """
 
     content: ShardContent
@@ -65,8 +65,8 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        action: Whether to write the shard or to keep the shard of an earlier run. `compare` keeps a file if packing the
-            source again produces the same bytes.
+        action: Whether to write the shard or to keep the shard of an earlier run. With `compare`, the worker packs
+            the source again and keeps the existing file if the bytes are equal.
     """
 
     shard: int
@@ -86,10 +86,10 @@ class ShardResult(NamedTuple):
     """The result of a `ShardTask`.
 
     Attributes:
-        staged: The file to publish; None to keep the existing file.
-        field_crcs: uint32 per written field, the CRC-32C of the bytes in the shard.
+        staged: The file to publish, or None to keep the existing file.
+        field_crcs: CRC-32C of each written field's bytes in the shard, as uint32.
         compared: Whether the existing file was verified by packing the source again.
-        wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.
+        wrong: Whether the existing file cannot be kept. All other values are then empty.
     """
 
     shard: int
@@ -105,17 +105,19 @@ class ShardResult(NamedTuple):
 
 
 def split_names(names: bytes) -> list[bytes]:
-    """Split NUL-terminated names."""
+    """Split names that each end with a NUL byte."""
     return names[:-1].split(b"\0") if names else []
 
 
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples, without those with indexes in `skipped`.
+    """Return the content fingerprint of the samples, without the samples whose indexes are in `skipped`.
 
-    `field_crcs` are uint32 per written field. `single_numbers` has, for each list with a single number, its index in
-    `field_crcs`, and the length and CRC-32C of its text.
+    Args:
+        field_crcs: CRC-32C of each written field, as uint32.
+        single_numbers: For each number list with one element, three numbers: its index in `field_crcs`, and the
+            length and CRC-32C of its text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes

@@ -1,7 +1,6 @@
-"""Packer of transformed samples, whose sizes are known only while packing.
+"""Pack transformed samples, whose sizes are known only after the transform.
 
-The shard ends before the sample that would exceed the size limit. The parent plans additional shards for the remaining
-samples.
+A shard ends before the sample that would exceed the size limit. The parent plans further shards for the rest.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ if TYPE_CHECKING:
     Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
 
 
-# A condition is evaluated for batches of this many samples and bytes (docs/decisions/025-what-is-found.md).
+# A condition is evaluated for batches of at most this many samples or bytes (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
 
 _MAX_SHOWN_CHARS = 80
 
-fetchers: dict[FetchOptions, HttpFetcher] = {}  # fetchers of this process, so that connections stay open between shards
+fetchers: dict[FetchOptions, HttpFetcher] = {}
 
 
 def get_fetcher(options: FetchOptions) -> HttpFetcher:
-    """Return this process's fetcher for some options."""
+    """Return the fetcher of this process that uses the given options."""
     if options not in fetchers:
         from shardtool.fetch.fetcher import HttpFetcher
 
@@ -68,7 +67,7 @@ def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: pac
 
 
 def measure_samples(task: task.ShardTask) -> list[int]:
-    """Return the record size of each sample in bytes, -1 if it fails. Nothing is written."""
+    """Return the record size of each sample in bytes, or -1 for a sample that fails. Nothing is written."""
     if task.work is None:
         return []
     with closing(TransformPacker(task, task.work, packer.no_report, packer.no_report)) as measuring:
@@ -79,7 +78,7 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        rejection: The reason why the sample is not packed; None if it is packed.
+        rejection: Why the sample is not packed, or None if the sample is packed.
     """
 
     sample_index: int
@@ -90,7 +89,7 @@ class ReadSample(NamedTuple):
 
 
 class TransformPacker(packer.Packer):
-    """Reads each sample whole, transforms it, and writes the result."""
+    """Reads each sample completely, transforms the sample, and writes the result."""
 
     def __init__(self, task: task.ShardTask, work: task.TransformWork, put: packer.Put, report: packer.Report) -> None:
         super().__init__(task, put, report, {})
@@ -135,7 +134,7 @@ class TransformPacker(packer.Packer):
             self.write(tar_write.TRAILER)
 
     def measure(self) -> list[int]:
-        """Return the record size of each sample; 0 if it is excluded, -1 if it fails."""
+        """Return the record size of each sample. The size is 0 for an excluded sample and -1 for a failed one."""
         sizes = []
         for sample in self._read_samples():
             try:
@@ -157,7 +156,8 @@ class TransformPacker(packer.Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            self.report_progress(sample_index + 1)  # waiting for the rest of the batch counts as progress
+            # report samples that wait in the batch, because a worker without progress would be reported as stuck
+            self.report_progress(sample_index + 1)
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)
                 batch, size = [], 0

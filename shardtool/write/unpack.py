@@ -1,8 +1,8 @@
 """Write the samples of one shard to files, in a worker, without NumPy or pyarrow.
 
-Each payload is verified, then written under its final name by one system call. A payload larger than the buffer is
-written in blocks, and deleted if its checksum is wrong. A killed process therefore leaves at most one incomplete file,
-which the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
+A payload is verified and then written under its final name by one system call. A payload larger than the buffer is
+written in blocks, and its file is deleted if the checksum is wrong. A killed process therefore leaves at most one
+incomplete file, which the next run recognises (`FolderTree.write`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples to write; `task.samples.paths` are their file names below `task.folder`."""
+    """Samples to write as files. `task.samples.paths` has their file names below `task.folder`."""
 
     task: ShardTask
     packed: bool
@@ -48,7 +48,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Write the files of samples. Return how many files existed already."""
+    """Write the files of samples, and return how many of the files existed already."""
     with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
@@ -56,7 +56,7 @@ def unpack_samples(task: UnpackTask, report: Report) -> int:
 
 
 class SampleUnpacker(Packer):
-    """Writes the files of one task; `kept` counts files that existed already."""
+    """Writes the files of one task. `kept` is the number of files that existed already."""
 
     def __init__(self, task: UnpackTask, report: Report) -> None:
         super().__init__(task.task, no_report, report, {})

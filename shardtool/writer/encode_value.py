@@ -1,4 +1,4 @@
-"""Encode the value of a field as a payload, as `create` encodes the values of a table."""
+"""Encode the value of a field as bytes, in the same way as `create` encodes the values of a table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return a value as a payload, and its type. The type is empty for values that tables cannot contain."""
+    """Return the bytes of a value and the name of its type.
+
+    The type is "" for values that a table cannot contain, such as bytes.
+    """
     if value is None:
         raise BadValue("None", "a value, or no such field")
     encode = _ENCODERS.get(type(value))
@@ -59,7 +62,7 @@ def encode_value(value: object, field: str) -> EncodedValue:
     for kind, encode in _ENCODERS.items():
         if isinstance(value, kind):
             return encode(value)
-    # recognises images without importing Pillow, which is optional here
+    # recognise images by their methods, because Pillow is optional and importing it is slow
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return _encode_image(value, field)  # type: ignore[arg-type]
     if hasattr(value, "__array__"):
@@ -81,7 +84,7 @@ def _describe_expected(field: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON, in the form that `create` writes."""
+    """Return a value as JSON, formatted as `create` formats JSON."""
     try:
         try:
             text = json.dumps(
@@ -135,7 +138,7 @@ def _encode_float(value: float) -> EncodedValue:
 
 def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
-        return _encode_float(float(str(value)))  # shortest text that parses to the same number
+        return _encode_float(float(str(value)))  # str() gives the shortest text that is read as the same number
     plain = value.item()
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")

@@ -1,4 +1,4 @@
-"""Metadata of samples as Arrow columns, whose types widen as samples are added."""
+"""Collect the metadata of samples in Arrow columns. The type of a column widens if a later sample needs it."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _ARROW_FAMILIES = (
 )  # fmt: skip
 
 
-_TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a Python type may have different Arrow types
-_MAX_EXACT_INT = 2**53  # larger whole numbers are not exact as floats
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # code points that UTF-8 cannot represent
+_TYPED_VALUES = (list, tuple, dict, datetime)  # values of these Python types can have different Arrow types
+_MAX_EXACT_INT = 2**53
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MetadataColumns:
-    """The metadata columns of a run; `schema` has the columns so far."""
+    """The metadata columns of a run. `schema` lists the columns that samples have used so far."""
 
     def __init__(self) -> None:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # the kind of numbers in each column: floats, or whole numbers that floats cannot represent
+        # for each column of numbers: whether it has floats, or integers that are too large for an exact float
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 
     def convert_row(self, row: Row, where: str) -> dict[str, object]:
-        """Return the metadata of a sample, converted to the column types so far."""
+        """Return the metadata of a sample, with each value converted to the type of its column."""
         if not isinstance(row, Mapping):
             raise make_refusal(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
         values, self._row_types = dict[str, object](), {}
@@ -94,7 +94,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
         column_type = self._types.get(name, value_type)
         if column_type == value_type or (isinstance(value, datetime) and bool(column_type.tz) == bool(value_type.tz)):
-            return column_type  # the column keeps its first time zone
+            return column_type  # the column keeps the time zone of its first value
         try:
             return _unify_schemas(pa.schema([(name, column_type)]), pa.schema([(name, value_type)]))[0].type
         except pa.ArrowTypeError:
@@ -102,7 +102,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {value_type}", expected=expected) from None
 
     def accept(self, row: Row) -> None:
-        """Record the column types of a sample that will be written."""
+        """Update the column types for a sample that will be written."""
         for name, value in row.items():
             if name not in self._families and value is not None:
                 self._families[name] = _FAMILY_BY_TYPE[type(value)]
@@ -111,11 +111,11 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the state for the journal that Parquet would not preserve."""
+        """Return the state that the journal must store, because Parquet does not preserve it."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore a state from the journal; return whether it is valid."""
+        """Restore the state from a journal, and return whether the state was valid."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}
@@ -127,7 +127,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the rows of a shard with all columns so far; None without columns."""
+        """Return the metadata of a shard as a table with all columns used so far, or None if there are no columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

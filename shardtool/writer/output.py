@@ -1,7 +1,7 @@
-"""The dataset of a writer: shards published one by one, then the dataset file.
+"""The dataset of a writer. Each full shard is published at once, and the dataset file at the end.
 
-Sidecars contain the number of shards and all columns of the dataset, which are known only at the end. Until then, each
-sidecar records one more shard than exists. At the end, sidecars without the final values are rewritten.
+A sidecar records the number of shards and all columns of the dataset, but both are known only at the end. Until then,
+a sidecar records one shard more than exists. At the end, outdated sidecars are rewritten.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        skipped: Key, code and message of samples skipped since the previous shard.
-        version: The store's version of the shard; empty if unknown. A resumed run need not read a shard of known
-            version.
+        skipped: Key, code and message of the samples skipped since the previous shard.
+        version: The version of the shard in its object store, or "" if unknown. If it is known, a resumed run need
+            not read the shard.
     """
 
     shard: str
@@ -75,7 +75,13 @@ class JournalEntry:
 
 
 def parse_entry(line: dict[str, Any]) -> JournalEntry:
-    """Return the entry of a line. An invalid line raises `ValueError`, `TypeError` or `AttributeError`."""
+    """Convert a journal line to a `JournalEntry`.
+
+    Raises:
+        ValueError: A value of the line is invalid.
+        TypeError: The line has missing or unknown values.
+        AttributeError: A value has a wrong type.
+    """
     entry = JournalEntry(**line)
     int(entry.digest, 16)
     texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]
@@ -117,7 +123,7 @@ class WriterOutput:
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the complete existing dataset, or part of a dataset; None if there is none."""
+        """Return the complete dataset (or part of a dataset) that exists, or None if none exists."""
         pattern, existing = self.pattern, self.destination.existing
         dataset = None
         if self._tag:
@@ -131,28 +137,28 @@ class WriterOutput:
             self._check_not_replacing(lines[0])
         dataset = check_existing_dataset(self.folder, pattern, existing, dataset.encode())
         if lines:
-            self._journal.remove()  # a writer that was killed at its end left this journal
+            self._journal.remove()
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of a part without samples, because it is no longer finished."""
+        """Delete the record of an earlier part without samples, because this part gets samples now."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
     def finish_empty_part(self) -> None:
-        """Publish the record of a part without samples."""
+        """Publish the record of a part that has no samples."""
         if not self.destination.existing:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Refuse to resume an interrupted `overwrite`: its files may belong to either dataset."""
+        """Refuse to resume an interrupted `overwrite`, because a file may belong to the old or the new dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the shards that match the journal of an earlier writer. Return the last shard's entry."""
+        """Add the existing shards that match the journal of an earlier writer. Return the last shard's entry."""
         entries = self._read_entries()
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):
@@ -236,12 +242,12 @@ class WriterOutput:
     def add_to_totals(
         self, facts: sidecar_schema.ShardFacts, sidecar: bytes, tally: sidecar_schema.ShardTally, digest: int
     ) -> None:
-        """Add a published shard to the totals."""
+        """Add the samples and bytes of a published shard to the totals."""
         self.totals.add(facts, sidecar, tally)
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file. `record` becomes part of the run record."""
+        """Update the sidecars and publish the dataset file. The dataset file's run record includes `record`."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()
@@ -255,7 +261,7 @@ class WriterOutput:
     def close(self) -> None:
         """Delete staged files and release the lock.
 
-        The journal is kept if there are shards from which a writer can resume.
+        The journal is kept if there are shards, because a later writer can resume from them.
         """
         raised = sys.exc_info()
         try:
@@ -267,7 +273,7 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write a new journal, with the entries of reused shards."""
+        """Write a new journal that starts with the entries of the reused shards."""
         self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:
@@ -285,7 +291,7 @@ class WriterOutput:
                 self.publication.replace_sidecars(updated)
                 updated = {}
         self.publication.replace_sidecars(updated)
-        # Parquet does not keep all Arrow types.
+        # read the types from Parquet, because Parquet does not preserve all Arrow types
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 

@@ -1,7 +1,7 @@
-"""Check a sample of a program by the rules of `create`, and encode it as a record.
+"""Check a sample by the same rules as `create`, and encode it as a record.
 
-`accept` records the constraints that a sample sets for later samples, such as the type of a field. Call it once the
-sample is certain to be written.
+A written sample restricts later samples. For example, a field keeps the type of its first value. `accept` applies
+these restrictions once a sample is certain to be written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 SAMPLE_KEY = "__key__"
 _SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-_KEY_HASH_BYTES = 12  # in runs with 10^9 keys, one of 10^11 runs has a collision
+_KEY_HASH_BYTES = 12  # short hashes are enough: among 10^11 runs with 10^9 keys each, one run has a collision
 
 
 class SampleRefused(Exception):
-    """A sample that cannot be written: the error, and the reason code for `out.skipped`."""
+    """A sample that cannot be written, with the error to raise and the reason code for `out.skipped`."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)
@@ -41,7 +41,12 @@ class SampleRefused(Exception):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of a sample with their encoded names, sorted by encoded name, and a field with a dot, if any."""
+    """The encoded field names of a sample.
+
+    Attributes:
+        names: Pairs of a field name and the encoded name, sorted by encoded name.
+        dotted_field: A field whose name contains a dot, or "".
+    """
 
     names: tuple[tuple[str, bytes], ...]
     dotted_field: str
@@ -51,8 +56,8 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     Attributes:
-        kinds: The type of each field, as in `encode_value`.
-        inline: Whether any value has a type that tables contain.
+        kinds: The type of each field, as returned by `encode_value`.
+        inline: Whether any value has a type that a table can contain.
         has_early_dot: Whether the last part of the key contains a dot.
     """
 
@@ -68,13 +73,13 @@ class EncodedSample(NamedTuple):
 
 
 class SampleEncoder:
-    """Encodes samples, and keeps the constraints that they set for later samples.
+    """Encodes samples, and remembers how accepted samples restrict later samples.
 
     Attributes:
-        kinds: The value type of each field so far; empty for bytes or several types.
-        inline: Whether any value so far has a type that tables contain.
-        dotted_field: An earlier field with a dot in its name, if any.
-        has_dotted_key: Whether the last part of any earlier key contains a dot.
+        kinds: The type of each field so far, or "" for bytes and for fields with several types.
+        inline: Whether any value so far has a type that a table can contain.
+        dotted_field: An earlier field whose name contains a dot, or "".
+        has_dotted_key: Whether the last part of an earlier key contains a dot.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
@@ -103,7 +108,7 @@ class SampleEncoder:
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> EncodedSample:
-        """Return the record of a sample."""
+        """Check a sample and encode it."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
             raise make_refusal("a sample", found, expected="a dict with a key and fields")
@@ -125,7 +130,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_early_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Record the constraints of a sample that will be written."""
+        """Apply the restrictions of a sample that will be written to later samples."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_early_dot
         layout_and_kinds = sample.layout, sample.kinds
@@ -137,12 +142,12 @@ class SampleEncoder:
         self.inline = self.inline or sample.inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
-        """Add the keys of existing samples."""
+        """Add the keys of existing samples, so that no later sample can have one of these keys."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the constraints of existing samples."""
+        """Restore the restrictions of existing samples."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
@@ -257,5 +262,5 @@ def _describe_field(key: bytes, field: str) -> str:
 def make_refusal(
     where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = ""
 ) -> SampleRefused:
-    """Return a `SampleRefused` with these parts."""
+    """Return a `SampleRefused` with an `InvalidRequest` that has these parts."""
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)

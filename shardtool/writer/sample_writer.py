@@ -1,4 +1,4 @@
-"""Base class of writers that accept samples one by one and fill one shard after another."""
+"""Base class of the writers that accept samples one by one and fill one shard after another."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Accepts samples, in one thread of the process that created the writer.
+    """Accepts samples and writes them into shards.
 
-    An exception in the `with` block abandons the writer.
+    Use a writer only in one thread of the process that created it. If the `with` block raises an exception, the
+    writer discards unpublished samples.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
@@ -51,9 +52,9 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Write a sample.
 
         Args:
-            sample: The key as `__key__`, and the fields. Values are bytes, or are encoded as in `create`: numbers and
-                text as text (numbers in TFRecord), dicts and lists as JSON, arrays as npy, Pillow images by the field's
-                extension.
+            sample: The key as `__key__`, and the fields. Bytes are stored unchanged. Other values are encoded as in
+                `create`. Numbers and text become text (in TFRecord, numbers stay numbers). Dicts and lists become
+                JSON, arrays become npy, and Pillow images get the format of the field's extension.
             metadata: Additional columns of the sample's row in the sidecar.
 
         Raises:
@@ -72,7 +73,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         except Exception:
             with reporting_memory_errors("a sample"):
                 raise
-        self._state = _BUSY  # until the sample is written or refused
+        self._state = _BUSY
         try:
             if self._accepts(encoded):
                 self._add(encoded, row)
@@ -139,7 +140,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
 
     @abstractmethod
     def _accepts(self, sample: EncodedSample) -> bool:
-        """Return whether a sample is written; False means that it is skipped.
+        """Return whether to write a sample. False means that the sample is skipped.
 
         Raises:
             SampleRefused: The sample cannot be written and must not be skipped.
@@ -155,7 +156,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Publish all samples."""
+        """Publish the samples that are not yet published, and the dataset."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""The shard that a writer fills: a staged file, and the index of its samples."""
+"""The shard that a writer currently fills: a staged file and the index of its samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     FinishedShard = tuple[DurableFile, ShardIndex, shard_samples.ShardContent, bytes, str]
 
 
-_SYNC_STEP_BYTES = 2**25  # bytes to write between two syncs
+_SYNC_STEP_BYTES = 2**25
 
 
 class ShardBuilder:
@@ -46,7 +46,7 @@ class ShardBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes of the records so far."""
+        """Number of bytes of the records so far."""
         return self._records.size
 
     def add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
@@ -55,12 +55,11 @@ class ShardBuilder:
         self.rows.append(row)
 
     def finish(self, encoder: SampleEncoder, columns: MetadataColumns) -> FinishedShard:
-        """Make the file complete and durable.
+        """Complete the file and sync it to disk.
 
         Returns:
-            The staged file, its index, its content with fields sorted by encoded name, the CRC-32C of each field as
-            uint32, and
-                the plan fingerprint that `create` would record.
+            The staged file, its index, its content with fields sorted by encoded name, the CRC-32C checksum of each
+            field as uint32, and the plan fingerprint that `create` would record.
         """
         table = columns.table(self.rows)
         self._records.flush()
@@ -80,10 +79,9 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file, with its size and checksum so far.
+    """A staged file that keeps track of its size and checksum.
 
-    A thread syncs the file while more bytes are written. `finish` raises the errors of this thread, which the file
-    system reports only once.
+    While the writer appends bytes, a thread syncs the file to disk. `finish` raises the errors of this thread.
     """
 
     def __init__(self, staged: StagedFile) -> None:

@@ -1,4 +1,4 @@
-"""`ShardWriter`: write the samples of a program as a dataset, one by one, with the guarantees of `create`."""
+"""`ShardWriter` writes the samples of a program as a dataset, with the same guarantees as `create`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 class ShardWriter(SampleWriter):
     """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
 
-    Use it in a `with` block, in one thread. After an exception in the block there is no dataset file, but full shards
-    stay for another writer with `resume=True`.
+    Use a writer in a `with` block, in one thread. If the block raises an exception, no dataset file is written. The
+    full shards are kept, and another writer can continue from them with `resume=True`.
 
     Args:
-        pattern: A shard pattern such as `out-{000000..}.tar`, whose extension selects tar or TFRecord.
+        pattern: A shard pattern such as `out-{000000..}.tar`. Its extension selects tar or TFRecord.
         options: See `WriterOptions`. Keyword arguments override them.
         observer: Receives notes.
 
@@ -93,7 +93,7 @@ class ShardWriter(SampleWriter):
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
         self._notes = Notes(observer or writer_options.observer or default_observer())
-        self._skipped: list[Skipped] = []  # samples skipped since the last published shard
+        self._skipped: list[Skipped] = []
         self._oversized: list[str] = []
         self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)
         try:
@@ -111,32 +111,32 @@ class ShardWriter(SampleWriter):
 
     @property
     def samples(self) -> int:
-        """Number of samples written, including samples of resumed writers."""
+        """Number of samples written, including the samples of the writers that this writer resumes."""
         return self._output.totals.samples + (0 if self._shard is None else len(self._shard))
 
     @property
     def skipped(self) -> int:
-        """Number of samples skipped, which `out.skipped` lists."""
+        """Number of skipped samples. The file `out.skipped` lists them."""
         return len(self._output.totals.skipped) + len(self._skipped)
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last written sample. A resumed program continues after it."""
+        """Key of the last written sample, or None. A program that resumes continues after this sample."""
         return self._last_key
 
     @property
     def shards(self) -> list[str]:
-        """Names of the shards that are published, or staged until the end of `overwrite`."""
+        """Names of the complete shards. With `overwrite`, they are published only at the end."""
         return [entry.name for entry in self._output.totals.shards]
 
     @property
     def dataset_file(self) -> str:
-        """Path of the dataset file, which exists once the writer is closed."""
+        """Path of the dataset file. The file exists once the writer is closed."""
         return str(without_markers(self._output.destination.dataset_file))
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user, complete once the writer is closed."""
+        """Notes for the user. They are complete once the writer is closed."""
         return [*self._notes.said]
 
     def _start(self) -> None:

@@ -1,6 +1,7 @@
-"""Object stores, web servers and fsspec. The modules in `STORE_MODULES` are imported on first use.
+"""Object stores, web servers and fsspec.
 
-Code for local files also uses the other modules: addresses, store options, retries, parallel requests and notices.
+The modules in `STORE_MODULES` are imported when they are first used. Code for local files uses only the other
+modules, such as addresses, retries and parallel requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Remote addresses: `s3://BUCKET/KEY`, `gs://`, `az://CONTAINER/KEY`, `http(s)://`.
+"""Remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
 
-Store keys are written unencoded (`s3://b/a b#1.tar`). Web paths are percent-encoded (`https://h/a%20b%231.tar`). The
-query (`?token`) of a web address also applies to other files in the same folder.
+The key of an object is written unencoded (`s3://b/a b#1.tar`). The path of a web address is percent-encoded
+(`https://h/a%20b%231.tar`). The query (`?token`) of a web address also applies to other files in the same folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest, redact_secrets
 STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
-SCHEME_ALIASES = {  # scheme names that other tools use
+SCHEME_ALIASES = {  # names of the same scheme in other tools
     "s3a": "s3",
     "s3n": "s3",
     "gcs": "gs",
@@ -27,10 +27,10 @@ SCHEME_ALIASES = {  # scheme names that other tools use
 }
 
 
-INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # maps a scheme to the command that installs its library
-SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # prefix of environment variables for the source
-SOURCE_MARKER = "source="  # precedes the server in the addresses of `source_address_for`
-OPTIONS_MARKER = "options="  # precedes the number of the storage options in the addresses of `address_with_options`
+INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}
+SOURCE_PREFIX = "SHARDTOOL_SOURCE_"
+SOURCE_MARKER = "source="  # marks an address from `source_address_for`, followed by the server
+OPTIONS_MARKER = "options="  # marks an address from `address_with_options`, followed by the key of the options
 _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 _LOCAL_SCHEMES = ("file", "local", "data")
@@ -43,8 +43,11 @@ _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNO
 class Address(NamedTuple):
     """The parts of an address.
 
-    `host` is a bucket, container, or server with port. `key` has no leading slash. `query` is empty or starts with `?`.
-    `marker` refers to the settings of `source_address_for` or `address_with_options`, and may be empty.
+    Attributes:
+        host: A bucket, a container, or a server with port.
+        key: Key or path without slash at the start.
+        query: Empty, or a query that starts with `?`.
+        marker: Empty, or a reference to the settings of `source_address_for` or `address_with_options`.
     """
 
     scheme: str
@@ -65,7 +68,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_near_url(path: str) -> None:
-    """Raise an error for a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
+    """Raise an error for a path that looks like a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(
@@ -139,12 +142,12 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Return an address without secrets: user, password and query."""
+    """Return an address without user, password and query, which may be secret."""
     return redact_secrets(text)
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
+    """Return the address of a file in a folder. `name` is not encoded and may contain slashes."""
     if not name:
         return folder
     parts = parse_address(folder)
@@ -154,14 +157,14 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the folder's address and the unencoded name."""
+    """Return the address of the folder, and the name of the file without encoding."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name
 
 
 def check_endpoint(url: str, where: str) -> None:
-    """Refuse a URL that does not name a server, or that contains a user."""
+    """Raise an error for a URL that does not name a server, or that contains a user."""
     parts = parse_address(url) if is_web(url) else None
     if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
         found = "not a server URL" if parts is None else "a URL with a user or a query"

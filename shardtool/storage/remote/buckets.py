@@ -1,7 +1,7 @@
-"""List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
+"""List, write and delete objects with obstore.
 
-Functions raise AccessRefused, or StoreFailed if the store keeps failing. A forked child must not call them: obstore's
-threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Functions raise `AccessRefused`, or `StoreFailed` if the store keeps failing. A forked child must not call them,
+because obstore's threads do not survive a fork (docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardtool.storage.remote.store_access import store_for
 from shardtool.storage.remote.store_options import put_arguments
 
 _PAGE_KEYS = 1000
-_requesting_process: dict[str, int] = {}  # `pid` is the process that made the first request
+_requesting_process: dict[str, int] = {}
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a prefix as a folder."""
+    """An object, or a folder, which is a prefix of other keys."""
 
     key: str
     size: int
@@ -39,12 +39,12 @@ class BucketEntry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a prefix of other keys."""
+        """Whether the entry is a prefix of other keys."""
         return self.size < 0
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all objects, in the store's order."""
+    """Yield the entries of a folder in the order of the store. With `below`, yield all objects below the folder."""
     parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(
@@ -55,16 +55,16 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         listing = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
         for folder in listing["common_prefixes"]:
             yield BucketEntry(folder.rstrip("/"), -1, 0, 0)
-        # An object whose key is the prefix represents the folder itself.
+        # An object whose key equals the prefix represents the folder itself.
         yield from (entry for entry in map(_bucket_entry, listing["objects"]) if entry.key != prefix)
         return
     yield from _list_below(address, store, prefix)
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix; after a failure, continue after the last non-empty object.
+    """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
 
-    obstore strips the trailing slash of an empty object's key, so the listing cannot continue from that key.
+    obstore strips the slash from the key of an empty object, so the listing cannot continue there.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -79,7 +79,8 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                     else:
                         yielded.add(entry.key)
                 attempts.record_progress()
-        except TransientError as error:  # after an error, obstore's iterator would end like a complete listing
+        # start a new listing, because obstore's iterator would end as if the listing were complete
+        except TransientError as error:
             attempts.wait_or_give_up(error)
         else:
             return
@@ -103,11 +104,13 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
 def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
     """Write a small object and return its version.
 
-    `expected` is the version to replace. With "", no object may exist; with None, there is no condition. `lasting` is
-    False for locks, which must not get a storage class that is billed by the month.
+    Args:
+        expected: The version to replace. With "", the object must not exist. With None, any object is replaced.
+        lasting: Whether to use the configured storage class. Locks do not, because some classes are billed by the
+            month.
 
     Raises:
-        FileExistsError: The condition does not hold.
+        FileExistsError: The existing object does not match `expected`.
     """
     parts, store = parse_address(address), store_for(address)[0]
     version_kind = "version" if parts.scheme == "gs" else "e_tag"
@@ -118,15 +121,15 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object for `put_object`, from response headers, or "".
+    """Return the version of an object from response headers, for `put_object`, or "".
 
-    Google's store does not accept an ETag as the condition of a write.
+    For Google, this is the generation, because Google accepts no ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
 
 def delete_objects(folder: str, keys: Sequence[str]) -> None:
-    """Delete objects in the bucket of `folder`; missing objects are ignored."""
+    """Delete objects in the bucket of `folder`. Objects that do not exist are ignored."""
     store = store_for(folder)[0]
     for first in range(0, len(keys), _PAGE_KEYS):
         page = list(keys[first : first + _PAGE_KEYS])
@@ -154,8 +157,8 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Return an ETag as a 63-bit number, equal for listings and responses; 0 if there is no ETag."""
-    tag = etag.removeprefix("W/").strip('"')  # Azure's listings contain ETags without quotes
+    """Convert an ETag to a 63-bit number that is the same for listings and responses. Without ETag, return 0."""
+    tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 

@@ -1,7 +1,7 @@
-"""Options of one call for stores and servers: `storage_options=`.
+"""Options for stores and servers that apply to one call (`storage_options=`).
 
-An address refers to its options by a marker, `s3://options=KEY@bucket/key`. The options themselves stay in the memory
-of this process and of its workers. Messages and results contain addresses without the marker.
+An address refers to its options by a marker, as in `s3://options=KEY@bucket/key`. The options stay in the memory of
+this process and its workers. Messages and results show addresses without markers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import OPTIONS_MARKER, WEB, check_endpoint, display_address, is_url, parse_address
 from shardtool.storage.remote.store_options import ANONYMOUS_VARIABLE, ENDPOINT_VARIABLE
 
-HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one `Name: value` per line; workers inherit the environment
+HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one header per line (`Name: value`)
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 _RESERVED_HEADERS = {
     "accept-encoding",
@@ -26,10 +26,10 @@ _RESERVED_HEADERS = {
     "range",
     "transfer-encoding",
 }
-StorageOptions = Mapping[str, Any]  # {"endpoint": "https://..."}, or options by the start of addresses
+StorageOptions = Mapping[str, Any]  # options, or a dict from the start of an address to options
 
-SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # only in the environment of a spawned worker, which removes it
-VARIABLES = {  # the options of each store, and the environment variable that each replaces
+SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it
+VARIABLES = {  # for each store, its options and the environment variables that they replace
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
         "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -60,7 +60,7 @@ def known_options() -> dict[str, dict[str, Any]]:
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of some addresses, by key."""
+    """Return the options that some addresses refer to, by key."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
@@ -71,7 +71,7 @@ def register_options(options: Mapping[str, dict[str, Any]]) -> None:
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the options of an address with this marker; None without options."""
+    """Return the options that a marker refers to, or None if the marker refers to none."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _known.get(marker.removeprefix(OPTIONS_MARKER))) is None:
@@ -81,7 +81,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment of a new worker process; None to inherit this process's environment."""
+    """Return the environment variables for a worker process. None means the variables of this process."""
     if not _known:
         return None
     import json
@@ -90,7 +90,7 @@ def spawn_environment() -> dict[str, str] | None:
 
 
 def address_with_options(address: str, options: StorageOptions) -> str:
-    """Return an address with a marker for options, unless none of them apply to the address."""
+    """Return an address with a marker for its options. If no option applies, return the address unchanged."""
     import json
     from hashlib import blake2b
 
@@ -104,7 +104,7 @@ def address_with_options(address: str, options: StorageOptions) -> str:
 
 
 def with_options(values: Any, options: StorageOptions | None) -> Any:
-    """Return values in which all addresses have a marker. The values may be in lists, tuples and dicts."""
+    """Return an address with a marker, or a list, tuple or dict with markers in all addresses."""
     if options is None:
         return values
     if not isinstance(options, Mapping):
@@ -131,7 +131,7 @@ def with_options(values: Any, options: StorageOptions | None) -> Any:
 
 
 def without_markers(value: Any) -> Any:
-    """Return a text, container or dataclass without the markers of addresses."""
+    """Return a text, container or dataclass with all markers removed from its addresses."""
     from dataclasses import fields, is_dataclass, replace
 
     if isinstance(value, str):
@@ -148,7 +148,7 @@ def without_markers(value: Any) -> Any:
 
 
 def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
-    """Return the options themselves, or the options of the longest matching start of addresses."""
+    """Return the options that apply to an address. If they differ by address, use the longest matching start."""
     by_prefix = {name: chosen for name, chosen in options.items() if isinstance(name, str) and "://" in name}
     if not by_prefix:
         return options
@@ -161,7 +161,7 @@ def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
 
 
 def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return environment variables for a store, headers for a web server, and the options themselves for fsspec."""
+    """Check options. Return variables for a store, headers for a web server, or unchanged options for fsspec."""
     if scheme not in VARIABLES and scheme not in WEB:
         return _check_fsspec_options(scheme, options)
     known = [*VARIABLES[scheme]] if scheme in VARIABLES else [_HEADERS]
@@ -206,7 +206,7 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
         expected = "texts, numbers, True, False, None, and lists and dicts of these"
         raise InvalidRequest(_WHERE, f"a value for {scheme}:// of another type", expected=expected) from None
     except ImportError:
-        return dict(options)  # the first read names the missing library
+        return dict(options)
     known = [item.name for item in parameters if item.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     unknown = [name for name in options if name not in known]
     if unknown and (scheme == "hf" or all(item.kind is not Parameter.VAR_KEYWORD for item in parameters)):
@@ -216,7 +216,7 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[str, str]:
-    """Return headers, given as lines. Errors do not show values."""
+    """Parse lines as headers. Errors do not show values, which may be secret."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())

@@ -1,7 +1,7 @@
-"""HTTP connections with a minimum speed, in urllib3 pools.
+"""HTTP connections that require a minimum speed, in urllib3 pools.
 
-urllib3 and http.client read from a `PacedSocket`. A separate thread opens connections, because name lookups, TLS
-handshakes and proxies cannot be interrupted.
+urllib3 and http.client read from a `PacedSocket`. Connections are opened in a separate thread, because name lookups,
+TLS handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 
 MAX_CONNECTIONS_PER_SERVER = 64
-MAX_RESPONSE_BYTES = 65536  # limit for the response to a write or copy
+MAX_RESPONSE_BYTES = 65536
 _CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
-_MAX_HEADER_BYTES = 2**18  # all headers of a response, including interim responses (100 Continue)
+_MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A socket as a raw file with a minimum speed. Closing it leaves the socket open.
+    """A socket as a raw file that requires a minimum speed. Closing the file does not close the socket.
 
-    It waits in slices and checks for cancellation. The first byte must arrive within `first_wait_s`. Later reads accept
-    at most `max_bytes` in total; None means no limit.
+    Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 
-    Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
+    Args:
+        first_wait_s: Maximum seconds to wait for the first byte.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
         super().__init__()
         self._sock, self._peer, self._first_wait_s = sock, peer, first_wait_s
         self._bytes, self._waited_s = 0, 0.0
-        self._silent_s = 0.0  # seconds since the last byte
+        self._silent_s = 0.0
         self.max_bytes: int | None = None
 
     def readable(self) -> bool:
@@ -61,7 +61,7 @@ class PacedSocket(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into`; return the number of bytes."""
+        """Fill `into`, and return the number of bytes read."""
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
             self.max_bytes -= count
@@ -70,7 +70,7 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return its size."""
+        """Send as much of `data` as possible, and return the number of bytes sent."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
@@ -95,7 +95,7 @@ class PacedSocket(io.RawIOBase):
         self._silent_s = 0.0 if count else self._silent_s + waited_s
         if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        # check the speed once per slice only, because reading the environment is slow
+        # check the speed only after some waiting, because reading the settings from the environment is slow
         if self._waited_s < retry.SLICE_S:
             return
         min_bytes_per_s, speed_window_s = retry.min_speed()
@@ -114,13 +114,13 @@ class PacedSocket(io.RawIOBase):
 
 
 def peer_name(connection: HTTPConnection) -> str:
-    """Return the server of a connection, for messages."""
+    """Return the host and port of a connection, for messages."""
     return f"{connection.host}:{connection.port}"
 
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme; importing their base classes takes 50 ms."""
+    """Return pool classes by scheme. They are created late, because importing their base classes takes 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -129,8 +129,8 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     class Response(http.client.HTTPResponse):
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
-            self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy's tunnel response has headers only
+            self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # the response of a proxy to CONNECT has only headers
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
@@ -149,7 +149,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     class SecureConnection(Connection, HTTPSConnection):
         def _tunnel(self) -> None:
             super()._tunnel()
-            self.sock.settimeout(self.timeout)  # the TLS handshake may take longer than one slice
+            self.sock.settimeout(self.timeout)
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection
@@ -160,7 +160,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# One thread creates the pool that all threads share: loading the certificates alone takes 75 ms.
+# The lock lets one thread create the pool for all threads, because loading the certificates takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -174,7 +174,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
     timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_SEND_TIMEOUT_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     options: dict[str, Any] = {"maxsize": MAX_CONNECTIONS_PER_SERVER, "retries": False, "timeout": timeout}
-    # Certificates named in the environment are checked even for plain HTTP, to report a wrong file early.
+    # Load certificates from the environment even for plain HTTP, to report a wrong file early.
     context = options["ssl_context"] = None if is_plain and not extra_certificates() else tls_context()
     if proxy is None:
         pool = urllib3.PoolManager(**options)

@@ -1,6 +1,6 @@
-"""Convert failures of obstore, urllib3 and servers to errors of this package.
+"""Convert the errors of obstore, urllib3 and servers to errors of this package.
 
-Messages of libraries, including obstore, are not shown or chained, because they contain signed URLs, keys and passwords
+Messages of these libraries are neither shown nor chained, because they can contain signed URLs, keys and passwords
 (docs/decisions/017-remote-stores.md).
 """
 
@@ -26,7 +26,7 @@ from shardtool.storage.remote.network import proxy_for
 from shardtool.storage.remote.retry import TransientError
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if the client sends nothing
+_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if a client sends nothing for some time
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_REGION_ADVICE = "Check the region and the endpoint of the bucket."
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
@@ -34,14 +34,13 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# first form: in the XML of a store; second form: in a message of obstore
+# the first form is in the XML of a store, the second in a message of obstore
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
-# the HTTP status in a message of obstore
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED_CODES = ("", "AccessDenied", "AuthorizationPermissionMismatch")
 CLOCK_ADVICE = "Set the clock of this machine (NTP)."
-CREDENTIAL_ERRORS = {  # maps a store's error code to advice
+CREDENTIAL_ERRORS = {
     **dict.fromkeys(_EXPIRED_CODES, "Get new credentials, then run the same command again."),
     "AuthenticationFailed": f"Use the key or token of this account. {CLOCK_ADVICE}",
     "InvalidAccessKeyId": "Use a key id that this server knows, and check the endpoint.",
@@ -51,9 +50,9 @@ CREDENTIAL_ERRORS = {  # maps a store's error code to advice
 }
 
 
-# Matches requests to a cloud machine's metadata service, the last place where libraries look for credentials.
+# A request to the metadata service of a cloud machine. Libraries look there last for credentials.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
-_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")  # the message of http.client if a proxy refuses
+_TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")
 _PROXY_ADVICE = (
     "Set HTTPS_PROXY or HTTP_PROXY to http://USER:PASSWORD@HOST:PORT, or list servers to reach directly in NO_PROXY."
 )
@@ -62,15 +61,13 @@ _PROXY_ADVICE = (
 _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 
-# Matches error names of rustls in messages of obstore.
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
-HUGGINGFACE_MISSING = {  # maps the Hub's X-Error-Code to a message
+HUGGINGFACE_MISSING = {  # messages by the X-Error-Code header of the Hub
     "RepoNotFound": "no such repository, or no access with this token",
     "RevisionNotFound": "no such revision",
 }
 
 
-# the number of seconds in the Hub's RateLimit header
 _RATE_LIMIT_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 _INVALID_PATH = re.compile(r'Path "(.*?)"[: ]', re.DOTALL)
 _CREDENTIALS_ADVICE = "Check the credentials and the permissions."
@@ -80,7 +77,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions. `lists` is true if the request lists objects."""
+    """Convert exceptions of obstore. `lists` is true for requests that list objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -118,7 +115,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
     where, body = display_address(address), message.encode()
     match = _STATUS_TEXT.search(message)
-    # If one request deletes many objects, each has an error code but no status.
+    # A request that deletes many objects gets an error code for each object, but no status.
     if match or error_code(body) == "AccessDenied":
         status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:
@@ -138,7 +135,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert the errors of a write for a missing bucket or a conflict."""
+    """Convert the errors of a write if the bucket does not exist or another write conflicts."""
     where = display_address(address)
     try:
         yield
@@ -181,10 +178,7 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert urllib3's exceptions for a request.
-
-    `url` is empty after the response has started.
-    """
+    """Convert exceptions of urllib3. After the response has started, `url` is empty."""
     from http.client import HTTPException
 
     from urllib3.connection import BaseSSLError
@@ -194,7 +188,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
         yield
     except HTTPError as error:
         raise _connection_error(address, error, url) from None
-    except BaseSSLError as error:  # connections without a pool raise this exception, and the next one, unwrapped
+    except BaseSSLError as error:
         raise _connection_error(address, SSLError(error), url) from None
     except OSError as error:
         if not _TUNNEL_ERROR.match(str(error)):
@@ -205,7 +199,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
 
 
 def status_error(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
-    """Return the error for an unexpected status; `body` is the start of the response."""
+    """Return the error for a status that was not expected. `body` is the start of the response."""
     where = display_address(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
@@ -233,7 +227,7 @@ def _response_error(
         return AccessRefused(where, f"{found}: access denied, or no such object", expected=expected, remedy=remedy)
     if status in BUSY_STATUSES or code == _CLIENT_TIMEOUT_CODE:
         return busy_error(status, headers)
-    # A request to a store is signed for one server, so redirects are errors.
+    # A signature is valid for one server only, so a redirect from a store is an error.
     is_wrong_server = code in _WRONG_REGION_CODES or str(status).startswith("3")
     is_wrong_server &= parse_address(address).scheme in STORES
     remedy = _wrong_region_advice(address, body, headers.get("x-amz-bucket-region", "")) if is_wrong_server else ""
@@ -242,7 +236,7 @@ def _response_error(
 
 
 def private_error(address: str) -> AccessRefused:
-    """Return the error for a private file."""
+    """Return the error for a file that requires permission."""
     if parse_address(address).scheme != "hf":
         return AccessRefused(display_address(address), "access denied", remedy=_CREDENTIALS_ADVICE)
     remedy = "Set HF_TOKEN to a token with read access, or run `hf auth login`."
@@ -268,13 +262,13 @@ def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
 
 
 def error_code(body: bytes) -> str:
-    """Return the code in a store's XML, such as `ExpiredToken`."""
+    """Return the error code in a store's XML, such as `ExpiredToken`, or ""."""
     match = _ERROR_CODE.search(body)
     return (match[1] or match[2]).decode() if match else ""
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds in a Retry-After header, or None if invalid."""
+    """Return the number of seconds that a Retry-After header requests, or None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

@@ -1,7 +1,7 @@
-"""Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
+"""Read addresses of other schemes, such as `hf://` and `sftp://`, through fsspec.
 
-fsspec has no common file versions, so only size and checksum detect changes. Hugging Face datasets are read over
-HTTP: fsspec reads 5 MB ahead of each range, and does not notice replaced files.
+fsspec has no common file versions, so changes are detected only by size and checksum. Hugging Face datasets are read
+over HTTP instead, because fsspec would read 5 MB more than each range and would not notice replaced files.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
-# Names of the exceptions that Python, httpx, requests and aiohttp raise if there is no response.
 _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Timeout", "ClientConnectionError"}
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all files."""
+    """Yield the entries of a folder. With `below`, yield all files below the folder."""
     address = parse_address(address).text()
     path = parse_address(address)._replace(marker="").text()
     if is_huggingface(address):
@@ -83,7 +82,7 @@ def _split_huggingface(address: str) -> re.Match[str]:
 def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
     """Return the HTTP URL of a file in a dataset repository, and headers with the user's token.
 
-    Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
+    `HfFileSystem` of huggingface_hub defines the syntax of `hf://` addresses.
     """
     match = _split_huggingface(address)
     with _fsspec_errors(address):
@@ -102,7 +101,7 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
 
 def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
-    """Call a function with fsspec's file system; retry transient failures."""
+    """Call a function with fsspec's file system, and retry temporary failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
@@ -123,7 +122,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
-    """Return a file system for this process: asynchronous file systems do not survive a fork."""
+    """Return a file system for one process, because asynchronous file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
     options = options_of(marker, f"{scheme}://{host}") or {}
@@ -165,7 +164,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # not cached: a token or the repository may be added later
+    _file_system.cache_clear()  # look again next time, because the user may add a token or the repository
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
     if problem := failures.HUGGINGFACE_MISSING.get(

@@ -1,7 +1,8 @@
-"""Send HTTP requests, signed if the store requires it, and follow redirects.
+"""Send HTTP requests, sign them if the store requires it, and follow redirects.
 
-obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name. This module
-therefore signs requests to S3 with headers, and signs Azure URLs for the whole container.
+obstore has two limitations. It signs URLs but not headers, so this module signs requests to S3 that have headers. For
+Azure, it signs the encoded name although Azure expects the plain name, so this module signs Azure URLs for the whole
+container.
 
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
     import urllib3
 
 
-_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these default ports from the header `Host`
+_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these ports from the header `Host`
 
 
 def sign_headers(
     method: str, url: str, headers: Mapping[str, str], keys: Mapping[str, Any], region: str, now: datetime | None = None
 ) -> dict[str, str]:
-    """Return headers for a request to S3, including a signature of all of them.
+    """Sign a request to S3. Return its headers, including the signature of all headers.
 
-    `x-amz-content-sha256` is the checksum of a signed body. `keys` are obstore's credentials: `access_key_id`,
-    `secret_access_key`, `token`.
+    A signed body needs its SHA-256 in the header `x-amz-content-sha256`. `keys` has obstore's credentials:
+    `access_key_id`, `secret_access_key` and `token`.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
@@ -84,13 +85,13 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-_CLOCK_SLACK = timedelta(minutes=15)  # the clock of this machine may be ahead of the server's by this much
+_CLOCK_SLACK = timedelta(minutes=15)  # the clock of this machine may be ahead by this much
 SIGNATURE_LIFETIME = timedelta(hours=1)
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a blob's signed URL, or None without account key or SAS token."""
+    """Return the signed URL of a blob, or None if there is no account key and no SAS token."""
     account, token, secret = (
         first_variable(environment, names)
         for names in (AZURE_ACCOUNT_VARIABLES, AZURE_TOKEN_VARIABLES, AZURE_KEY_VARIABLES)
@@ -120,7 +121,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork: if obstore is computing an RSA signature (Google) during a fork, the child aborts.
+# Held during a fork, because the child would abort if obstore is computing an RSA signature for Google at that time.
 _SIGNING_LOCK = threading.Lock()
 
 
@@ -130,7 +131,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request; the URL for a store is signed, so it is secret."""
+    """Return the URL for a request. The URL of an object in a store is signed, so it is secret."""
     if is_web(address):
         return address
     parts, environment = parse_address(address), environment_for(address)
@@ -145,19 +146,19 @@ def sign_url(address: str, method: str) -> str:
         return f"{unsigned_url}/{quote(parts.key)}"
     import obstore
 
-    # without quoting, obstore truncates the key at the first `#`
+    # quote the key for Google, because obstore would cut it at the first `#`
     key = quote(parts.key) if parts.scheme == "gs" else parts.key
     with _SIGNING_LOCK, obstore_errors(address):
         return str(obstore.sign(store, cast("Any", method), key, SIGNATURE_LIFETIME))
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return URL and headers for writing, with signed `x-amz-` headers."""
+    """Return the URL and headers for writing an object. Headers that start with `x-amz-` are signed."""
     url = sign_url(address, "PUT")
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):
         return url, dict(headers)
-    url = url.partition("?")[0]  # use the server that obstore selects
+    url = url.partition("?")[0]
     if payer := query.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]
@@ -174,14 +175,14 @@ PIECE_BYTES = 2**20
 _SUCCESS_STATUSES = (200, 201, 204, 206, 416)
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
-_MAX_REASON_BYTES = 4096  # bytes to read from an error or unused response
-_MAX_LENGTH_DIGITS = 18  # digits of a Content-Length: no file is larger
+_MAX_REASON_BYTES = 4096
+_MAX_LENGTH_DIGITS = 18
 _USER_AGENT = "shardtool"
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: the signed URL, and the ETags of the Hub and of the content server."""
+    """A redirect of the Hub: the signed URL, the ETag of the Hub, and the ETag of the content server."""
 
     target: str
     linked: str
@@ -191,14 +192,13 @@ class HuggingFaceLink(NamedTuple):
 def request_object(
     address: str, headers: Mapping[str, str] | None = None, links: list[HuggingFaceLink] | None = None
 ) -> urllib3.BaseHTTPResponse:
-    """Send one GET request for an object and follow redirects; the body is not read.
+    """Send a GET request for an object and follow redirects, without reading the body.
 
     `links` caches one redirect of the Hub, because the Hub limits the request rate.
 
     Returns:
-        A response with status 200, 201, 204, 206, or 416 (a range after the end). Read the response completely, `close`
-            it, or call
-        `discard_response`.
+        A response with status 200, 201, 204, 206, or 416 (the range starts after the end). The caller must read the
+        whole response, close it, or call `discard_response`.
 
     Raises:
         TransientError: The request can be retried.
@@ -236,7 +236,7 @@ def _follow_redirects(
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
-        # the Hub's ETag is the SHA-256 of the file, a CDN's ETag is not
+        # the Hub's ETag is the SHA-256 of the file, but the ETag of a CDN is not
         linked = linked or response.headers.get("X-Linked-Etag", "")
         if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
             return response, HuggingFaceLink(target, linked, response.headers.get("ETag", ""))
@@ -257,10 +257,13 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """Facts about a server from its first response.
+    """What the first response of a server shows.
 
-    `proxy` (a URL) and `code` (the store's error code) may be empty. `certificate_expiry` is None for plain HTTP.
-    `refused` is the error; None if the object exists.
+    Attributes:
+        proxy: URL of the proxy, or "".
+        certificate_expiry: When the certificate expires, or None for plain HTTP.
+        code: Error code of the store, or "".
+        refused: The error, or None if the object exists.
     """
 
     server: str
@@ -272,7 +275,7 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object, which may not exist, and describe the response.
+    """Request an object and describe the response. The object need not exist.
 
     Raises:
         TransientError: There is no response.
@@ -296,7 +299,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 in response headers, or None."""
+    """Return the MD5 of an object from response headers, or None if there is none."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -308,9 +311,9 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object from a store's response, or None.
+    """Return the MD5 of a whole object from a store's response, or None if it is unknown.
 
-    With KMS or customer keys, and in directory buckets, S3's ETag is not an MD5.
+    S3's ETag is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """
     is_not_md5 = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     is_not_md5 |= "x-amz-server-side-encryption-customer-algorithm" in headers
@@ -319,7 +322,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return Google's checksums: algorithm to base64 value."""
+    """Return Google's checksums. The dict maps the name of an algorithm to a base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
@@ -336,7 +339,7 @@ def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
 def iter_body(
     response: urllib3.BaseHTTPResponse, address: str, length: int, max_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """Yield the body in pieces of at most `max_bytes`; then close the response.
+    """Yield the body in pieces of at most `max_bytes`, and close the response at the end.
 
     Raises:
         TransientError: The body is shorter than `length`.
@@ -351,18 +354,18 @@ def iter_body(
             received += len(piece)
             yield piece
     finally:
-        response.close()  # after a complete response, the connection is already back in the pool
+        response.close()  # a response that was read to its end has already returned its connection to the pool
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close a response; read a short body to keep the connection usable."""
+    """Close a response. A short body is read first, so that the connection can be reused."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()
 
 
 def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the Content-Length, or None if missing or invalid."""
+    """Return the Content-Length, or None if it is missing or invalid."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None
 

@@ -30,10 +30,10 @@ from shardtool.storage.remote.http import content_length, request_object
 from shardtool.storage.remote.notices import warn
 from shardtool.storage.remote.retry import RequestCancelled, TransientError, with_retries
 
-LEASE_S = 300  # lifetime of a lock without renewal
+LEASE_S = 300
 _RENEW_INTERVAL_S = 45
 UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks, for stores without conditional writes
-_END_TIMEOUT_S = 10  # maximum wait for a renewal in progress
+_END_TIMEOUT_S = 10
 _SUFFIX = ".lock"
 _MAX_LOCK_BYTES = 4096
 _MAX_TRIES = 3
@@ -44,8 +44,8 @@ _LOCK_REMAINS_ADVICE = (
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
-_held_leases: dict[str, list[Lease]] = {}  # leases of this process, by folder
-_own_tokens: set[str] = set()  # tokens of the locks held or being acquired
+_held_leases: dict[str, list[Lease]] = {}
+_own_tokens: set[str] = set()
 
 
 class LockHolder(NamedTuple):
@@ -81,7 +81,7 @@ class LockHolder(NamedTuple):
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder from a lock's content; unknown if invalid."""
+    """Return the holder that a lock names, or an unknown holder if the content is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -93,7 +93,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object by the store's clock, or None."""
+    """Return the age of an object in seconds by the store's clock, or None if it is unknown."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -114,7 +114,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`. `lost` is the reason if the lock was lost."""
+    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -125,7 +125,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise OutputExists if the lock is lost, for example because the process was suspended."""
+        """Raise `lost` if the lock was lost, for example while the process was suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -135,12 +135,13 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Let the lock expire, because the store denies access."""
+        """Stop renewing the lock, because the store denies access."""
         self._ended.set()
 
     def release(self) -> None:
-        """Release the lock."""
-        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock belongs to the parent
+        """Delete the lock."""
+        # a forked child must not delete the lock of its parent
+        if self._ended.is_set() or self._holder.pid != os.getpid():
             return
         self._ended.set()
         self._thread.join(_END_TIMEOUT_S)
@@ -150,9 +151,9 @@ class Lease:
             lock = _read_lock(self._address)
             if lock is not None and lock.holder.token == self._holder.token:
                 _remove_lock(self._address)
-        except RequestCancelled:  # the next run on this machine takes the lock over
+        except RequestCancelled:
             pass
-        except (ShardError, OSError) as error:  # a warning is enough, because the output is complete
+        except (ShardError, OSError) as error:  # only warn, because the output is complete
             reason = error.found if isinstance(error, ShardError) else os_error_text(error)
             warn(_LOCK_REMAINS_ADVICE.format(display_address(self._address), reason, LEASE_S))
 
@@ -174,7 +175,7 @@ class Lease:
                 found = "another run has taken over the lock, because this run did not renew it in time"
                 remedy = "Make sure that only one run writes this dataset."
                 self.lost = OutputExists(display_address(self._address), found, remedy=remedy)
-            except AccessRefused as error:  # the lock thread sends no further request
+            except AccessRefused as error:
                 self.lost = error
             except ShardError:
                 pass  # a later renewal may succeed; otherwise, `check` raises the error
@@ -185,7 +186,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders."""
+    """Hold the lock of the dataset `base` in a folder during the block. Several holders can share a `shared` lock."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return
@@ -229,7 +230,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
         else:
             check_conditional_writes(address, holder.encode(1))
             return version
-        if existing is None:  # the holder has released the lock
+        if existing is None:
             continue
         if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)
@@ -239,9 +240,10 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Raise InvalidRequest if the store ignores the condition of a write.
+    """Raise `InvalidRequest` if the store ignores the condition of a write.
 
-    `version` is outdated; "" means that no object may exist. A written object is deleted.
+    The test write must fail, because the object exists or no longer has this `version`. If it succeeds, the written
+    object is deleted.
     """
     try:
         put_object(address, data, version)

@@ -1,6 +1,6 @@
-"""Proxies, trusted certificates and HTTP headers, with the same rules for obstore and urllib3.
+"""Proxies, trusted certificates and HTTP headers. The rules are the same for obstore and urllib3.
 
-Source of the `NO_PROXY` rule: reqwest, which obstore uses.
+`NO_PROXY` follows the rules of reqwest, which obstore uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# Both TLS libraries read `SSL_CERT_FILE` and `SSL_CERT_DIR`, which replace the machine's own certificates.
+# Both TLS libraries read these two variables, which replace the machine's own certificates.
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -37,9 +37,9 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return a server's proxy, or None."""
+    """Return the URL of the proxy for a server, or None."""
     parts = urlsplit(url)
-    # names in lower case override names in upper case
+    # lower-case names take precedence
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
     if not proxy or _bypasses_proxy(parts.hostname or "", variables.get("no_proxy", ("", ""))[1]):
@@ -67,14 +67,14 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send `Name: value` headers to web servers, also from child processes."""
+    """Send headers (`Name: value`) to web servers, in this process and its child processes."""
     lines = list(lines)
     parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server: from options, the environment, the user in its URL, or `.netrc`."""
+    """Return the headers for a web server, from options, the environment, the user in the URL, or `.netrc`."""
     headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     parts = parse_address(url)
     headers |= (options_of(parts.marker, url) or {}).get("headers", {})
@@ -94,7 +94,10 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether a redirect may receive the headers: same server, or same host by https."""
+    """Return whether a redirect to `other` may receive the headers for `url`.
+
+    This requires the same server, or https on the same host.
+    """
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
     return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
@@ -121,7 +124,7 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return trusted PEM certificates other than the machine's own."""
+    """Return the trusted certificates that the user added, in PEM format."""
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 
@@ -139,7 +142,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return TLS settings for all connections: by default, urllib3 loads the certificates for each connection."""
+    """Return TLS settings to share, because urllib3 would load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

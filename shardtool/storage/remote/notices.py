@@ -1,18 +1,18 @@
-"""Events of requests and workers: retries, warnings, stalls and the progress of downloads."""
+"""Events of requests and workers, such as retries, warnings and the progress of downloads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-_listeners: list[Callable[[object], None]] = []  # contains at most one listener
+_listeners: list[Callable[[object], None]] = []
 _totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited
 
 
 class RequestRetry(NamedTuple):
-    """A retry of one or more `requests`.
+    """One or more `requests` that are retried.
 
-    `where` and `found` contain no secrets. `wait_s` is the total wait in seconds, summed over all `requests`.
+    `where` and `found` contain no secrets. `wait_s` is the time waited by all `requests` together, in seconds.
     """
 
     where: str
@@ -27,24 +27,24 @@ class RequestRetry(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A message for the user during a wait."""
+    """A message for the user while a request waits."""
 
     text: str
 
 
 class Stall(NamedTuple):
-    """A message about a lack of progress."""
+    """A message that a worker makes no progress."""
 
     text: str
 
 
 class FetchProgress(NamedTuple):
-    """Progress of a worker with the files of a shard.
+    """The progress of a worker that downloads the files of a shard.
 
     Attributes:
-        share: Fraction of the files that were taken and packed.
+        share: Fraction of the files that are packed.
         remaining_s: Estimated seconds until all files are complete.
-        host: Slowest host, to which the following values belong; empty if packing takes longer.
+        host: The slowest host, or "" if packing takes longer. The attributes below refer to this host.
     """
 
     worker: int
@@ -68,7 +68,7 @@ def emit(event: object) -> None:
 
 
 def warn(text: str) -> None:
-    """Pass a message to the listener, or else log it."""
+    """Pass a message to the listener. Without a listener, log the message."""
     if _listeners:
         emit(Notice(text))
         return
@@ -78,16 +78,16 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` (or nothing if it is None) for each event, in the event's thread, and reset the retry counts."""
+    """Call `listener` for each later event, and reset the retry counts. None removes the listener."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 
 
 def retry_count() -> int:
-    """Return the retries of this process and its workers."""
+    """Return the number of retries in this process and its workers."""
     return int(_totals[0])
 
 
 def retry_totals() -> dict[str, float]:
-    """Return retries and seconds waited; empty if there were none."""
+    """Return the number of retries and the seconds waited, or an empty dict without retries."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

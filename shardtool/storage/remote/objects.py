@@ -1,10 +1,14 @@
 """Read an object at any offset, always from the same version.
 
-Responses must have the requested range and the first response's version. If a response is cut off, another request
-continues it. Neighbouring ranges share a request; large ranges need several.
+Each response must have the version of the first response. If a response ends early, another request gets the rest.
+One request reads neighbouring ranges.
 
-Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
-checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
+Reading raises these errors:
+
+- `FileNotFoundError`: The object does not exist.
+- `OSError`: The object has changed, or differs from the store's checksum.
+- `AccessRefused`: The store denies access.
+- `StoreFailed`: The server keeps failing, or does not support ranges.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     import urllib3
 
 
-_MAX_SINGLE_READ_BYTES = 2**24  # larger reads need several requests, and a copy to join the results
+_MAX_SINGLE_READ_BYTES = 2**24
 
 
 # Azurite sends 0--1/0 for an empty blob.
@@ -52,14 +56,14 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    If the expected `size` is given, no request is sent before the first read.
+    If the `size` is known, no request is sent before the first read.
     """
 
     md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[HuggingFaceLink]()
-        # the ETag of the first response; `setdefault` is atomic between threads
+        # the ETag of the first response; `setdefault` is thread-safe
         self._first_response = dict[str, str]()
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self._where, self._inspect)
@@ -68,7 +72,7 @@ class RemoteObject:
 
     @property
     def version(self) -> str:
-        """ETag, or ""."""
+        """The ETag, or ""."""
         return self._first_response.get("version", "")
 
     def fact(self) -> ObjectInfo:
@@ -76,7 +80,7 @@ class RemoteObject:
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end."""
+        """Return `length` bytes at `offset`, or fewer at the end of the object."""
         pieces = list(self._pieces(offset, min(self.size, offset + length), _MAX_SINGLE_READ_BYTES))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -91,14 +95,14 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    # record progress after the yield, so that the caller's time does not count as a stall
+                    # record progress after the yield, because the time that the caller takes is no stall
                     attempts.record_progress()
             except retry.TransientError as error:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
 
     def verified_pieces(self) -> Iterator[bytes]:
-        """Yield the object, then check the store's checksum."""
+        """Yield the object in pieces. At the end, verify the store's checksum."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
@@ -107,11 +111,15 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return size, version and range support by a GET of one byte: HEAD can be forbidden."""
+        """Return the size, the version, and whether ranges are supported.
+
+        This requests one byte, because HEAD can be forbidden.
+        """
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
-            response = request_object(self.address)  # an empty object: with status 416, some servers omit the size
+            # the object is empty, and with status 416 some servers omit the size
+            response = request_object(self.address)
         discard_response(response)
         version = response.headers.get("ETag", "")
         if "Content-Range" in response.headers:
@@ -126,7 +134,7 @@ class RemoteObject:
         if not self.ranges and not is_whole:
             raise self._no_ranges_error()
         headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
-        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to a server that sends another ETag
+        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to a server with other ETags
         if has_stable_etag and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -142,7 +150,7 @@ class RemoteObject:
 
     def _check_response(self, response: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
         _check_unencoded(response, self._where)
-        # Most servers send this header with status 206; rclone's server sends it with 200.
+        # rclone's server sends this header with status 200 instead of 206
         content_range = response.headers.get("Content-Range", "")
         if response.status == HTTPStatus.OK and not content_range:
             if offset or end < self.size:
@@ -176,7 +184,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the version as a number, as in listings.
+    `st_mtime_ns` is the version as a number. Listings use the same number.
     """
 
     st_size: int
@@ -184,13 +192,14 @@ class ObjectInfo(NamedTuple):
     st_ctime_ns: int = 0
 
 
-FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # the facts of a local file or an object
+FileInfo: TypeAlias = "os.stat_result | ObjectInfo"
 
 
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
-    """Return the content of an object, read with one request, with size and version.
+    """Return the content, size and version of an object, read with one request.
 
-    `check_size` is called with the size. It can raise, or return False to skip reading.
+    `check_size` receives the size before the content is read. To skip reading, `check_size` returns False or raises
+    an error.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -200,7 +209,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         with closing(request_object(address)) as response:
             length = content_length(response)
             if length is None or "Content-Encoding" in response.headers:
-                return read_whole(RemoteObject(address))  # this call raises the error that explains the failure
+                return read_whole(RemoteObject(address))
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info
@@ -260,7 +269,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports; None for other stores."""
+    """Return the CRC-32C that Google's store reports, or None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -272,13 +281,13 @@ def object_crc(address: str) -> int | None:
         return None
 
 
-MAX_GAP_BYTES = 2**16  # ranges with smaller gaps are read with one request
+MAX_GAP_BYTES = 2**16
 _MAX_REQUEST_BYTES = 2**22
-_MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
+_MAX_REQUESTS_AHEAD = 16
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes of ranges, fewer only at the object's end. Sorted ranges need the fewest requests."""
+    """Yield the bytes of each range. Sort the ranges to send fewer requests. The end of the object cuts off a range."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))
@@ -316,7 +325,7 @@ def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[
     return spans
 
 
-_FSSPEC_READ_BYTES = 4 * PIECE_BYTES  # bytes per call of fsspec
+_FSSPEC_READ_BYTES = 4 * PIECE_BYTES
 
 
 class FsspecObject(RemoteObject):

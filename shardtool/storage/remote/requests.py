@@ -1,4 +1,4 @@
-"""Run requests in parallel threads; results are in the order of the items."""
+"""Run requests in parallel threads. Results have the order of the items."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads for tasks that never wait for other threads."""
+    """Return the threads for tasks that never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return threads for tasks that may wait for requests, but not for each other."""
+    """Return the threads for tasks that may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the result of `call` for each item, in order.
+    """Return `call(item)` for each item, in order. After a failure, no further call is started.
 
-    `call` may wait for requests. After a failure, no other call is started or awaited.
+    `call` may wait for requests.
     """
     failed: list[BaseException] = []
 
@@ -66,10 +66,9 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield the result of `call` for each item, in order; at most `at_once` items are running or unread.
+    """Yield `call(item)` for each item, in order. At most `at_once` items are running or not yet yielded.
 
-    An error is raised after running calls have stopped. The threads exist only during the iteration, so a later fork
-    copies no lock that they hold.
+    The threads exist only during the iteration, so that a later fork cannot copy a lock that they hold.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -89,7 +88,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield results like `imap_requests`; run the calls in `threads`."""
+    """Do the same as `imap_requests`, but run the calls in `threads`."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

@@ -1,8 +1,7 @@
 """Retry failed requests, and cancel requests.
 
-Threads wait in slices of `SLICE_S` and check for cancellation. Uninterruptible library calls run in a thread, which is
-abandoned on cancellation. The main thread also waits in slices: a signal between Python's check for signals and a
-blocking lock would not wake it.
+Threads wait in short steps (`SLICE_S`) and check for cancellation after each step. Library calls that cannot be
+interrupted run in a separate thread. On cancellation, this thread is left running.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # inherited by workers
+RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # workers inherit these variables
 _SECONDS_EXPECTED = "seconds, such as 300"
-MAX_SETTING = 1e9  # limit for each number in these variables
+MAX_SETTING = 1e9
 _RETRY_ADVICE = "Try again when the server can be reached."
 _UNREACHABLE_ADVICE = "Check the address, proxy and firewall, or try again later."
-SLICE_S = 0.2  # time between two checks for cancellation
+SLICE_S = 0.2
 
 
 class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts until the store has answered once; until then, the endpoint may be wrong.
-        first_wait_s: Maximum wait before the first retry; doubled for each further retry.
+        tries: Maximum attempts before the first answer of the store, because the endpoint may be wrong.
+        first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
-        max_total_s: Time after which no retry is started.
-        first_answer_s: Like `max_total_s`, but applies until the store has answered once.
-        notice_s: Time after which a waiting first request is reported.
+        max_total_s: No retry starts after this time.
+        first_answer_s: Replaces `max_total_s` before the first answer.
+        notice_s: Time until the user is told that the first request is waiting.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -56,17 +55,17 @@ class RetryPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = RetryPolicy()
-_any_answer = threading.Event()  # set once a request was answered, perhaps before a fork
-_notice_lock = threading.Lock()  # only one request shows a notice
-_thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
-_deadlines: list[float] = []  # time by which all requests must have stopped; set by a signal handler
+_any_answer = threading.Event()
+_notice_lock = threading.Lock()
+_thread_state = threading.local()
+_deadlines: list[float] = []  # time when all requests must have stopped, set by a signal handler
 
 
 class TransientError(Exception):
-    """A failure after which a retry may succeed, such as a lost connection.
+    """A temporary failure, such as a lost connection. A retry may succeed.
 
     Attributes:
-        wait_s: Seconds that the server requests, or None.
+        wait_s: Seconds to wait as requested by the server, or None.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class TransientError(Exception):
 
 
 class RequestCancelled(Exception):
-    """The result is no longer needed."""
+    """A request was cancelled, because its result is no longer needed."""
 
 
 @contextmanager
 def cancel_on(stop: threading.Event) -> Iterator[None]:
-    """Cancel the requests of this thread when an event is set."""
+    """Cancel the requests of this thread when `stop` is set."""
     before = getattr(_thread_state, "stop", None)
     _thread_state.stop = stop
     try:
@@ -93,7 +92,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use this policy in this thread."""
+    """Use a policy for the requests of this thread."""
     _thread_state.policy = policy
     try:
         yield
@@ -106,12 +105,12 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests; the main thread has `within_s` to release its locks."""
+    """Cancel all requests. The main thread may use `within_s` more seconds to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
 def check_cancelled() -> None:
-    """Raise RequestCancelled if this thread is cancelled."""
+    """Raise `RequestCancelled` if the requests of this thread are cancelled."""
     stop = getattr(_thread_state, "stop", None)
     if stop is not None and stop.is_set():
         raise RequestCancelled
@@ -120,7 +119,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Run `call` in a thread, which is abandoned on RequestCancelled."""
+    """Run a call in another thread and return its result. On `RequestCancelled`, leave the thread running."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -139,7 +138,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in slices, and return the future."""
+    """Wait for a future in short steps, and return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -148,7 +147,7 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, or raise RequestCancelled."""
+    """Sleep. Raise `RequestCancelled` if the thread is cancelled meanwhile."""
     end = time.monotonic() + seconds
     while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
@@ -156,20 +155,20 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """The attempts of one request.
+    """Counts the attempts of one request, and the time without progress.
 
-    Time without progress is added up over all attempts, because a server may repeatedly send a little data and stall.
-    While data arrives, the total decreases.
+    The time is summed over all attempts, because a server may repeatedly send a little data and stall. It decreases
+    while data arrives.
     """
 
     def __init__(self, where: str) -> None:
         self._where, self._failures, self._start_s = where, 0, time.monotonic()
         self._progress_s = self._start_s
-        self._stalled_s = 0.0  # seconds without data at the time of the last failure
+        self._stalled_s = 0.0
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """Count only waits and stalls: an attempt may have made progress."""
+        """Count only waits and stalls, because an attempt may have made progress."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
@@ -182,7 +181,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter, or raise StoreFailed if the time or the attempts are used up."""
+        """Wait a random time before the next attempt, or raise `StoreFailed` if no attempt or time is left."""
         import random
 
         self._failures += 1
@@ -205,19 +204,19 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set the retry time in seconds, also for child processes."""
+    """Set how long to retry, in seconds. This includes child processes."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return the retry time in seconds."""
+    """Return how long to retry, in seconds."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes/s, and its window in seconds."""
+    """Return the minimum speed in bytes per second, and the seconds over which it is measured."""
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
         return policy.min_bytes_per_s, policy.speed_window_s
@@ -236,7 +235,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, call: Callable[[], Result]) -> Result:
-    """Call until it raises no `TransientError`."""
+    """Repeat a call while it raises `TransientError`, and return its result."""
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:

@@ -1,7 +1,7 @@
-"""Find endpoint, region and credentials of a bucket.
+"""Find the endpoint, region and credentials of a bucket.
 
-obstore finds credentials in the environment variables of each cloud's tools. If boto3 is installed, it reads AWS
-profiles and single sign-on credentials.
+obstore finds credentials in the environment variables that each cloud's tools use. For AWS profiles and single
+sign-on, boto3 finds the credentials if it is installed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-# Environment variables, inherited by workers.
-
-
 _SKIP_SIGNATURE_VARIABLES = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
 _AWS_CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
@@ -52,9 +49,9 @@ _AWS_CREDENTIAL_VARIABLES = (
 
 _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
-_KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the token is optional
+_KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
-_SOURCE_VARIABLES = (  # variables that can have the prefix `SOURCE_PREFIX`
+_SOURCE_VARIABLES = (  # variables that are also read with the prefix `SOURCE_PREFIX`
     *_KEY_PAIR_VARIABLES,
     "AWS_PROFILE",
     "AWS_SKIP_SIGNATURE",
@@ -63,7 +60,7 @@ _SOURCE_VARIABLES = (  # variables that can have the prefix `SOURCE_PREFIX`
 )
 
 
-_STORE_VARIABLES = (  # part of a store's cache key, so that a later change takes effect
+_STORE_VARIABLES = (  # variables in the cache key of a store, so that changes take effect
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -73,19 +70,19 @@ _STORE_VARIABLES = (  # part of a store's cache key, so that a later change take
 
 
 def use_endpoint(url: str) -> None:
-    """Use the server at `url` for `s3://`, `gs://` and `az://`, also in child processes."""
+    """Use the server at `url` for all stores, in this process and its child processes."""
     check_endpoint(url, url)
     os.environ[ENDPOINT_VARIABLE] = url
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
-    """Do not sign requests or look for credentials, also in child processes."""
+    """Send requests without signature or credentials, in this process and its child processes."""
     if enabled:
         os.environ[ANONYMOUS_VARIABLE] = "true"
 
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether requests to these stores are unsigned."""
+    """Return whether requests to the stores of a scheme are unsigned."""
     return any(
         environment.get(name, "").lower() in ("1", "true")
         for name in (ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme])
@@ -93,11 +90,11 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
-    """Return the address of an S3 source with its own server or credentials.
+    """Return the address of an S3 source that may have a server or credentials of its own.
 
-    Variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without it. If any prefixed variable is set, the
-    endpoint comes only from prefixed variables or `endpoint`. If any of them sets credentials, all credentials come
-    from prefixed variables.
+    A variable with the prefix `SHARDTOOL_SOURCE_` replaces the variable without the prefix. If any prefixed variable
+    exists, the endpoint comes only from these variables or from `endpoint`. If one of them sets credentials, all
+    credentials come from them.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -137,7 +134,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_for(address: str) -> Mapping[str, str]:
-    """Return the environment of an address that has its own settings, or else of the process."""
+    """Return the environment variables that apply to an address."""
     parts = parse_address(address)
     if parts.marker.startswith(SOURCE_MARKER):
         return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))
@@ -146,7 +143,7 @@ def environment_for(address: str) -> Mapping[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket, and its URL if requests are unsigned."""
+    """Return obstore's store for a bucket. If requests are unsigned, also return the URL of the bucket."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -178,7 +175,7 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 
 
 def credentials_kind(address: str) -> str:
-    """Return the kind of the credentials and where they were found."""
+    """Describe the kind of the credentials and where they come from."""
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
     environment = environment_for(address)
     if unsigned_url is not None:
@@ -207,7 +204,7 @@ def _make_store(
         from obstore import store
     except ImportError:
         raise not_installed_error("obstore") from None
-    client: dict[str, Any] = {"allow_http": True}  # obstore reads the proxy variables itself
+    client: dict[str, Any] = {"allow_http": True}  # obstore reads the variables for proxies
     if certificates := extra_certificates():
         client["root_certificate"] = certificates
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
@@ -218,7 +215,7 @@ def _make_store(
     with obstore_errors(f"{scheme}://{bucket}"):
         if scheme == "s3":
             return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
-        if has_own_settings:  # these replace settings that obstore reads in the environment
+        if has_own_settings:
             settings = {name: env.get(variable) for name, variable in VARIABLES[scheme].items() if name not in _COMMON}
             options["config"] |= {_OBSTORE_NAMES.get(name, name): value for name, value in settings.items() if value}
         if scheme == "gs":
@@ -228,7 +225,7 @@ def _make_store(
             return store.GCSStore(bucket, **options), bucket_url if anonymous else None
         if endpoint:
             options["endpoint"] = endpoint
-        azure_store = store.AzureStore(bucket, **options)  # raises an error if, for example, the account is missing
+        azure_store = store.AzureStore(bucket, **options)
         return azure_store, f"{azure_server(env)}/{bucket}" if anonymous else None
 
 
@@ -247,7 +244,7 @@ def _make_s3_store(
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if has_own_settings:  # obstore would use the environment variables of the destination
+    if has_own_settings:
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
@@ -257,15 +254,15 @@ def _make_s3_store(
 
 
 def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return an environment's credentials in obstore's form."""
+    """Return the key pair of an environment, in obstore's format."""
     key, secret, token = map(environment.get, _KEY_PAIR_VARIABLES)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
 
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
-    """Return a boto3 session; None if obstore finds credentials by itself.
+    """Return a boto3 session, or None if obstore finds the credentials.
 
-    Without credentials, obstore asks the metadata service even if it is disabled.
+    If there are no credentials, obstore would ask the metadata service even if this service is disabled.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:
@@ -281,9 +278,9 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # raise here, because obstore would report a different error
+                keys.get_frozen_credentials()
                 return session
-    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these credentials by itself
+    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
@@ -325,7 +322,7 @@ def _profile_settings(session: Any) -> Mapping[str, Any]:
 
 
 def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
-    """Refuse half of a key pair: obstore would ask the metadata service for credentials."""
+    """Raise an error if half of a key pair is missing, because obstore would ask the metadata service instead."""
     present = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
     if present == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
         raise AccessRefused(
@@ -334,7 +331,7 @@ def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
 
 
 def not_installed_error(library: str) -> InvalidRequest:
-    """Return the error for a missing library of the extra `remote`."""
+    """Return the error for a library that is not installed."""
     return InvalidRequest(
         library, "not installed", expected="the libraries for stores", remedy="Run `pip install 'shardtool[remote]'`."
     )
@@ -345,7 +342,7 @@ _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE
 
 
 def azure_server(environment: Mapping[str, str]) -> str:
-    """Return Azure's URL, including the account."""
+    """Return the URL of Azure's server for the account."""
     return (
         first_variable(environment, _AZURE_ENDPOINT_VARIABLES)
         or f"https://{first_variable(environment, AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
@@ -353,5 +350,5 @@ def azure_server(environment: Mapping[str, str]) -> str:
 
 
 def first_variable(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the first set variable, or ""."""
+    """Return the value of the first variable that is set, or ""."""
     return next((value for name in names if (value := environment.get(name))), "")

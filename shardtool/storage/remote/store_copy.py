@@ -1,8 +1,8 @@
 """Ask a store to copy its own objects.
 
-Some stores report a CRC-32C of the copy: Google always, S3 on request.
+Google's store reports a CRC-32C of the copy. S3 reports one on request.
 
-Source: "CopyObject" of the S3 API; "Copy Blob From URL" and "Put Blob From URL" of Azure.
+Source: "CopyObject" of the S3 API, and "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shardtool.storage.remote.http import sign_put, sign_url
 from shardtool.storage.remote.objects import RemoteObject, object_crc
 from shardtool.storage.remote.store_options import object_headers
 
-_MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed speed, because the store sends nothing during a copy
+_MAX_SYNC_COPY_BYTES = 2**28
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed, because a store sends nothing during a copy
 _COPY_RETRY_S = 30.0  # short, because the caller can copy the object itself
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text of this exception is the reason if the store refuses all copies."""
+    """The store made no copy. If the store refuses all copies, the text of the exception is the reason."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
-    """Return whether a store can copy between these addresses."""
+    """Return whether a store can copy an object from `source` to `target`."""
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False
     source_parts, target_parts = parse_address(source), parse_address(target)
@@ -45,10 +45,12 @@ def can_copy_inside(source: str, target: str) -> bool:
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
-    """Ask a store to copy an object over `target`. Return the CRC-32C that the store reports for the copy, or None.
+    """Ask a store to copy an object. Return the CRC-32C of the copy if the store reports it, else None.
+
+    An object at `target` is replaced.
 
     Raises:
-        NotCopied: The store made no copy, or size or checksum differ.
+        NotCopied: The store made no copy, or the copy has another size or checksum.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)
@@ -84,7 +86,7 @@ def _request_copy(source: str, target: str, size: int) -> int | None:
             body = response.read(MAX_RESPONSE_BYTES)
     if not 200 <= response.status < 300:  # noqa: PLR2004 - HTTP success
         raise failures.status_error(target, "PUT", response.status, response.headers, body)
-    if b"<Error>" in body:  # S3 can report an error after sending status 200
+    if b"<Error>" in body:  # S3 can report an error after status 200
         raise NotCopied
     match = _CRC_ELEMENT.search(body)
     return int.from_bytes(base64.b64decode(match[1]), "big") if match else None
@@ -105,7 +107,7 @@ def _copy_headers(source: str, target: str, source_object: RemoteObject) -> dict
             **options,
         }
     if "x-amz-tagging" in options:
-        # send this header only with tags, because R2 does not support it
+        # only with tags, because R2 does not support this header
         options["x-amz-tagging-directive"] = "REPLACE"
     return {
         "x-amz-copy-source": quote(f"/{parts.host}/{parts.key}"), "x-amz-copy-source-if-match": source_object.version,

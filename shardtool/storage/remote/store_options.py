@@ -1,6 +1,6 @@
-"""Options for written objects and for the requester: `--store-option KEY=VALUE`.
+"""Options for writing objects and for billing the requester (`--store-option KEY=VALUE`).
 
-Google's store accepts object options only in requests signed by its client, which cannot sign headers.
+Google's store accepts options of objects only in requests that its client signs, and this client cannot sign headers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import parse_address
 
 ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"
-STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; workers inherit the environment
+STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line
 
 
 class _StoreOption(NamedTuple):
@@ -65,7 +65,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set `KEY=VALUE` store options, also for child processes."""
+    """Set store options (`KEY=VALUE`) for this process and its child processes."""
     text = "\n".join(lines)
     _parse_options(text)
     os.environ[STORE_OPTIONS_VARIABLE] = text
@@ -100,7 +100,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return obstore's configuration for the store options."""
+    """Return the store options in obstore's configuration."""
     names = {
         key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
     }
@@ -109,7 +109,7 @@ def client_config(scheme: str) -> dict[str, str]:
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return more arguments for obstore's `put`."""
+    """Return the store options as arguments for obstore's `put`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -118,13 +118,13 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the headers for writing an object."""
+    """Return the store options as headers for writing an object."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):
             tags = parse_qsl(value, keep_blank_values=True) if key == "tags" else None
             headers[header] = value if tags is None else urlencode(tags, quote_via=quote)
-        elif key != _REQUEST_PAYER:  # the option may be meant for the source
+        elif key != _REQUEST_PAYER:
             supported = ", ".join(name for name, option in _STORE_OPTIONS.items() if getattr(option, scheme, ""))
             expected = supported or "the default storage class and key of the bucket"
             raise InvalidRequest(f"the store option {key}", f"not supported by {scheme}://", expected=expected)

@@ -1,7 +1,7 @@
-"""Upload a large object with one signed PUT of a known length.
+"""Upload a large object with one signed PUT request of known length.
 
-The object appears when the request completes. Sent data is not kept, so a failed upload starts from scratch. An upload
-shares no state with other requests, so it works in a forked child.
+The object is visible once the request completes. A failed upload starts from scratch, because the data is not kept.
+Uploads work in a forked child, because they share nothing with other requests.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
+MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
-_MAX_REFUSAL_BYTES = 2**18  # maximum size of a response that arrives before the body is sent
+_CONTINUE_TIMEOUT_S = 1  # some servers do not reply to `Expect: 100-continue`
+_MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """Fewer bytes were written than announced."""
+    """`fill` wrote fewer bytes than announced."""
 
 
 class _Response(NamedTuple):
@@ -51,10 +51,10 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    `fill` writes the data, and is called again if the connection is lost.
+    `fill` writes the data. If the connection is lost, `fill` is called again.
 
     Raises:
-        TruncatedUpload: `fill` wrote too little; the object does not exist.
+        TruncatedUpload: `fill` wrote too few bytes. The object does not exist.
     """
     attempts = retry.RetryState(display_address(address))
     while True:
@@ -72,9 +72,10 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 
 
 class Upload(AbstractContextManager["Upload"]):
-    """An object being written; use it in a `with` block. Without `finish` the object never appears.
+    """An object that is being written. Use it in a `with` block.
 
-    Methods raise TransientError if the connection is lost, AccessRefused, and StoreFailed.
+    The object appears only after `finish`. Methods raise `TransientError` if the connection is lost, `AccessRefused`
+    or `StoreFailed`.
     """
 
     def __init__(self, address: str, size: int) -> None:
@@ -110,11 +111,11 @@ class Upload(AbstractContextManager["Upload"]):
         self._remaining -= size
 
     def finish(self) -> None:
-        """Wait for the response, and verify the checksum of the object.
+        """Wait for the response and verify the checksum of the object.
 
         Raises:
             TruncatedUpload: Bytes are missing.
-            TransientError: The store has other bytes.
+            TransientError: The store has received other bytes.
         """
         if self._remaining:
             raise TruncatedUpload
@@ -140,7 +141,7 @@ class Upload(AbstractContextManager["Upload"]):
             raise retry.TransientError("the store responded before it had the whole object")
 
     def _read_response(self) -> _Response:
-        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import
+        from http.client import HTTPConnection, HTTPException
 
         from urllib3 import HTTPHeaderDict
 
@@ -164,7 +165,7 @@ class Upload(AbstractContextManager["Upload"]):
     def _compare(self, headers: Mapping[str, str]) -> None:
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # the upload's object does not exist, or another object replaced it
+        with suppress(OSError):  # the object does not exist, or another object has replaced it
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
         raise retry.TransientError("the store's copy differs from the data sent")
@@ -182,9 +183,9 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body, or None.
+    """Return a response that arrives before the body is sent, or None.
 
-    http.client ignores `100 Continue` and would wait for the final response.
+    http.client would skip `100 Continue` and wait for the final response.
     """
     from http.client import HTTPException, parse_headers
 
@@ -195,7 +196,7 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
         [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
         body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
-    except TimeoutError:  # a limit for the first byte only: later, `PacedSocket` detects a slow server
+    except TimeoutError:  # this limits only the wait for the first byte; later, `PacedSocket` detects a slow server
         return None
     except (OSError, ValueError, HTTPException):
         raise retry.TransientError("the connection was lost") from None
