@@ -1,7 +1,6 @@
 """The dataset file: JSON that lists the shards. Only a complete dataset has this file.
 
-The file is a wids index with additional keys. The last line contains the CRC-32C of all bytes before it. Clock times,
-hosts, users and absolute paths are not recorded.
+The file is a wids index with additional keys. The last line contains the CRC-32C of all bytes before it.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -47,7 +46,7 @@ _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN_LINE = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM_LINE = '  "checksum": "crc32c:'
-_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # from the checksum to the end of the file
+_CHECKSUM_BYTES = len(b'01234567"\n}\n')
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1

@@ -76,7 +76,7 @@ class Content(NamedTuple):
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
         """Return the groups of duplicates, in any order.
 
-        `digests` has a digest for each row, or b"" if a payload cannot be read.
+        A digest is b"" if the payload cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]

@@ -1,6 +1,6 @@
 """Expand a name into datasets. It can be a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists are a separate dataset, because their run may be unfinished.
+Unlisted shards are a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Return the datasets that a name stands for, as arguments of `find_dataset`. They need not exist.
 
-    The shards in a list are one dataset. Shards of a dataset file in the same list are not repeated.
+    The shards in a list are one dataset.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))

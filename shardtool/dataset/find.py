@@ -1,8 +1,8 @@
 """Find the shards of one dataset.
 
 A range or glob also matches names in a dataset file of the same folder, so that missing shards are reported. On the
-web, a range needs an end, because web servers cannot list files. A dataset file can never cause reads outside the
-folder that the user named.
+web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside the user's
+folder.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _from_pattern(text: str) -> StoredDataset:
         _check_range(pattern)
     present = select(existing or [])
     file, listed, recorded = _find_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
-    if existing is None and not listed:  # reading a shard that does not exist raises an error later
+    if existing is None and not listed:
         first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
         present = [pattern.shard(index) for index in range(count)] if is_file(first) else []
     elif not present and not any(mark in text for mark in _RANGE_MARKS):
@@ -386,8 +386,7 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
 
-    If no file lists all shards, return a file with a default name that lists some of them or is damaged. In stores,
-    only default names are tried, because a folder may be large.
+    If no file lists all shards, return a file with a default name that lists some of them or is damaged.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (

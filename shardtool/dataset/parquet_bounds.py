@@ -1,7 +1,6 @@
 """Compute how much memory a Parquet file needs, before pyarrow decodes the file.
 
-A small file can expand to terabytes. This can be caused by sizes in the footer or in a page header, by many
-dictionary indices of one long text, or by levels that declare a million values null.
+A small file can expand to terabytes, for example because of wrong sizes or many dictionary indices of one long text.
 
 Numbers must have the type that Parquet specifies, and the fields of a struct must not repeat. Otherwise, pyarrow
 could read pages that were not checked.
@@ -40,7 +39,7 @@ _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
-_LEVEL_BYTES = 4  # two levels for each value
+_LEVEL_BYTES = 4
 _Struct = dict[int, tuple[int, Any]]  # type and value of each field, by field number
 
 

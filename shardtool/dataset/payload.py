@@ -149,7 +149,7 @@ def _wav_seconds(start: bytes, length: int) -> float:
         if start[at : at + 4] == b"data":
             return min(size, length - at - 8) / rate if rate else 0.0
         if start[at : at + 4] == b"fmt ":
-            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # number of bytes per second
+            rate = int.from_bytes(start[at + 16 : at + 20], "little")
         at += 8 + size + size % 2
     return 0.0
 
@@ -189,7 +189,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
         size += 10
     head = int.from_bytes(data[size : size + 4], "big")
     version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    halved = {3: 0, 2: 1, 0: 2}.get(version)  # divisor of the rate, as a power of two
+    halved = {3: 0, 2: 1, 0: 2}.get(version)
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0

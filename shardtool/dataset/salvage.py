@@ -1,7 +1,7 @@
 """Read the rest of a damaged shard.
 
-A tar does not record which members belong to a sample. If a range was lost, a sample next to the range counts as
-complete only if it has every field of the shard.
+A tar does not record which members belong to a sample. A sample next to a lost range is complete only if it has every
+field of the shard.
 """
 
 from __future__ import annotations

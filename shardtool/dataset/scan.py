@@ -278,7 +278,7 @@ class _ScanMemory:
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
         self._text_bytes = self._keys = self._names = self._members = self._rows = 0
-        self._has_long_name = False  # if true, names are counted at each use, because tables repeat long names
+        self._has_long_name = False
 
     def check(self, end: int) -> int:
         scan = self._scan

@@ -42,11 +42,7 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB, but `xz -9` need
 
 
 class ShardFile:
-    """The bytes of one shard.
-
-    Bytes are read into a window, so that one request gets many headers. A read far from the window gets only a few
-    bytes.
-    """
+    """The bytes of one shard. They are read into a window, so that one request gets many headers."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -321,7 +317,7 @@ def detect_kind(path: str) -> ShardName:
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # no error, because the shard may be missing or damaged
+        return ShardName("tfrecord")
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 

@@ -131,7 +131,7 @@ class StoredDataset:
     Attributes:
         shards: The shards, in the order of their names. They need not exist.
         dataset_file: Path of the dataset file, or None. It may list other shards, too.
-        folder: The folder of the dataset file. Shards are in this folder or in subfolders. "" is the current folder.
+        folder: The folder of the dataset file, or "" for the current folder.
         has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, sidecars are in its
             folder.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
@@ -179,8 +179,7 @@ class StoredDataset:
     def read(self) -> StoredDataset:
         """Return the dataset with the content of its dataset file.
 
-        A whole dataset gets the shards in the dataset file. If the caller named shards, a dataset file that does not
-        list all of them is ignored.
+        If the caller named shards, a dataset file that does not list all of them is ignored.
         """
         if self.dataset_file is None or not self.has_own_file:
             return self

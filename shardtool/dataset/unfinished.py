@@ -1,6 +1,6 @@
 """Detect shards of an unfinished run. The sidecars record how many shards the run planned.
 
-Without this check, a dataset file for the existing shards of an interrupted run would hide the missing shards.
+A dataset file for the existing shards of an interrupted run would hide the missing shards.
 """
 
 from __future__ import annotations

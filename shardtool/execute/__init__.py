@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.request.output_options import WorkerOptions
 
-_RAY_VARIABLES = {  # default values of variables that Ray reads when it is imported
+_RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps logs of the nodes off stdout

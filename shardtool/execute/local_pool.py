@@ -62,7 +62,7 @@ class _Worker:
     pid: int
     tasks: int
     results: int
-    lifeline: int  # write end of the lifeline; nothing is ever written to it
+    lifeline: int
     process: subprocess.Popen[bytes] | None
     number: int | None = None
     task_text: str = ""

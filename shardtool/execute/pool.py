@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    Progress = Callable[..., None]  # called with task number, samples, bytes, and samples whose URL failed
+    Progress = Callable[..., None]
 
 
 Result = TypeVar("Result")

@@ -149,14 +149,13 @@ def own_signal_handlers() -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 _NODE_CHECK_INTERVAL_S = 1.0
-# maximum seconds for an answer of a node, which may first have to start a worker and import Ray
 _NODE_TIMEOUT_S = 60.0
 _LOST_ERRORS = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 MAX_ATTEMPTS = 5
 _REPORT_INTERVAL_S = 0.5
 _SLOT_COUNT_INTERVAL_S = 5.0
 _CANCEL_TIMEOUT_S = 10.0
-_MAX_EXTRA_TASKS = 8  # number of tasks to submit in advance, so that slots stay busy while this process is busy
+_MAX_EXTRA_TASKS = 8
 
 
 class RayPool(Pool):
@@ -164,13 +163,13 @@ class RayPool(Pool):
 
     Args:
         options: `workers` is the maximum number of concurrent tasks. If it is None, use all cores of the cluster.
-            `address` is `auto`, `ray://host:port` or `host:port`. If it is None, use the address in Ray's environment
-            variable, else a running cluster, else start one.
+            `address` is `auto`, `ray://host:port` or `host:port`. If it is None, use Ray's environment variable, else
+            a running cluster, else start one.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
         self._max_workers, self._advice = options.workers, advice
-        self._owns_connection = not ray.is_initialized()  # whether this pool opened the connection and must close it
+        self._owns_connection = not ray.is_initialized()
         self._closed, self._lost_node = False, ""
         self._running: dict[int, tuple[Any, str]] = {}
         self._counts: Any = None
@@ -292,7 +291,7 @@ class RayPool(Pool):
         }
         with ExitStack() as stack:
             marker = ""
-            if output is not None:  # a file in the output folder, which exists until all nodes have answered
+            if output is not None:
                 file = local_folder(os.path.abspath(output)).stage(f"{token_hex(8)}.node")
                 stack.callback(file.abandon)
                 marker = file.path
@@ -382,7 +381,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Reports the progress of running tasks. The run continues even if the actor that collects the counts is lost."""
+    """Reports the progress of running tasks, unless the actor that collects the counts is lost."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress

@@ -3,7 +3,7 @@
 This module does not import Ray.
 
 A task may run twice at the same time, because a node that seems dead may still be writing. Each attempt therefore
-uses its own temporary names. The parent publishes only the files of the attempt whose result it has received.
+uses its own temporary names, and the parent publishes the files of only one attempt.
 """
 
 from __future__ import annotations
@@ -105,10 +105,7 @@ def _function_sources(function: str) -> dict[str, str]:
 
 
 class _SentModules:
-    """Imports the modules that were sent with a task. A module of the same name on the node takes precedence.
-
-    The class does not inherit from `importlib.abc`, because importing that takes 10 ms.
-    """
+    """Imports the modules that were sent with a task. A module of the same name on the node takes precedence."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.sources = sources
@@ -157,7 +154,7 @@ def run_task(
         if counts is None:
             return TaskResult(function(task))
 
-        def send_counts(done: list[int]) -> None:  # send totals; failed samples are reported with the result
+        def send_counts(done: list[int]) -> None:
             counts.add.remote(number, *done[:2])
 
         return TaskResult(function(task, make_reporter(send_counts, _REPORT_INTERVAL_S, cumulative=True)))
@@ -198,7 +195,7 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return the differences between this node and the parent, as pairs (found, expected).
 
-    `marker` is the path of a file that the parent has created in `output`. The other arguments are described in
+    `marker` is the path of a file that the parent has created in `output`. The other arguments are as in
     `Pool.check`.
     """
     environment.enter()

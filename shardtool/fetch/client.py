@@ -5,8 +5,8 @@ clouds. The IP address is checked when the socket is created, for every resolved
 DNS lookup therefore cannot lead to an unchecked address.
 
 All special-purpose ranges are listed in this module, because `ipaddress.is_global` differs between Python versions.
-They come from IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190, RFC 9637), RFC 5771
-(multicast), RFC 4291 (2000::/3 is all global unicast IPv6), RFC 6052 (NAT64) and RFC 3056 (6to4).
+Sources: IANA's special-purpose address registries, RFC 5771 (multicast), RFC 4291 (global unicast), RFC 6052 (NAT64)
+and RFC 3056 (6to4).
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def _parse_url(text: str) -> URL:
     if str(url.raw_host).isdigit():
         raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:
-        str(url.raw_host).encode("idna")  # the host name as sent to DNS
+        str(url.raw_host).encode("idna")
     except UnicodeError:
         raise FetchFailed("bad-url", "a host name with an empty label, or one over 63 letters") from None
     return url

@@ -25,7 +25,7 @@ _MAX_LISTED_RETRIES = 10
 
 
 class HttpFetcher:
-    """Downloads lists of URLs for one thread, one list after the other. Connections stay open between lists."""
+    """Downloads lists of URLs for one thread, one list after the other."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options

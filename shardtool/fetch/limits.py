@@ -4,7 +4,7 @@ A download over a limit waits in the queue of its host, or in the queue for memo
 caller takes next. The download of the head never waits, because the caller frees memory only by taking the head. All
 code runs in one event loop.
 
-The time that downloads take is measured per host, to estimate the remaining time of a shard.
+The time of downloads per host is used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HostTimes:
     def _seconds_per_file(self) -> dict[str, float]:
         # Requests in progress count as well, because a slow host may not have completed any file yet.
         active_times = defaultdict[str, list[float]](list)
-        for number, started in [*self._active.items()]:  # copy the dict, because the event loop changes it meanwhile
+        for number, started in [*self._active.items()]:
             active_times[self._hosts[number]].append(self._now() - started)
         overall_average = sum(self._seconds.values()) / max(self._finished.total(), 1)
         averages = {

@@ -1,6 +1,6 @@
 """Compare a planned run with an earlier run.
 
-If the earlier run has finished, its dataset file is compared. Otherwise, its sidecars are compared.
+A finished run is described by its dataset file, and an unfinished run by its sidecars.
 """
 
 from __future__ import annotations

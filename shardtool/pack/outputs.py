@@ -58,8 +58,7 @@ class FoundOutputs(NamedTuple):
 def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
     """Find the datasets that a run writes, and check their existing files.
 
-    A dry run checks only datasets that it would append to or resume. `splits` defaults to the split names in the
-    options.
+    A dry run checks only datasets that it would append to or resume.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]

@@ -2,8 +2,7 @@
 
 | Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
 
-If the output is a folder, shards are named after the source. For example, `create ./imgs out/` writes
-`out/imgs-{000000..}.tar`.
+If the output is a folder, shards are named after the source. `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWor
 
 def pack_shards(planned: Planned) -> Packed:
     """Write and publish all shards."""
-    made_keys: set[bytes] = set()  # hashes of the keys that the user's function has returned
+    made_keys: set[bytes] = set()
     packed = Packed(planned, tuple(Packing(planned, output, made_keys).pack() for output in planned.outputs))
     if planned.run.part is None:
         check_content_fingerprint(packed)
@@ -71,7 +71,7 @@ _MIN_SAMPLES_FOR_SHARE = 100
 class Packing:
     """Carries out the plan of one dataset. The caller must hold the lock.
 
-    Samples that do not fit into the planned shards after a transform go into additional shards.
+    Samples that do not fit after a transform go into additional shards.
     """
 
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
@@ -90,7 +90,6 @@ class Packing:
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        # the plan of this round of shards, and the number of its first shard
         self._plan, self._first_number = self.plan, self.destination.first
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}

@@ -1,8 +1,7 @@
 """Write one part of a run.
 
 Parts do not communicate. Each part plans the whole dataset, writes its own shards, and ends with a record of the
-plan's fingerprint. The part that finds the records of all parts merges them. For this, it takes an exclusive lock,
-which fails while another part is running.
+plan's fingerprint. The part that finds the records of all parts merges them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.publish.destination import Destination
 
 
-_CLOCK_SLACK_S = 60  # how much the clocks of the file systems of source and output may differ
+_CLOCK_SLACK_S = 60
 _SECOND_NS = 10**9
 
 
@@ -166,7 +166,7 @@ def choose_action(
 def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
     """Return the index in the sidecar of a shard, or None if the sidecar is damaged or belongs to another plan.
 
-    With a transform, also return None if the sidecar was modified or does not list every skipped sample.
+    With a transform, the sidecar must be unmodified and list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
     is_transformed = planned.listed.transform is not None

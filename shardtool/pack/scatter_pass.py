@@ -62,8 +62,8 @@ def scatter_payloads(
 ) -> list[Plan]:
     """Copy all planned payloads into a spool, in shard order. Return the plans with offsets in the spool.
 
-    Each sample may be in only one plan. The caller must delete the spool. With `on_error="skip"`, samples with
-    damaged payloads stay in the plan, and packing skips them.
+    The caller must delete the spool. With `on_error="skip"`, samples with damaged payloads stay in the plan, and
+    packing skips them.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None

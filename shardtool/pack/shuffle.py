@@ -1,7 +1,7 @@
 """Choose how to read the samples for a shuffle that exceeds memory.
 
-- `gather` reads each sample at its offset. This needs little memory and is fast on fast disks. It is slow in stores
-  and on disks that seek, and impossible in compressed files.
+- `gather` reads each sample at its offset. This is slow in stores and on disks that seek, and impossible in
+  compressed files.
 - `scatter` reads each source file once, and writes every payload to its offset in a temporary file (the spool).
   Packing then reads the spool region by region.
 

@@ -310,7 +310,7 @@ def renew_exports(
 ) -> None:
     """Update the existing indexes after an append. Indexes with hashes of payloads are not updated.
 
-    If an update fails, a note is added instead of an error.
+    A failure only adds a note.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

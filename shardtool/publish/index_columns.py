@@ -1,7 +1,6 @@
 """Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`).
 
-Shards are not changed. A sidecar that already has the columns is not changed either, so an interrupted run can be
-repeated.
+Shards, and sidecars that already have the columns, are not changed.
 """
 
 from __future__ import annotations

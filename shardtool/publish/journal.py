@@ -4,8 +4,7 @@ The journal of the dataset `NAME` is the file `.NAME.journal`. Each line is JSON
 and each other line a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
 shard only if its size, checksum and sidecar match the journal.
 
-A store cannot append to an object. There, each line is an object `.NAME.journal.N` until a resumed run moves all
-lines into `.NAME.journal`.
+In a store, each line is an object `.NAME.journal.N` until a resumed run moves all lines into `.NAME.journal`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _SUFFIX = ".journal"
-_OLD_SUFFIX = ".writer"  # suffix of journals from earlier versions
+_OLD_SUFFIX = ".writer"
 
 
 class Journal:

@@ -271,10 +271,7 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Compare the plans of parts with the most frequent plan. Return found and expected texts for an error.
-
-    The texts are empty if all plans are equal.
-    """
+    """Compare the plans of parts. Return found and expected texts for an error, or empty texts."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

@@ -41,7 +41,7 @@ _TAG_PATTERN = "part([0-9]{1,7})of([0-9]{1,7})"
 _WRITER_TAG_PATTERN = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
 _WRITER_PART_NAME = re.compile(r"[A-Za-z0-9_]{1,40}", re.ASCII)
 _RECORD_SUFFIX = ".record"
-_OLD_EMPTY_SUFFIX = ".empty"  # suffix of the empty file that earlier versions wrote for a part without samples
+_OLD_EMPTY_SUFFIX = ".empty"
 
 
 class PartRecord(NamedTuple):

@@ -46,8 +46,8 @@ class Publication:
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. A store has no staging,
       so this is the same as "withdraw" there.
-    - "exchange": Like "replace", but a plan is published once all files are staged. If the replacement is
-      interrupted, the next run can finish it from this plan (`finish_replacement`).
+    - "exchange": Like "replace", but a plan is published once all files are staged. The next run can finish an
+      interrupted exchange from this plan.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.

@@ -1,6 +1,6 @@
 """Delete index files of other tools that no longer match their shard.
 
-A file is deleted only if it has the name and the format of an index of a shard of this dataset.
+A file is deleted only if it has the name and format of an index.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StaleIndexes:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
         self._files: dict[str, dict[str, str]] = {}  # export names, by shard and file name
-        self._stale: dict[str, str] = {}  # export names of the files to delete, by file name
+        self._stale: dict[str, str] = {}
         self._counts: dict[str, dict[str, int]] = {}  # sample counts, by export name and shard
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:

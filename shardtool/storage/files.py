@@ -1,7 +1,7 @@
 """Open and read files and objects.
 
-Opening a local FIFO or device never blocks. The caller decides whether to follow symbolic links. For dataset files,
-links are followed, because Hugging Face's cache, DVC and git-annex store shards behind links.
+Opening a local FIFO or device never blocks. Symbolic links to dataset files are followed, because Hugging Face's
+cache, DVC and git-annex store shards behind links.
 
 Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if an object has changed.
 They raise `ShardError` if the machine, a store or a server fails.
@@ -41,13 +41,13 @@ _LARGE_FILE_BYTES = 2**25
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 MAX_IOVEC = 1024
-_CLOSE_TIMEOUT_S = 1.0  # maximum wait for the reading thread, which may exit later if the server sends nothing
+_CLOSE_TIMEOUT_S = 1.0
 _MAX_QUEUED_PIECES = 16
 
 
 # The size of a request doubles while reads are sequential.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
-_MAX_GAP_BYTES = 2**16  # a larger gap ends sequential reading
+_MAX_GAP_BYTES = 2**16
 _MAX_WHOLE_BYTES = 2**30  # from servers without range requests, an object up to this size is read into memory
 MAX_READS = 3
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close

@@ -32,7 +32,7 @@ class FileLock(AbstractContextManager["FileLock"]):
         self.close()
 
     def __del__(self) -> None:
-        if self._shared:  # `_exclusive_locks` refers to exclusive locks until they are closed
+        if self._shared:
             self.close()
 
     def record_use(self, now_ns: int) -> None:

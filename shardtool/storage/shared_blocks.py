@@ -1,7 +1,7 @@
 """Memory blocks that processes share. The first process that needs a block creates it.
 
-All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it
-through /proc while its creator is running. Once the creator has exited, they create their own blocks.
+All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it through /proc while its creator is
+running. Once the creator has exited, they create their own blocks.
 
 The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
 once its offset is written.
@@ -51,7 +51,7 @@ class ForkLock:
 
 
 _MAX_TOTAL_BYTES = 2**33
-_FREE_SPACE_DIVISOR = 4  # use at most a quarter of the free disk space
+_FREE_SPACE_DIVISOR = 4
 _ALIGNMENT_BYTES = 8
 _ENTRY = struct.Struct("<qq")
 _END = struct.Struct("<q")
@@ -158,7 +158,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to the file, because a program may close all its descriptors."""
+        """Return whether the descriptor still refers to the file. A program may close all descriptors."""
         if self._origin is None:
             return False
         try:

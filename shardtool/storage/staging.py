@@ -1,7 +1,7 @@
 """Write files into a local folder. Files get a temporary name first and are renamed later.
 
-The temporary name of `NAME` is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers
-write such staged files. The parent process renames them and syncs the folder to disk.
+The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write such
+staged files. The parent process renames them and syncs the folder to disk.
 
 Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if a file must not replace an entry.
 """

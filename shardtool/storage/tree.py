@@ -56,7 +56,7 @@ class FolderTree:
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # descriptors of open folders, because files arrive folder by folder
+        self._parents: dict[bytes, int] = {}
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -141,7 +141,7 @@ class Packer:
     def span_path(self, row: int, name: bytes) -> bytes:
         """Return the name of the file with a row's span, for messages.
 
-        For an archive, append a colon and the `name` of the member. For a spool, return only `name`.
+        For an archive, the `name` of the member is added. For a spool, it is only `name`.
         """
         file = self.files[self.file_of_row[row]]
         if file.form:

@@ -45,8 +45,8 @@ class ReadAhead:
     """Reads files in advance, in threads.
 
     The caller requests files in the order of `files`, may omit some, and calls `close` at the end. Files that were
-    read but not yet requested use at most `memory` bytes. Larger files and files with a ctime after `max_ctime_ns`
-    are left to the caller.
+    read but not yet requested use at most `memory` bytes. The caller reads larger files, and files changed after
+    `max_ctime_ns`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ReadAhead:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._next = None  # the caller continues with one file at a time, which needs less memory
+                self._next = None
                 return
             self._pending.append(_FileRead(file, data, read))
             self.held += file.size

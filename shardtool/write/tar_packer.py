@@ -148,10 +148,7 @@ class SpanTarPacker(TarPacker):
         return True
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with samples, and return whether all payloads match the plan.
-
-        The method calls few functions and takes 1.2 us per field.
-        """
+        """Fill the buffer with samples, and return whether all payloads match the plan."""
         view, row, end, crcs = self.view, rows[first], rows[last], list[int]()
         used, padding, fetched, append = 0, 0, row, crcs.append
         columns = zip(self._names(first, last, rows), self.sizes[row:end], strict=True)

@@ -65,8 +65,8 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        action: Whether to write the shard or to keep the shard of an earlier run. With `compare`, the worker packs
-            the source again and keeps the existing file if the bytes are equal.
+        action: Whether to write the shard or keep an existing one. `compare` keeps an existing shard if packing gives
+            the same bytes.
     """
 
     shard: int

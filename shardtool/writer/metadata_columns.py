@@ -35,7 +35,7 @@ _ARROW_FAMILIES = (
 )  # fmt: skip
 
 
-_TYPED_VALUES = (list, tuple, dict, datetime)  # values of these Python types can have different Arrow types
+_TYPED_VALUES = (list, tuple, dict, datetime)
 _MAX_EXACT_INT = 2**53
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 

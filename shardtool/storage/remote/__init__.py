@@ -1,7 +1,7 @@
 """Object stores, web servers and fsspec.
 
 The modules in `STORE_MODULES` are imported when they are first used. Code for local files uses only the other
-modules, such as addresses, retries and parallel requests.
+modules.
 """
 
 from __future__ import annotations

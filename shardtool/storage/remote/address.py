@@ -1,7 +1,7 @@
 """Remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
 
 The key of an object is written unencoded (`s3://b/a b#1.tar`). The path of a web address is percent-encoded
-(`https://h/a%20b%231.tar`). The query (`?token`) of a web address also applies to other files in the same folder.
+(`https://h/a%20b%231.tar`). The query (`?token`) of a web address applies to all files of the folder.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from shardtool.errors import InvalidRequest, redact_secrets
 STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
-SCHEME_ALIASES = {  # names of the same scheme in other tools
-    "s3a": "s3",
-    "s3n": "s3",
-    "gcs": "gs",
-    "abfs": "az",
-    "abfss": "az",
-    "wasb": "az",
-    "wasbs": "az",
-}
+SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az"}
 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}

@@ -135,7 +135,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert the errors of a write if the bucket does not exist or another write conflicts."""
+    """Convert the errors of a write for a missing bucket or a conflict."""
     where = display_address(address)
     try:
         yield

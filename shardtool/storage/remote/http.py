@@ -1,8 +1,7 @@
 """Send HTTP requests, sign them if the store requires it, and follow redirects.
 
-obstore has two limitations. It signs URLs but not headers, so this module signs requests to S3 that have headers. For
-Azure, it signs the encoded name although Azure expects the plain name, so this module signs Azure URLs for the whole
-container.
+obstore signs URLs but not headers, so this module signs requests to S3 that have headers. It also signs Azure URLs
+for the whole container, because obstore signs the encoded name but Azure expects the plain name.
 
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
@@ -354,7 +353,7 @@ def iter_body(
             received += len(piece)
             yield piece
     finally:
-        response.close()  # a response that was read to its end has already returned its connection to the pool
+        response.close()
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:

@@ -178,7 +178,7 @@ class Lease:
             except AccessRefused as error:
                 self.lost = error
             except ShardError:
-                pass  # a later renewal may succeed; otherwise, `check` raises the error
+                pass
             except OSError as error:
                 found = f"the lock cannot be renewed: {os_error_text(error)}"
                 self.lost = OutputExists(display_address(self._address), found, remedy="Run the same command again.")
@@ -242,8 +242,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a write.
 
-    The test write must fail, because the object exists or no longer has this `version`. If it succeeds, the written
-    object is deleted.
+    The test write must fail, because the object exists or no longer has this `version`.
     """
     try:
         put_object(address, data, version)

@@ -44,7 +44,7 @@ class FetchProgress(NamedTuple):
     Attributes:
         share: Fraction of the files that are packed.
         remaining_s: Estimated seconds until all files are complete.
-        host: The slowest host, or "" if packing takes longer. The attributes below refer to this host.
+        host: The slowest host, or "" if packing takes longer.
     """
 
     worker: int

@@ -66,7 +66,7 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield `call(item)` for each item, in order. At most `at_once` items are running or not yet yielded.
+    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time.
 
     The threads exist only during the iteration, so that a later fork cannot copy a lock that they hold.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # workers inherit these variables
+RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"
 _SECONDS_EXPECTED = "seconds, such as 300"
 MAX_SETTING = 1e9
 _RETRY_ADVICE = "Try again when the server can be reached."

@@ -51,7 +51,7 @@ _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_U
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
-_SOURCE_VARIABLES = (  # variables that are also read with the prefix `SOURCE_PREFIX`
+_SOURCE_VARIABLES = (
     *_KEY_PAIR_VARIABLES,
     "AWS_PROFILE",
     "AWS_SKIP_SIGNATURE",
@@ -204,7 +204,7 @@ def _make_store(
         from obstore import store
     except ImportError:
         raise not_installed_error("obstore") from None
-    client: dict[str, Any] = {"allow_http": True}  # obstore reads the variables for proxies
+    client: dict[str, Any] = {"allow_http": True}
     if certificates := extra_certificates():
         client["root_certificate"] = certificates
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}

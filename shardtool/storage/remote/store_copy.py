@@ -1,6 +1,6 @@
 """Ask a store to copy its own objects.
 
-Google's store reports a CRC-32C of the copy. S3 reports one on request.
+Google reports a CRC-32C of the copy, and S3 does so on request.
 
 Source: "CopyObject" of the S3 API, and "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """

@@ -51,7 +51,7 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    `fill` writes the data. If the connection is lost, `fill` is called again.
+    If the connection is lost, `fill` is called again.
 
     Raises:
         TruncatedUpload: `fill` wrote too few bytes. The object does not exist.
@@ -196,7 +196,7 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
         [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
         body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
-    except TimeoutError:  # this limits only the wait for the first byte; later, `PacedSocket` detects a slow server
+    except TimeoutError:
         return None
     except (OSError, ValueError, HTTPException):
         raise retry.TransientError("the connection was lost") from None
