@@ -75,13 +75,13 @@ class CreateOptions(SelectingOptions):
         complete: Fail if a sample lacks a file in one of the folders. See `on_error`.
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
         dots: End the key at the first dot of the file name (WebDataset) or the last.
-        key_pattern: Regular expression whose first group is the key: '(.+)_mask'. It is matched against the whole path
-            without the extension. The rest of the file name becomes a part of the field name: mask.png.
+        key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
+            whole path without the extension. The rest of the file name becomes a part of the field name: mask.png.
         label_from_folder: Add a field cls with the class number of the top folder.
         split_from_folder: Use the top folder as the split, and take labels from the folders below. The split name
             replaces {split} in the output.
         key: Column with the sample keys.
-        path: Column with file paths; the extensions become the field names.
+        path: Column with file paths. The extensions become the field names.
         file: Create this field from the files whose paths are in the column.
         bytes: Create this field from the bytes in the column.
         url: Create this field from the files at the URLs in the column.

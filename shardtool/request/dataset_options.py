@@ -210,8 +210,8 @@ class ExtractOptions(FilterOptions):
     """Options of `extract`.
 
     Attributes:
-        fields: Fields to write (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD).
-        by_key: Name files after the keys. By default, files whose names `portable` changed get their original names.
+        fields: Fields to write (jpg,cls), exclude (-json), or rename (jpg=JPEG). To rename, pass NEW=OLD.
+        by_key: Name files after the keys. By default, files get their original names if `portable` changed the names.
         overwrite: Replace existing files whose bytes differ.
     """
 

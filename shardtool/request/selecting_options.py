@@ -53,8 +53,8 @@ class SelectingOptions(OutputOptions):
             table with the column key.
         columns_from: Use the values of this field as metadata columns. The field contains a JSON object, a number or a
             text.
-        fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG: NEW=OLD). If you list fields to keep,
-            renamed fields are kept too.
+        fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG). To rename, pass NEW=OLD. If you list
+            fields to keep, renamed fields are kept too.
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
         rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
@@ -87,7 +87,7 @@ class SelectingOptions(OutputOptions):
         probe: Store the width, height and mode of images in the sidecars.
         exif: Store the EXIF data of images in the sidecars, as JSON.
         hash: Store checksums of each original file in the sidecars.
-        map: Call this function with each sample, a dict. It returns one sample, several samples, or None.
+        map: Call this function with each sample, a dict. The function returns one sample, several samples, or None.
     """
 
     keys_from: object = option(None, section="choosing", form="path", metavar="FILE", recorded=False)
