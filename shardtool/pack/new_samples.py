@@ -160,7 +160,7 @@ def _skip_removed(listed: Listed) -> Listed:
         if was_removed.any():
             outputs[-1] = replace(output, sample_numbers=numbers[~was_removed])
             listing = replace(listing, digest=None)
-            notes.add(f"{count} skipped, because `remove` removed them from the dataset")
+            notes.add(f"{count} skipped, removed earlier by `remove`")
         hidden_keys = {printable(keys[number]) for number in numbers[was_removed].tolist()}
         hidden_keys |= {printable(row.key) for row in listing.skipped if hash_key(to_bytes(row.key)) in removed_hashes}
         listing = replace(listing, skipped=tuple(drop_keys(listing.skipped, hidden_keys)))
