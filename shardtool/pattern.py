@@ -139,7 +139,7 @@ def replacement_plan_name(base: str) -> str:
 
 
 def old_list_name(base: str) -> str:
-    """Return the name that a dataset file gets when it is withdrawn. `copy` reads there which files to delete."""
+    """Return the new name of a dataset file that is withdrawn. `copy` reads in this file which files to delete."""
     return f".{base}.replaced"
 
 

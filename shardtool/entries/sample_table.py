@@ -193,7 +193,7 @@ class SampleTable:
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row for messages and outputs: relative to `root`, or a URL without secrets."""
+        """Return the path of a row relative to `root`, or its URL without secrets, for messages and outputs."""
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path

@@ -135,7 +135,7 @@ class PackedStrings:
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
     """Return the 8-byte little-endian BLAKE2b hash (RFC 7693) of each text. It is the same on every machine.
 
-    With another `person`, the hashes are independent, so use one per purpose. The salt is the hash of `seed`.
+    Use a different `person` for each purpose, because the hashes are then independent. The salt is the hash of `seed`.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

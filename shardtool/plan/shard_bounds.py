@@ -135,7 +135,7 @@ class ShardRuns:
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
-        """Return the ends of the shards if there are as few shards as possible."""
+        """Return the ends of as few shards as possible."""
         ends, position = [], 0
         while position < self.samples:
             position = self.last_end(position)

@@ -1,4 +1,4 @@
-"""The task data of one planned shard, and the hash of its content."""
+"""Create the data for writing a planned shard, and the hash of its content."""
 
 from __future__ import annotations
 

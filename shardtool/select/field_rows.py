@@ -1,4 +1,4 @@
-"""Work with the rows of fields: order, codes, source paths, and samples that are merged by key."""
+"""Functions for the rows of samples, for example to sort rows and to merge samples by key."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class SampleGroups(NamedTuple):
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts that share a key. Groups are in the order of keys or, without `by_key`, of their first parts."""
+    """Group the parts that share a key. Sort the groups by key or, without `by_key`, by their first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
     rank = np.arange(len(first))

@@ -1,4 +1,4 @@
-"""The table that queries read, and sorting by its columns."""
+"""Create the table that queries read, and sort samples by its columns."""
 
 from __future__ import annotations
 

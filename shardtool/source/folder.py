@@ -213,7 +213,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Drop samples of which a file was skipped."""
+    """Drop each sample with a skipped file."""
     incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
     if not incomplete_keys:
         return entries

@@ -1,4 +1,4 @@
-"""Add metadata columns from the values of a field (`--columns-from`)."""
+"""Add metadata columns from a field of each sample (`--columns-from`)."""
 
 from __future__ import annotations
 

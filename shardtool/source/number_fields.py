@@ -31,7 +31,7 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: The type of each number field, which is the same in all shards.
-        texts: For each shard, the texts of number fields, whose rows are INLINE.
+        texts: For each shard, the texts of fields with INLINE rows.
         lists: The type of each field that does not have exactly one value in every sample. These fields are not in
             `numbers`.
     """

@@ -154,7 +154,7 @@ def _hive_partition(path: str) -> dict[str, str | None]:
 
 
 class ArrowTable(_FileTable):
-    """An Arrow file such as Feather, or an Arrow stream such as Hugging Face datasets write."""
+    """An Arrow file, such as Feather, or an Arrow stream, such as the files of Hugging Face datasets."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, [path])

@@ -70,7 +70,7 @@ class ConcatenatedTable(Table):
             yield from table.batches(columns)
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one child of a struct column."""
+        """Yield one part of a struct column."""
         for table in self._tables:
             yield from table.parts(column, part)
 

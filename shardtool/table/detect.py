@@ -107,7 +107,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Return the path of an archive and the folder inside it, which is empty or ends in a slash. Otherwise None."""
+    """Return the path of an archive and a folder in the archive, or None. The folder is empty or ends in a slash."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""

@@ -155,10 +155,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> render.ArrowStrings:
-    """Return the path of each row. The paths are in columns with one path per sample.
+    """Return the path of each row. Each array in `columns` has one path per sample.
 
-    `roles` contains the number of the column by ending and row of a sample, or -1 for a row without a path. `endings`
-    is uint16[samples], or None if all samples have the same ending.
+    `roles[ending, row]` is the index of the array for a row of a sample, or -1 if the row has no path. `endings` is
+    uint16[samples], or None if all samples have the same ending.
     """
     count = samples * roles.shape[1]
 
@@ -189,7 +189,8 @@ MAX_NAMED_COLUMNS = 8
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
     """Return a path in a column that is not packed, or an empty text.
 
-    There is a result if most of the first `texts` are paths of files, and one file is not in the same row of `packed`.
+    Return a path only if most of `texts` are paths of files, and the columns in `packed` do not contain one of these
+    files in the same row.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)
