@@ -71,7 +71,7 @@ def name_problem(name: bytes) -> str:
 
 def has_parent_part(name: bytes) -> bool:
     """Return whether a part of a name between slashes is `..`, which a path would resolve to another folder."""
-    return b".." in name and _PARENT_PART.search(name) is not None  # the first test is cheap and settles most names
+    return b".." in name and _PARENT_PART.search(name) is not None
 
 
 def field_problem(name: bytes) -> str:

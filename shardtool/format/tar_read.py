@@ -91,7 +91,6 @@ def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int 
             data = offset + TAR_BLOCK_BYTES
             end = data + (size + TAR_BLOCK_BYTES - 1 & -TAR_BLOCK_BYTES)
             name = block[: block.find(b"\0", 0, 100)] if not block[99] else block[:100].partition(b"\0")[0]
-            # takes half the time of `TarMember(...)`
             yield _new_tuple(TarMember, (name, offset, data, size, True, end, b"0", b""))
         else:
             member = _read_member(read, offset, where, note)

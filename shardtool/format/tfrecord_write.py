@@ -38,7 +38,6 @@ _put_head = Struct("<QI").pack_into
 _put_tail = Struct("<I").pack_into
 _pack_length = Struct("<Q").pack
 _pack_float = Struct("<f").pack
-# tags of the fields bytes_list, float_list and int64_list of a Feature
 _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
 
 

@@ -81,7 +81,6 @@ def permute_positions(
 
 
 def _rank_positions(positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
-    # Ties are ranked by position.
     all_positions = np.arange(size, dtype=np.uint64)
     numbers = random_at(0, all_positions * np.uint64(GAMMA) + np.reshape(keys, (-1, 1)))
     numbers = np.broadcast_to(

@@ -147,7 +147,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k] is the first position where shard k may start so that the remaining samples fit
+        # earliest[k] is the first start of shard k with which the remaining samples fit.
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

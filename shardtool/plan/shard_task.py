@@ -125,7 +125,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
     prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
     local = codes.astype(np.uint16).tobytes()
     paths = samples.output_paths(redact_url_bytes)  # a new URL signature does not change the file
-    paths = paths if paths.strip(b"\0") else b""  # inline payloads have no path
+    paths = paths if paths.strip(b"\0") else b""
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):

@@ -150,7 +150,7 @@ def match_partially(
     where = option_text("where")
     try:
         with warnings.catch_warnings():
-            # ignore warnings about \d in quotes, patterns with groups, and division by zero
+            # Ignore warnings about \d in quotes, patterns with groups, and division by zero.
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]

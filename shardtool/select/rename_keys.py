@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 OLD_KEY_COLUMN = "old_key"
-_CHUNK_KEYS = 2**12  # limits the memory for long replacements
+_CHUNK_KEYS = 2**12
 _MAX_LISTED_KEYS = 3
 
 

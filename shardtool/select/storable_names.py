@@ -187,7 +187,7 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
         chunk = keys.span(span.start, span.stop)
         if _UNSAFE_IN_CHUNK.search(chunk) or lengths[span].max() > max_bytes:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
-            # only hashed keys can collide, because encoding is one-to-one
+            # Only hashed keys can become equal, because different keys have different encodings.
             hashed = [key for key in renamed if b"~" in key]
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
                 found = "two long keys become the same key"

@@ -116,7 +116,7 @@ class ArchiveSource(FolderSource):
             self._stat = lookup.stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        # offset and size of each payload that is copied from a compressed tar
+        # The offset and size of each payload that is copied from a compressed tar.
         self._copied: list[tuple[int, int]] = []
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:

@@ -76,7 +76,7 @@ class FolderSource(Source):
 
         listed = Listing(entries, skipped, self._name, tuple(notes))
         listed = selection.apply_field_options(listed, options, pool)
-        # labels are added before samples are chosen, because class numbers must not depend on the choice
+        # Add labels before samples are chosen, because class numbers must not depend on the choice.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
@@ -247,7 +247,7 @@ def check_dots(entries: SampleTable) -> None:
     raise InvalidRequest(name, found, remedy=remedy)
 
 
-# modules to import ahead, because they import NumPy and pyarrow
+# These modules are imported early, because they import NumPy and pyarrow.
 _SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")
 _OBJECTS_PER_REPORT = 1000
 

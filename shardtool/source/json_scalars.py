@@ -26,7 +26,7 @@ _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
 MAX_TEXT_LENGTH = 2**15  # texts with more characters, such as labelme's images, are not metadata
 _MAX_PLAIN_BYTES = 2**10
-# this pattern is strict, so that 007 stays text
+# A text such as 007 does not match, and stays text.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER_LIMIT = 2**63
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}

@@ -252,7 +252,6 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    # An example is images/0001.jpg and labels/0001.txt.
     tops = _top_folders(tree)
     if not tops:
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 _MAX_TEXT_BYTES = 40
 _MIN_NORMAL_FLOAT = 2.0**-126
-_FLOAT_DIGITS = (6, 7, 8, 9)  # numbers of digits that a normal 32-bit float may need
+_FLOAT_DIGITS = (6, 7, 8, 9)
 
 
 class NumberField(NamedTuple):
@@ -73,7 +73,7 @@ class NumberTexts:
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Return the texts of each requested field."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # values are read in file order, because a compressed shard can only be read in sequence
+    values_in_order = sorted(  # file order, because a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -114,7 +114,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 def int_text(data: bytes) -> bytes | None:
     """Return the text of a whole number, or None if `data` is not exactly one number."""
     try:
-        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrap the bytes as a packed list
+        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")
     except ValueError:
         return None
     return b"%d" % numbers[0] if len(numbers) == 1 else None

@@ -78,7 +78,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The columns may use this many bytes, plus this many times the size of the file.
+# The columns may take the first number of bytes, plus the second number times the file size.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -122,7 +122,7 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            # pages are not compressed, so that their sizes in the file limit the memory for reading
+            # Without dictionaries, the page sizes in the file limit the memory for reading.
             with pq.ParquetWriter(
                 target,
                 entries_schema(entries, divides).with_metadata(schema_metadata),
@@ -243,7 +243,7 @@ def _check_texts(values: object) -> list[str]:
     return values
 
 
-_MAX_PROBED_FILES = 16  # one of this many files must exist and be unchanged
+_MAX_PROBED_FILES = 16
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:

@@ -85,7 +85,7 @@ _SELECTING_OPTIONS = (
     "split_column",
     "stratify",
     "group_by",
-)  # if these are recorded, the table of `--join` may decide which samples are selected
+)  # with these options, the table of `--join` may decide which samples are selected
 
 _TABLE_OPTIONS = ("on", "delimiter", "no_header", "collect", "classes")
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")

@@ -56,7 +56,7 @@ class RecordedSource:
                     found = f"a {type(item).__name__}"
                     raise InvalidRequest(option_text("source"), found, expected="the source datasets")
                 for dataset in expand_if_pattern(item):
-                    find_dataset(dataset)  # raise an error for a missing dataset before a shard is read
+                    find_dataset(dataset)
         self._given, self._outputs = given, outputs
         self.source = self._open(run)
         self._fixed_splits = self._find_fixed_splits()

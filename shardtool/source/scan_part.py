@@ -163,7 +163,7 @@ def resolve_folder(
     `known` contains the properties that are already computed. A folder path is empty or ends in a slash.
     """
     unresolved = []
-    while folder not in known:  # recursion would fail for a path with a thousand components
+    while folder not in known:
         unresolved.append(folder)
         folder = folder[: folder.rfind(b"/", 0, -1) + 1]
     value = known[folder]

@@ -156,7 +156,7 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    pool.check([shard.path for shard in shards])  # check always, because workers also read numbers
+    pool.check([shard.path for shard in shards])  # even without scans, because workers also read numbers
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

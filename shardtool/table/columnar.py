@@ -189,7 +189,7 @@ class ArrowTable(_FileTable):
         with (
             reading_table(self.location),
             self._reader(columns, pa.memory_map) as reader,
-        ):  # the file is memory-mapped, because a batch may be the whole file
+        ):  # memory-mapped, because a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)

@@ -97,7 +97,7 @@ _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\
 
 
 def _is_row_json(path: str) -> bool:
-    if not path.lower().endswith(JSON_ENDING):  # a compressed file is no dataset file
+    if not path.lower().endswith(JSON_ENDING):
         return True
     try:
         head = files.read_head(path, _HEAD_BYTES)[0].removeprefix(b"\xef\xbb\xbf").lstrip()

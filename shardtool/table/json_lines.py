@@ -92,7 +92,6 @@ def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
             return mixed_types_error(name, column, types)
     if not kinds:
         return InvalidRequest(name, "empty", expected="one JSON object per line")
-    # Remove pyarrow's row number, which is relative to a block.
     message = re.sub(r"^JSON parse error: |in row [0-9]+$", "", message.splitlines()[0])
     return InvalidRequest(name, f"cannot be read: {message.strip()}", expected="JSON objects with values of one type")
 

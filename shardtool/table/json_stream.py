@@ -47,7 +47,7 @@ class JsonStream:
             except RecursionError:
                 raise nesting_error(self._location) from None
             except json.JSONDecodeError as error:
-                # create the error before more text is read, because the error's position refers to the current text
+                # Create the error before more text is read, because its position refers to the current text.
                 problem = self._problem(error.msg, error.pos)
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LOOKUP_PARTS = 16
 _INVALID_NAME = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # matches a control character, or an empty, `.` or `..` component
 _BAD_PARTS = (b"//", b"/./", b"/../")
-_CONTROL_BYTES = bytes([*range(32), 127, 0xC2])  # 0xC2 starts the control characters beyond ASCII
+_CONTROL_BYTES = bytes([*range(32), 127, 0xC2])
 
 
 def is_key_type(kind: pa.DataType) -> bool:

@@ -161,7 +161,7 @@ def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # exclude nulls, whose values are undefined
+    # The values of nulls are undefined.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 

@@ -181,7 +181,7 @@ def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
 
 MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
-MAX_MISSING_FILES = 10  # if none of this many texts is a file, the column does not contain paths
+MAX_MISSING_FILES = 10  # with this many texts that are no files, a column does not contain paths
 MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
 MAX_NAMED_COLUMNS = 8
 
@@ -230,7 +230,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
         part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # if needed, the run reports the error later
+    except StoreFailed:  # the run reports the error later, if it needs the store
         return ""
     problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
     return candidates[0] if not problems.any() else ""

@@ -207,7 +207,7 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # choose samples before files are examined
+        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # before files are examined
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_by_key(names, by_key=False)
@@ -412,7 +412,7 @@ class ManifestSource(Source):
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):
-            used |= {*roles.meta}  # the user chose these columns as metadata
+            used |= {*roles.meta}
         if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
             used.add(roles.key)
         texts = [column.name for column in schema if tables.is_text_type(column.type) and column.name not in used]
