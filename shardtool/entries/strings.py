@@ -133,7 +133,7 @@ class PackedStrings:
 
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-    """Return the 8-byte little-endian BLAKE2b hash (RFC 7693) of each text. It is the same on every machine.
+    """Return the 8-byte little-endian BLAKE2b hash (RFC 7693) of each text. A hash is the same on every machine.
 
     Use a different `person` for each purpose, because the hashes are then independent. The salt is the hash of `seed`.
     """

@@ -298,9 +298,9 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next record after damage at `offset`, or None if there is none.
 
-    A record is recognised by the checksum of its length. `first` is the first offset to examine. It is before `offset`
-    if the previous record may be damaged. `size` is the size of the shard, or -1 if `read` is sequential and the size
-    is unknown.
+    A record is recognised by the checksum of its length. `first` is the first offset to examine, which is before
+    `offset` if the previous record may be damaged. `size` is the size of the shard, or -1 if `read` is sequential and
+    the size is unknown.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -1,4 +1,4 @@
-"""Resolve duplicate keys. Either duplicates are an error, or later samples are renamed, or one sample per key is kept.
+"""Handle duplicate keys. They are an error, or later samples are renamed, or one sample per key is kept.
 
 `existing_keys` are the keys of a dataset to which samples are appended. These keys never change.
 """

@@ -85,7 +85,7 @@ def old_keys(entries: SampleTable) -> PackedStrings:
 
 
 def rename_skipped(rows: Iterable[Skipped], rename: str) -> tuple[Skipped, ...]:
-    """Rename the keys of skipped samples. They keep their keys if the new keys come from a column."""
+    """Rename the keys of skipped samples. If the new keys come from a column, the keys stay unchanged."""
     skipped, substitution = [*rows], parse_substitution("rename_keys", rename)
     named = [index for index, row in enumerate(skipped) if row.key and is_utf8(to_bytes(row.key))]
     if substitution is not None and named:

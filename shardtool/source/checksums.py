@@ -81,7 +81,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the 16-byte digest of each row's payload. It is all 0 if the payload cannot be read."""
+    """Return the 16-byte digest of each row's payload. The digest is all 0 if the payload cannot be read."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")

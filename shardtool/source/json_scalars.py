@@ -1,6 +1,6 @@
 """Read the top-level scalars of JSON payloads. A payload can also be one number or a short text.
 
-Workers return JSON lines. They import neither NumPy nor pyarrow.
+Workers return JSON lines, and import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations

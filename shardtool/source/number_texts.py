@@ -59,7 +59,7 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. They are not valid if `bad` is above 0.
+        data: The texts in order, each followed by NUL. The texts are not valid if `bad` is above 0.
         bad: Number of texts that would change if they were stored as numbers.
     """
 

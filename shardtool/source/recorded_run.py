@@ -182,7 +182,7 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 def find_table(name: object, folders: Iterable[str]) -> str:
     """Return the path of the first regular file with this name, or an empty text.
 
-    The name is untrusted. It must be a plain file name, and links are not followed.
+    The untrusted name must be a plain file name, and links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""

@@ -48,7 +48,7 @@ def iter_key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 
 def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
-    """Yield row numbers as keys. They are counted from 0 and padded with zeros to nine digits."""
+    """Yield row numbers, counted from 0, as keys with nine digits."""
     for chunk in chunk_slices(len(rows)):
         yield arrow.text_array([f"{row:09}" for row in rows[chunk].tolist()])
 
