@@ -36,8 +36,8 @@ def field_ids(
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     """Match two arrays of ids, and ignore the id -1.
 
-    Return the indexes of common ids in `ours` and in `theirs`, both sorted by id. Then return the indexes of ids that
-    are only in `ours`, and of ids that are only in `theirs`.
+    Return the indexes of common ids in `ours` and in `theirs`, sorted by id, and the indexes of ids that are only in
+    `ours` or only in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # with more strings, Arrow is faster even though pyarrow.compute must be imported
-_MAX_SLICED_STRINGS = 2**8  # up to this number of strings, copying one string after the other is faster
+_MIN_ARROW_STRINGS = 2**18  # with more strings, Arrow is faster
+_MAX_SLICED_STRINGS = 2**8  # up to this number, single copies are faster
 
 
 class StringColumn(Protocol):

@@ -2,8 +2,7 @@
 
 Record sizes are known before writing, so each shard is an independent task with a known name and size.
 
-Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys. Each shard gets consecutive
-samples of the resulting order.
+Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # share of the limit to use if sizes are estimates, because estimates may be too small
+_ESTIMATE_FILL_SHARE = 0.97  # because estimates may be too small
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Compute checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
-
-A CRC-32C verifies a payload against an index. Digests (16 bytes of BLAKE2b, RFC 7693) compare payloads with each other.
-"""
+"""Compute checksums of the payloads of a source. Workers import neither NumPy nor pyarrow."""
 
 from __future__ import annotations
 

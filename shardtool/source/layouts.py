@@ -1,7 +1,6 @@
 """Recognise folders in which the files of one sample have different names, and suggest a command.
 
-Examples are masks with a suffix, `images/` next to `labels/`, and a table next to images. At most a few hundred names
-and the start of one table are read.
+Examples are masks with a suffix, `images/` next to `labels/`, and a table next to images.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # number of keys to examine, in runs of neighbours, which often belong together
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # neighbours often belong together
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
 _MIN_GROUP_SHARE = 0.05

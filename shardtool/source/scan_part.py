@@ -98,7 +98,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be seen in the tree, such as targets of links
+ALWAYS_CHANGED = 2**62  # for files such as targets of links, whose changes cannot be seen in the tree
 
 
 @dataclass

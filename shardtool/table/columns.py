@@ -129,9 +129,9 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
         raise InvalidRequest(option_text("classes"), found, remedy=remedy)
 
 
-MAX_COLUMNS = 10_000  # a limit, because each column takes space in the sidecar of every shard
-MAX_NESTING = 32  # Parquet's reader accepts 100 levels, of which a list or struct takes up to three
-MAX_ROW_BYTES = 2**28  # a small compressed file may expand to a row of this size, which is copied
+MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
+MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list takes up to three
+MAX_ROW_BYTES = 2**28  # limits the memory for a row
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
