@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # so that a growing dataset can keep its number of shards
+_HEADROOM = 0.8  # leaves space, so that a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # because estimates may be too small
+_ESTIMATE_FILL_SHARE = 0.97  # shards are not filled completely, because estimates may be too small
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # neighbours often belong together
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys are sampled in runs, because neighbours often belong together
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
 _MIN_GROUP_SHARE = 0.05
