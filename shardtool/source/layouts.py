@@ -59,7 +59,8 @@ _TRANSCRIPTS = "trans.txt"  # LibriSpeech's table with a line for each clip
 class Advice(NamedTuple):
     """An observation about a folder, and the command that probably packs the folder as the user wants.
 
-    If no single command can pack the files, `command` is empty, and `effect` is the page that describes the layout.
+    `effect` says what `command` does. If no single command can pack the files, `command` is empty, and `effect` is the
+    page that describes the layout.
     """
 
     found: str

@@ -133,7 +133,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field. Omit a field if two datasets have different names."""
+    """Return the class names by field. Omit a field if two datasets have different names for it."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():

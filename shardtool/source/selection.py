@@ -72,7 +72,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the numbers of the samples in `keys_from`, and notes.
 
-    A key may be missing if its sample was skipped, or with `on_error="skip"`.
+    A key may be missing if its sample was skipped. With `on_error="skip"`, every key may be missing.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
