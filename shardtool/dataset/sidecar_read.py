@@ -251,12 +251,13 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
     """
     try:
         from pyarrow._parquet import ParquetReader
-    except ImportError:
+
+        reader = ParquetReader()
+        reader.open(pa.BufferReader(data), **options)
+    except (ImportError, TypeError, AttributeError):  # the module is private, so another version may differ
         from pyarrow.parquet import ParquetFile
 
-        return ParquetFile(pa.BufferReader(data), **options).reader
-    reader = ParquetReader()
-    reader.open(pa.BufferReader(data), **options)
+        reader = ParquetFile(pa.BufferReader(data), **options).reader
     return reader
 
 

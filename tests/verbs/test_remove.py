@@ -165,9 +165,7 @@ def test_removed_samples_do_not_come_back(source: Path) -> None:
     again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
     for words in (("--resume",), ("--append", "--on-duplicate", "first")):
         ran = typed(*again, *words)
-        assert (ran.code, "1 sample skipped, removed earlier by `remove`" in ran.err) == (0, True), (
-            ran
-        )
+        assert (ran.code, "1 sample skipped, removed earlier by `remove`" in ran.err) == (0, True), ran
         assert _keys(dataset) == [key for key in sorted(_KEYS) if key != gone]
         assert hash_key(gone.encode()) in (dataset.parent / "out.skipped").read_text()
         assert verify(dataset, source=source).sound
