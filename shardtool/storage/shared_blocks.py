@@ -1,7 +1,7 @@
 """Memory blocks that processes share. The first process that needs a block creates it.
 
-All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it through /proc while its creator is
-running. Once the creator has exited, they create their own blocks.
+All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it
+through /proc while its creator is running. Once the creator has exited, they create their own blocks.
 
 The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
 once its offset is written.
