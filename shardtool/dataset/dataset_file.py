@@ -98,7 +98,7 @@ class DatasetFile:
         appends: Number of the first shard of each append, in the order of `appended` in `made`.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "" for the folder of the dataset file.
         part_of: For a subset, the number of shards of the whole dataset, else 0. A subset has no `field_bytes`,
-            `skipped` or `fingerprint`, and no `fields` if some samples lack a field.
+            `skipped` or `fingerprint`.
     """
 
     name: str

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# Replaces NUL in keys of other tools. No key of shardtool contains this byte, because it is invalid UTF-8.
+# Replaces NUL in keys of other tools. This byte is invalid UTF-8.
 _NUL_SUBSTITUTE = b"\xff"
 _MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if it has at most this many keys per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
@@ -344,8 +344,7 @@ class IndexDifference(NamedTuple):
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
     """Yield a difference in the number of samples, and the first other difference.
 
-    If only checksums differ, yield all differences. If the scan of the second index stopped early, its last sample is
-    ignored.
+    If only checksums differ, yield all differences.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -94,8 +94,8 @@ def make_reporter(
 ) -> Callable[..., None]:
     """Return a progress callback for a task.
 
-    The callback calls `send_report` at most every `pause_s` seconds. The report contains the totals of the task if
-    `cumulative` is true, else only the counts since the last report.
+    The callback calls `send_report` at most every `pause_s` seconds. It reports totals if `cumulative` is true, else
+    the counts since the last report.
     """
     last, done = time.monotonic(), [0, 0]
 

@@ -78,7 +78,7 @@ class TaskEnvironment(NamedTuple):
 def _function_sources(function: str) -> dict[str, str]:
     """Return the source code of a function's module, and of the modules that it imports from the same folder.
 
-    Installed packages are not included, because they may contain more than source code. Every node must have them.
+    Installed packages are not included. Every node must have them.
     """
     import sysconfig
 
@@ -193,7 +193,7 @@ def describe_path(path: str | bytes) -> str:
 def inspect_node(
     environment: TaskEnvironment, expected_paths: dict[str | bytes, str], output: str | None, marker: str, function: str
 ) -> list[tuple[str, str]]:
-    """Return the differences between this node and the parent, as pairs (found, expected).
+    """Return how this node differs from the parent, as pairs (found, expected).
 
     `marker` is the path of a file that the parent has created in `output`. The other arguments are as in
     `Pool.check`.

@@ -156,8 +156,7 @@ class BodyDecoder:
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-# The first entry with the type of an error applies. An entry has error types, a code, a text, and whether the failure
-# is temporary.
+# Error types, a code, a text, and whether the failure is temporary. The first match applies.
 _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),

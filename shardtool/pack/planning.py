@@ -1,6 +1,6 @@
 """Plan the shards of each dataset, and add notes about the plan.
 
-The sizes of transformed samples are estimated from a few samples.
+Sizes of transformed samples are estimated from a few samples.
 """
 
 from __future__ import annotations

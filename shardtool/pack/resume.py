@@ -94,7 +94,7 @@ class JournalLine(NamedTuple):
 
 
 class ShardJournal:
-    """The journal of a run in a local folder. In a store, `--resume` compares each shard with its source instead."""
+    """The journal of a run. In a store, `--resume` compares each shard with its source instead."""
 
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part

@@ -207,7 +207,6 @@ class Listed:
 
     Attributes:
         transform: The transform of the run. Its `where` has only what workers evaluate.
-        plan_file: The content of the plan file, or None.
         identity: A text that identifies the transform, or "" without a transform.
         finished: Datasets that the run would append to but has no new samples for.
     """

@@ -222,8 +222,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # Refuse to update shards of another tool. Such shards have no sidecars, but an interrupted run leaves at most one
-    # shard per worker without a sidecar.
+    # Shards without sidecars may belong to another tool. An interrupted run leaves at most one of them per worker.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:

@@ -121,7 +121,7 @@ def check_index_files(
 
 
 class Exporter:
-    """Writes index files for one dataset. The caller of `write` must hold the lock of the dataset."""
+    """Writes index files for one dataset. The caller of `write` must hold the lock."""
 
     def __init__(self, folder: OutputFolder, name: str, requested: Mapping[str, ExportFormat], notes: Notes) -> None:
         self.folder, self.name, self.requested, self.observer = folder, name, requested, notes.observer

@@ -1,7 +1,7 @@
 """Read the index files of other tools in a folder, and copy the valid ones with a dataset.
 
-An index file is limited in size and has no checksum. It is therefore compared with the sidecar of its shard. Web
-servers cannot list files, so index files are not copied from there.
+An index file has no checksum, so it is compared with the sidecar of its shard. Web servers cannot list files, so
+index files are not copied from there.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ OldDataset: TypeAlias = Literal["keep", "withdraw", "replace", "exchange"]
 
 
 class Publication:
-    """Publishes one dataset. The caller must hold the lock of the dataset.
+    """Publishes one dataset. The caller must hold its lock.
 
     `old` selects what happens to an existing dataset:
 
@@ -219,8 +219,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If there is no dataset file, an interrupted run has already checked the other files. They may be damaged
-    # otherwise.
+    # If there is no dataset file, an interrupted run has already checked the other files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}

@@ -56,8 +56,7 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the content of a small regular file or object.
 
-    Raise `OSError` if the file is larger than `limit`, or is large and does not end with `ending`. Both are checked
-    before the file is read, because a sparse file can have any size.
+    Raise `OSError` if the file is larger than `limit`, or is large and does not end with `ending`.
     """
     where = display_address(path) if is_url(path) else path
 

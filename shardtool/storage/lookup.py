@@ -74,7 +74,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path. For more than a few objects, list their folder once."""
+    """Return `plain_size` of each path."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (

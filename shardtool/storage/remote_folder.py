@@ -62,8 +62,7 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries among `names` that exist.
 
-        The times are rounded to seconds and therefore never equal a recorded time, because a store's time does not
-        prove that a file is unchanged. For a single name, the time is 0.
+        Their times never equal a recorded time, because a store's time does not prove that a file is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:

@@ -75,13 +75,7 @@ class JournalEntry:
 
 
 def parse_entry(line: dict[str, Any]) -> JournalEntry:
-    """Convert a journal line to a `JournalEntry`.
-
-    Raises:
-        ValueError: A value of the line is invalid.
-        TypeError: The line has missing or unknown values.
-        AttributeError: A value has a wrong type.
-    """
+    """Convert a journal line to an entry. An invalid line raises `ValueError`, `TypeError` or `AttributeError`."""
     entry = JournalEntry(**line)
     int(entry.digest, 16)
     texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]

@@ -33,7 +33,7 @@ _KEY_HASH_BYTES = 12  # short hashes are enough: among 10^11 runs with 10^9 keys
 
 
 class SampleRefused(Exception):
-    """A sample that cannot be written, with the error to raise and the reason code for `out.skipped`."""
+    """A sample that cannot be written."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)

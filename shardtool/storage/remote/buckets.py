@@ -106,8 +106,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
     Args:
         expected: The version to replace. With "", the object must not exist. With None, any object is replaced.
-        lasting: Whether to use the configured storage class. Locks do not, because some classes are billed by the
-            month.
+        lasting: Whether to use the storage class, which may be billed by the month. Locks do not.
 
     Raises:
         FileExistsError: The existing object does not match `expected`.

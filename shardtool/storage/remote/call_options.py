@@ -1,7 +1,7 @@
 """Options for stores and servers that apply to one call (`storage_options=`).
 
-An address refers to its options by a marker, as in `s3://options=KEY@bucket/key`. The options stay in the memory of
-this process and its workers. Messages and results show addresses without markers.
+An address refers to its options by a marker, as in `s3://options=KEY@bucket/key`. Messages and results show addresses
+without markers.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A socket as a raw file that requires a minimum speed. Closing the file does not close the socket.
+    """A socket as a raw file that requires a minimum speed.
 
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 

@@ -67,7 +67,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send headers (`Name: value`) to web servers, in this process and its child processes."""
+    """Send headers (`Name: value`) to web servers, also from child processes."""
     lines = list(lines)
     parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)

@@ -287,7 +287,7 @@ _MAX_REQUESTS_AHEAD = 16
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes of each range. Sort the ranges to send fewer requests. The end of the object cuts off a range."""
+    """Yield the bytes of each range. Sort the ranges to send fewer requests."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))

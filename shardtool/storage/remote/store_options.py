@@ -65,7 +65,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set store options (`KEY=VALUE`) for this process and its child processes."""
+    """Set store options (`KEY=VALUE`), also for child processes."""
     text = "\n".join(lines)
     _parse_options(text)
     os.environ[STORE_OPTIONS_VARIABLE] = text
