@@ -32,7 +32,7 @@ SkipCode = Literal[
 SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
     "no-field": "the file name has no extension, which would be the field name; a sample of a dataset has none of the "
     "selected fields",
-    "unsafe-name": "the key or a field is not UTF-8, has a part `..` or a control character, or is far too long; in an "
+    "unsafe-name": "the key or a field is not UTF-8, has a part '..' or a control character, or is far too long; in an "
     "archive, a path outside the archive",
     "duplicate": "another sample has the same key (--on-duplicate first or last) or the same content "
     "(--drop-duplicates)",

@@ -121,7 +121,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """Fields of a tar that contain numbers as text."""
+        """Fields of a tar dataset whose texts are numbers, with the type of these numbers."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property

@@ -1,4 +1,4 @@
-"""Number classes by the byte order of their names, or by an existing list."""
+"""Assign numbers to classes, in the byte order of their names or in the order of an existing list."""
 
 from __future__ import annotations
 

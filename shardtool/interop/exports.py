@@ -138,7 +138,7 @@ def read_index_list(path: str) -> bytes:
 def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index and its shard, or "" if they are equivalent."""
     export = EXPORTS[export_name]
-    # only the names of TFRecords may lack the format
+    # a shard whose name has no known extension is a TFRecord
     if export.shard_format != (parse_format(shard.name) or "tfrecord"):
         return f"an index of {export.shard_format} shards"
     return export.shard_index.compare(data, shard, has_hashes=export.has_hashes)

@@ -317,7 +317,9 @@ class Packing:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
             if result.compared and resume.is_source_unchanged(planned, stamp):
-                folder.set_mtime(name, stamp)  # with this time, the next run trusts the shard
+                folder.set_mtime(
+                    name, stamp
+                )  # the next run with `--resume` trusts shards that have this modification time
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))

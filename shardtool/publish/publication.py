@@ -104,9 +104,9 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar. None means that the file already exists.
+        """Publish a staged shard and sidecar.
 
-        `replaces` is true if other files may be replaced.
+        `shard` or `sidecar` is None if this file already exists. `replaces` is true if other files may be replaced.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)

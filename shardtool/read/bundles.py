@@ -1,4 +1,4 @@
-"""Order and read bundles of samples. A bundle, such as a batch, takes one position of an epoch.
+"""Order and read bundles of samples. An epoch counts each bundle, such as a batch, as one position.
 
 A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
 four int64 columns with one row per piece of a sample, sorted by bundle: the bundle number, the sample, the start of the

@@ -241,7 +241,7 @@ class SampleReader:
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # do not scan the shard, or log a warning, again
+                    self._broken[shard] = error  # scan the shard and log a warning only once
             else:
                 return samples
         return [error] * len(rows)

@@ -29,7 +29,7 @@ def to_recorded_name(name: str) -> str:
 
 
 def to_recorded_value(name: str, value: object) -> object:
-    """Return the value of an option as files record it, with renamed fields as OLD=NEW."""
+    """Return the value of an option as dataset files record it. They record renamed fields as OLD=NEW."""
     if isinstance(value, tuple) and name == _RENAMES:
         return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
     return list(value) if isinstance(value, tuple) else value

@@ -123,7 +123,7 @@ class DelimitedTable(Table):
             bad_rows.clear()
             with self._open() as stream:
                 options = arrow_csv.ReadOptions(use_threads=invalid_rows is None, block_size=block, column_names=names)
-                # Latin-1 accepts any bytes. For invalid UTF-8, pyarrow would print a traceback.
+                # Read invalid UTF-8 as Latin-1, which accepts any bytes, because pyarrow would print a traceback.
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 

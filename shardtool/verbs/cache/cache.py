@@ -314,7 +314,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, this first releases the leases inherited from `refresh`, because the writer would wait for
+        In a forked process, this first releases the leases of the parent process, because the writer would wait for
         these leases forever.
 
         Args:
