@@ -162,6 +162,7 @@ class ShardIndex:
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples. `rows` must be ascending."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
+        # decode the whole block at once, because this takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")

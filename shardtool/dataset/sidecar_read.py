@@ -214,7 +214,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:
+    if rows > limit or fields > limit + rows:  # an empty list of fields counts as one value
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 

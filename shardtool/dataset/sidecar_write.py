@@ -147,7 +147,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():
+        for name, value in facts.items():  # one by one, because pyarrow does not keep the order of a dict
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 

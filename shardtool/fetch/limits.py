@@ -79,7 +79,7 @@ class HostTimes:
     def _seconds_per_file(self) -> dict[str, float]:
         # Requests in progress count as well, because a slow host may not have completed any file yet.
         active_times = defaultdict[str, list[float]](list)
-        for number, started in [*self._active.items()]:
+        for number, started in [*self._active.items()]:  # a copy, because the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)
         overall_average = sum(self._seconds.values()) / max(self._finished.total(), 1)
         averages = {

@@ -271,7 +271,7 @@ class ReadAheadStream(io.RawIOBase):
     def close(self) -> None:
         """Stop reading."""
         self._stopped = True
-        self._free_slots.release()
+        self._free_slots.release()  # wakes the thread
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()

@@ -278,7 +278,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()
+                keys.get_frozen_credentials()  # raise errors here, because obstore would report another error
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
