@@ -157,7 +157,7 @@ def copy_text(result: CopyResult) -> str:
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
-    """Return the result of `doctor`; `room` is the terminal's width in columns."""
+    """Return the result of `doctor`. `room` is the terminal's width in columns."""
     wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"

@@ -26,7 +26,7 @@ _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
 def summary_text(summary: Summary, room: int) -> str:
-    """Return the summary of `inspect`; `room` is the terminal's width in columns."""
+    """Return the summary of `inspect`. `room` is the terminal's width in columns."""
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
         return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])

@@ -1,1 +1,1 @@
-"""Other tools' names for shardtool functions, so that programs need to change only an import."""
+"""Shardtool functions under the names of other tools, so that programs need to change only an import."""

@@ -2,8 +2,7 @@
 
 - DALI, and the `tfrecord` package: offsets next to each shard.
 - Megatron-Energon: offsets next to each shard, and the splits once per folder. With these files, energon opens the
-  folder without `energon prepare`. Samples are "crude" (a dict of bytes) without a `dataset.yaml`, which only the user
-  creates.
+  folder without `energon prepare`.
 - hfutils: offsets and hashes of the files in a tar shard, for the Hugging Face Hub.
 - timm's `_info.json` and open_clip's `sizes.json`: sample counts per shard, once per folder.
 

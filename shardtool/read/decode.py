@@ -228,7 +228,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn, once per field and process, that a part of an image is lost."""
+    """Warn that a part of an image is lost, once per field and process."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 

@@ -75,7 +75,6 @@ class StreamState(NamedTuple):
 
     @classmethod
     def from_json(cls, state: object, source: Any) -> StreamState:
-        """Return a state from its JSON data, or raise InvalidRequest."""
         values = _check_state(state)
         if values["fingerprint"] != source.fingerprint:
             found = f"belongs to other samples, with fingerprint {values['fingerprint']}"

@@ -114,8 +114,7 @@ class CreateResult(Result):
         dataset_file: Path of the dataset file. With splits, the path contains `{split}`.
         kept: Number of shards that an earlier run had finished.
         skipped: Number of skipped files and samples, which are listed in `out.skipped`.
-        size: Bytes of all shards.
-        fingerprint: The content fingerprint. It does not depend on order, shards or splits.
+        fingerprint: The content fingerprint, which does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
         features: For TFRecord, the argument of `tf.io.parse_single_example` for each feature.
         urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
@@ -177,12 +176,10 @@ class CopiedDataset:
     """A copied dataset.
 
     Attributes:
-        source: Path of the dataset file.
         dataset_file: Path of the copied dataset file.
         copied: Number of shards that were copied, or whose sidecar was copied.
         kept: Number of shards that already existed with the right bytes.
         removed: Number of deleted shards of a replaced dataset.
-        size: Bytes of all shards.
         copied_size: Bytes of the copied shards and sidecars.
         indexes: Number of copied index files of other tools.
     """

@@ -89,7 +89,6 @@ class CenterCrop(_Crop):
     """Decodes the centre of an image for validation, as in `decode={"jpg": CenterCrop(224, 256)}`.
 
     Attributes:
-        size: Width and height of the crop.
         shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
             and other images are not scaled.
         place: Field for the position; see `move`.
@@ -125,7 +124,6 @@ class RandomResizedCrop(_Crop):
     seed and the position in the epoch, so all fields of a sample get the same crop.
 
     Attributes:
-        size: Width and height of the result.
         scale: Minimum and maximum share of the area.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.

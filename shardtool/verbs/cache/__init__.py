@@ -1,8 +1,7 @@
 """Keep whole shards in a bounded folder on a fast disk, shared by any number of processes, without a daemon.
 
 **Files.** `FOLDER/shardtool-cache.json` contains the version. `FOLDER/lock` is held while space is reserved or freed.
-`copied/` contains copies of shards, `written/` shards of samplers, and `counts/` the statistics of each process. Other
-files are never touched.
+`copied/` contains copies of shards, `written/` shards of samplers, and `counts/` the statistics of each process.
 
 **Leases.** A reader holds a shared `flock` on the shard's file. Eviction requires an exclusive lock. The kernel
 releases a lock with its last descriptor, so a lease cannot outlive its process. A forked child keeps its parent's

@@ -201,7 +201,7 @@ class SampleView(NamedTuple):
     fields: tuple[FieldView, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return the sample as `--json` prints it (docs/json.md)."""
+        """Return the sample as `--json` prints it."""
         sample, fields = self.sample, {field.name: field.to_json() for field in self.fields}
         document = {
             "key": sample.key,

@@ -394,7 +394,7 @@ class Summary(Displayed):
     )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
-        """Return the summary as `--json` prints it (docs/json.md)."""
+        """Return the summary as `--json` prints it."""
         if self.datasets:
             document: dict[str, object] = {name: getattr(self, name) for name in COMBINED_FIELDS}
             document |= {"problems": [asdict(problem) for problem in self.problems]}

@@ -116,7 +116,7 @@ class _PayloadCheck(NamedTuple):
     """How to check the payloads of a field by decoding them.
 
     Attributes:
-        decode: Function that returns the problem of a payload; empty if it is valid, None if it is too large to decode.
+        decode: Function that returns the problem of a payload, "" for a valid payload, or None if it is too large.
         skip_large: Whether larger payloads are skipped. Otherwise they are invalid.
     """
 

@@ -53,7 +53,7 @@ MAX_KEY_CHARS = 200
 
 
 class TextExcerpt(NamedTuple):
-    """The start of a field; `kind` is `json`, `text`, `numbers`, `bytes`, or `chat` for a conversation."""
+    """The start of a field. `kind` is `json`, `text`, `numbers`, `bytes`, or `chat` for a conversation."""
 
     field: str
     kind: str
