@@ -72,7 +72,7 @@ def _swapped_arguments(first: str, last: str, found: str, expected: str) -> Inva
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Split `DATASET... OUTPUT` into datasets and output.
 
-    The output is the last argument if it is a pattern, else the names with consecutive numbers at the end.
+    The output is the last argument if it is a pattern. Otherwise, it is the names at the end with consecutive numbers.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

@@ -209,7 +209,7 @@ def restore_typed_names(
 
 
 def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
-    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB`."""
+    """Raise InvalidRequest for an argument that belongs to the previous option, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         index = words.index(name) if name in words and not os.path.exists(name) else 0

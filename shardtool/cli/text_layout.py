@@ -14,7 +14,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the terminal's columns, or COLUMNS; `default` without a terminal."""
+    """Return COLUMNS, or else the width of the terminal, or else `default`."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

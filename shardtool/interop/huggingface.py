@@ -70,7 +70,7 @@ def huggingface_split(split: str) -> str:
 
 
 def check_huggingface_splits(splits: Iterable[str]) -> None:
-    """Check that all splits get different names."""
+    """Raise InvalidRequest if two splits would get the same name."""
     used: dict[str, str] = {}
     for split in splits:
         if (first_split := used.setdefault(huggingface_split(split), split)) != split:

@@ -240,7 +240,7 @@ def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 
 def check_timm_splits(splits: Iterable[str]) -> None:
-    """Check that timm can find the splits by name."""
+    """Raise InvalidRequest if timm cannot find a split by name."""
     for name in splits:
         if "tar" in name or ".." in name:
             found = f"the split {name}, which timm would read as a shard name"

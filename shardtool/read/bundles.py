@@ -50,7 +50,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks, the longest document first, each into the fullest block with enough room.
+    """Pack whole documents into blocks. Starting with the longest, each goes into the fullest block with enough room.
 
     A document longer than a block is split into full blocks and a remainder.
 

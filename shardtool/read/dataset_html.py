@@ -1,4 +1,4 @@
-"""The HTML of a dataset in notebooks. It reads a few small samples, for a few seconds at most, and never fails."""
+"""Create the HTML of a dataset for notebooks from a few small samples, in a few seconds, without raising errors."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or the samples with the numbers `chosen`, in this order."""
+    """All samples of a catalog, or only the samples `chosen`, in the order of these numbers."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)

@@ -1,7 +1,7 @@
 """The indexes of a catalog's shards.
 
 The first process that needs an index reads it into the catalog's `SharedBlocks`. Without `SharedBlocks`, each process
-keeps as many indexes as fit.
+keeps the most recently used indexes.
 """
 
 from __future__ import annotations

@@ -107,13 +107,13 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Reject options of PyTorch's DataLoader, and name the equivalent."""
+    """Raise InvalidRequest for options of PyTorch's DataLoader, and name the equivalent."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
 
 def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
-    """Make a function reject options of PyTorch's DataLoader."""
+    """Make a function raise InvalidRequest for options of PyTorch's DataLoader."""
     known = signature(function).parameters
 
     @wraps(function)

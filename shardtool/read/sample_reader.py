@@ -211,7 +211,7 @@ class SampleReader:
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
-        """Return an open shard, kept until a cache drops it."""
+        """Return an open shard, which stays open until a cache of this reader removes it."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again

@@ -84,7 +84,7 @@ class Share:
     def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return this reader's positions from `start` to `stop`, ascending int64 [n].
 
-        With `pad`, positions from `length` on mean the start of the epoch.
+        With `pad`, positions from `length` on stand for positions at the start of the epoch.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)

@@ -211,7 +211,7 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="one line of ASCII")
 
     def check_for(self, *, manifest: bool) -> None:
-        """Refuse options that do not apply to a manifest, or to a folder."""
+        """Raise InvalidRequest for options that do not apply to a manifest, or to a folder."""
         if not manifest:
             self.check_joined_form()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")

@@ -36,7 +36,7 @@ class Observer:
         """Receive the name of a step before `start`, and its bytes, which `advance` counts."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Receive the total amount of work; `size` is in bytes."""
+        """Receive the total amount of work. `size` is in bytes."""
 
     def failed(self, samples: int) -> None:
         """Receive how many samples of the next `advance` failed to download."""

@@ -46,13 +46,13 @@ def suggest_choice(text: str, choices: Sequence[str]) -> str:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse values other than True and False, such as the text `no`, which Python treats as true."""
+    """Raise InvalidRequest unless a value is True, False or None. Python would treat the text `no` as true."""
     if value is not None and type(value) is not bool:
         raise InvalidRequest(option_text(name), repr(value)[:100], expected="True or False")
 
 
 def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
-    """Refuse values that are not whole numbers in a range."""
+    """Raise InvalidRequest unless a value is a whole number in a range."""
     minimum, maximum = bounds
     try:
         is_valid = minimum <= index(value) <= maximum  # type: ignore[arg-type]
@@ -80,13 +80,13 @@ def import_name(function: Callable[..., object]) -> str:
 
 
 def check_choice(name: str, value: object, literal: object) -> None:
-    """Refuse values that are not in a Literal."""
+    """Raise InvalidRequest unless a value is in a Literal."""
     choices = get_args(literal)
     if value not in choices:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(choices)}")
 
 
 def check_minimum(name: str, value: object, minimum: int = 1) -> None:
-    """Refuse values that are not whole numbers, or are too small."""
+    """Raise InvalidRequest unless a value is a whole number of at least `minimum`."""
     if type(value) is not int or value < minimum:
         raise InvalidRequest(name, repr(value), expected=f"a whole number, {minimum} or more")

@@ -103,7 +103,7 @@ class Given(Generic[_ValueT]):
 
 
 class Needs:
-    """A rule: one of the conditions must be true. `missing` describes the problem if none is."""
+    """A rule that one of the conditions must be true. If none is true, `missing` describes the problem."""
 
     def __init__(self, missing: str, *conditions: Given[Any]) -> None:
         self.missing, self.conditions = missing, conditions

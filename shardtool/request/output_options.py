@@ -167,7 +167,7 @@ class OutputOptions(WorkerOptions):
             self._check_alone()
 
     def _check_alone(self) -> None:
-        """Refuse options that a part cannot apply without the other parts."""
+        """Raise InvalidRequest for options that a part cannot apply without the other parts."""
         part = option_text("part", self.part)
         if given := self.first_given("overwrite", "append", "update"):
             remedy = "Delete the old dataset first, or use another output." if self.overwrite else ""

@@ -20,7 +20,7 @@ _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNET
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """Part `number`, from 1, of `parts` parts of a run."""
+    """One of `parts` parts of a run. The first `number` is 1."""
 
     number: int
     parts: int

@@ -187,7 +187,7 @@ class SelectingOptions(OutputOptions):
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Refuse options for a table without a table."""
+        """Raise InvalidRequest if options for a table are given without a table."""
         if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header", "collect"))):
             raise InvalidRequest(
                 option_text(given), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"

@@ -83,7 +83,7 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
 
 
 def check_split_names(names: Sequence[str], where: str) -> None:
-    """Refuse split names that some file system does not allow or distinguish."""
+    """Raise InvalidRequest for split names that some file system does not allow or distinguish."""
     if unsafe := [repr(name) for name in names if not _SPLIT_NAME.fullmatch(name)]:
         raise InvalidRequest(where, f"invalid split names: {format_list(unsafe)}", expected=_SPLIT_NAME_RULE)
     seen: dict[str, str] = {}

@@ -63,7 +63,7 @@ def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
 
 
 def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
-    """Refuse unknown names of options."""
+    """Raise InvalidRequest for unknown names of options."""
     known = [option.name for option in fields(kind)]
     for name in names:
         if name not in known:

@@ -128,7 +128,7 @@ class StreamOptions:
             self._stream = bare.stream(**options | {"rank": rank, "world_size": world_size})
 
     def __new__(cls, *_: object, **options: object) -> Self:
-        """Reject options of a DataLoader."""
+        """Raise InvalidRequest for options of a DataLoader."""
         refuse_dataloader_options(options, {option.name for option in fields(cls)})
         return super().__new__(cls)
 

@@ -159,7 +159,7 @@ class Loader(StreamOptions):
             self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state after the last batch, as JSON data, equal for all ranks."""
+        """Return the state after the last batch as JSON data. All ranks return the same state."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

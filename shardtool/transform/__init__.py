@@ -1,1 +1,1 @@
-"""Transform samples before packing: download URLs, convert images, call a user function."""
+"""Transform samples before packing, by downloading URLs, converting images, or calling a user function."""

@@ -165,7 +165,7 @@ class OpenedImage:
         self.colours = colour_kind(image.mode)
 
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
-        """Check the memory of decoding and conversion.
+        """Raise BadImage if decoding and conversion would need too much memory.
 
         Args:
             full: Width and height in the file, if the image is decoded at a reduced size.

@@ -53,7 +53,7 @@ class Transform(NamedTuple):
     where: ReadCondition | None = None
 
     def check_fields(self, existing_fields: tuple[str, ...]) -> None:
-        """Check that the requested fields exist."""
+        """Raise InvalidRequest if a requested field does not exist."""
         images = self.images
         for option_name, names in (("image", images.fields), ("mask", images.masks)) if images is not None else ():
             if missing := [name for name in names if name not in existing_fields]:

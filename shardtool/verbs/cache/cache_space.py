@@ -190,7 +190,7 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes; return how many shards were evicted for them. The folder's lock must be held.
+        """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
         If there is not enough space, evict no shard, record the request in the reservation, and return None.
         """
@@ -206,7 +206,7 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
-        """Evict shards, in order, until `excess` bytes are free; return their number.
+        """Evict shards in order until `excess` bytes are free, and return the number of evicted shards.
 
         The folder's lock must be held.
 

@@ -1,4 +1,4 @@
-"""Describe arrays and videos by their headers: shapes, types, sizes and durations. No payload is decoded or unpickled.
+"""Read shapes, types, sizes and durations of arrays and videos from headers. No payload is decoded or unpickled.
 
 Formats: NumPy (NEP 1), safetensors, MP4 and QuickTime (ISO/IEC 14496-12), Matroska and WebM (RFC 9559), AVI (RIFF).
 """

@@ -357,7 +357,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Check that a report may be written to a path. Only a report of the same kind may be overwritten."""
+    """Raise an error unless a report may be written to a path. Only a report of the same kind may be overwritten."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

@@ -71,7 +71,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """Without a valid dataset file, check that all shards exist that the sidecars' plan contains."""
+    """If there is no valid dataset file, check that all shards of the plan in the sidecars exist."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return

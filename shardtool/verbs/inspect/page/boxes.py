@@ -1,4 +1,4 @@
-"""Find the boxes and polygons of an image in its annotations: COCO, YOLO, and lists of boxes with labels.
+"""Find the boxes and polygons of an image in COCO or YOLO annotations, or in lists of boxes with labels.
 
 Source: https://cocodataset.org/#format-data and https://docs.ultralytics.com/datasets/detect/ (boxes), .../segment/
 (polygons).
