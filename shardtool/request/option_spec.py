@@ -121,14 +121,12 @@ class OptionSpec(NamedTuple):
         family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
             `fetch timeout={}`.
         expand: Converts the value to values of other options.
-        metavar: Placeholder for the value in the help; if empty, it is derived from the type.
+        metavar: Placeholder for the value in the help, or "" for a name of the type.
         shown: Text for the default in the help, if that is not a plain value.
-        form: Form of the value; `sample` is a share above 0.
-        range: Minimum and maximum of a number.
+        form: Form of the value. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any source.
-        requires: Rules about options that must also be given. A function may return them, to name options defined
-            later.
-        conflicts: Conditions that must not be true.
+        requires: Rules about options that must also be given. A function that returns these rules can name options
+            defined later.
         recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.

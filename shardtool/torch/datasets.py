@@ -88,7 +88,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Attributes:
         dataset: A dataset or mix, whose stages run first. Numbers of a mix are positions of an unshuffled epoch.
-        decode: True to decode all fields by name, or decoders by field; None to decode nothing.
+        decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         transform: Function that is called with each sample after all other stages.
         labels: Labels by key, stored in the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` it in a batch and count it in

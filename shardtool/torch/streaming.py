@@ -83,8 +83,8 @@ class StreamOptions:
 
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. The stages of the source run first.
-        batch_size: Samples per batch of a rank; 1 for batches by size (`batch(by=...)`).
-        decode: True to decode all fields by name, or decoders by field; None to decode nothing.
+        batch_size: Samples per batch of a rank, or 1 for batches by size (`batch(by=...)`).
+        decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         labels: Labels by key, stored in the field `label`.
         transform: Function that is called with each sample after all other stages.
         rank: Rank of this process. The default comes from torch.distributed, or from RANK and WORLD_SIZE in the

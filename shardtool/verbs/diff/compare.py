@@ -167,7 +167,7 @@ def _drop_appended(side: ComparedSide, datasets: list[StoredDataset], notes: Not
     return side.take(samples)
 
 
-_SPLIT_COLUMN = "split"  # the metadata column with the recorded split
+_SPLIT_COLUMN = "split"
 
 
 class SideComparison:

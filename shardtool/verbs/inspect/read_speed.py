@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MEASURE_S = 2.0
 _SAMPLES_PER_READ = 64
 _MAX_OPENED_SHARDS = 16
-_MAX_OPENING_SHARE = 0.1  # shards are large enough if opening them takes at most this share of the time
+_MAX_OPENING_SHARE = 0.1
 
 
 class Speed(NamedTuple):

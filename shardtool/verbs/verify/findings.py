@@ -17,7 +17,7 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # with more findings of one code about one file, further findings are only counted
+MAX_LISTED_PER_FILE = 100  # further findings with the same code and file are only counted
 _MAX_TEXT_CHARS = 1000  # names in a tar can have a million characters and occur in thousands of findings
 
 

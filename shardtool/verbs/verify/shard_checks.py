@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _PARQUET_MAGIC = b"PAR1"
-_HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"  # types of tar members
+_HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"
 _DEVICE_TYPES = (b"3", b"4", b"6")
 _CONTROL_CHARS = re.compile(rb"[\x00-\x1f\x7f]")
 
