@@ -183,7 +183,7 @@ class BundleReader:
     """Reads bundles of samples, and orders them for an epoch.
 
     Args:
-        sizes: int64 [span], size of each sample; 0 for unused samples.
+        sizes: int64 [span], size of each sample, or 0 for unused samples.
         rule: Function that divides a window into bundles, as described above.
         limit: Maximum tokens, or samples, per bundle.
     """

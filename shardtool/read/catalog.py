@@ -61,7 +61,7 @@ class Catalog:
         key_ranges: First and last key of each shard.
         parts: The catalogs of several datasets. With several datasets, `shared`, `split` and `appends` are empty.
         shared: Shared memory, with one block per shard index and one block for keys.
-        crcs: int64 [shards], CRC-32C of each shard; -1 if unknown.
+        crcs: int64 [shards], CRC-32C of each shard, or -1 if unknown.
         split: Name of the split, dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a scan can find the keys in member names.

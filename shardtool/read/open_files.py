@@ -45,7 +45,7 @@ class OpenFile:
     """The bytes of one shard. The file closes with the last reference, so other threads can finish reading.
 
     Attributes:
-        fd: File descriptor; -1 for a remote shard.
+        fd: File descriptor, or -1 for a remote shard.
     """
 
     def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:

@@ -105,8 +105,8 @@ class ReadableShard:
     Attributes:
         readers: Functions that decode numeric fields, by field name, or None if records must be parsed.
         lists: TFRecord features that are lists in every sample, which requires parsing records.
-        size: Bytes of the file; 0 if unknown.
-        crc: CRC-32C of the file; -1 if unknown.
+        size: Bytes of the file, or 0 if unknown.
+        crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index for fast access to single numbers.
     """
 

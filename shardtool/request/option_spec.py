@@ -121,7 +121,7 @@ class OptionSpec(NamedTuple):
         family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
             `fetch timeout={}`.
         expand: Converts the value to values of other options.
-        metavar: Placeholder for the value in the help, or "" for a name of the type.
+        metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any source.

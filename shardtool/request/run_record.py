@@ -41,7 +41,7 @@ def _swap_recorded(text: str) -> str:
 
 
 def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
-    """Return recorded options with the names and values of the options."""
+    """Convert recorded options to the names and values of the options class."""
     values = {_OPTION_NAMES.get(name, name): value for name, value in options.items()}
     if isinstance(renames := values.get(_RENAMES), list):
         values[_RENAMES] = [_swap_recorded(text) if isinstance(text, str) and "=" in text else text for text in renames]

@@ -94,8 +94,8 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders. The borders are transparent if the written mode has alpha, otherwise black, or colour 0 of a
-            palette without black.
+            borders. The borders are transparent if the written mode has alpha, otherwise black. A palette with
+            neither gets borders of colour 0.
         only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
