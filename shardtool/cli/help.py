@@ -1,4 +1,4 @@
-"""Help texts: one screen (`-h`), all options (`--help`), and topics (`shardtool help VERB TOPIC`).
+"""Help texts of one screen (`-h`), with all options (`--help`), or by topic (`shardtool help VERB TOPIC`).
 
 A topic is a section of options with background from `topics.txt`. For unknown options and verbs, this module suggests
 the meaning of names used by other tools (`meant.txt`), and similar spellings.

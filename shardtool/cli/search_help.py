@@ -135,7 +135,7 @@ def _make_anchor(heading: str) -> str:
 
 
 def _word_pattern(word: str) -> re.Pattern[str]:
-    """Match words that start with a word, with its singular, or with the names that shardtool uses for it."""
+    """Return a pattern for words that start with `word`, its singular, or names that shardtool uses instead."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
         meanings = [meaning for names, meaning in read_meanings(kind) if word in names]

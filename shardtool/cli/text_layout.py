@@ -1,4 +1,4 @@
-"""Layout of text for terminals: widths, columns, tables."""
+"""Lay out text for terminals, with widths, columns and tables."""
 
 from __future__ import annotations
 

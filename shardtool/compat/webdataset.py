@@ -53,8 +53,8 @@ class ShardWriter(Writer):
 
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
-        maxcount: Maximum samples per shard; may be a float.
-        maxsize: Maximum bytes of a finished shard; may be a float.
+        maxcount: Maximum samples per shard, also as a float.
+        maxsize: Maximum bytes of a finished shard, also as a float.
         post: Called with the path of each published shard. It may move the shard.
         start_shard: Number of the first shard.
         verbose: Whether to print the name of each shard.

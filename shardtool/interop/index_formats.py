@@ -49,7 +49,7 @@ class ShardIndexFile(NamedTuple):
     """How to write and compare an index file of one shard.
 
     Attributes:
-        has_format: Tells from the first bytes and the size of a file whether it is an index in this format.
+        has_format: Returns whether a file is an index in this format, by its first bytes and its size.
         difference: Returns how an index with other bytes differs from its shard, or "" if it is equivalent.
     """
 
@@ -93,7 +93,7 @@ def dali_tfrecord_index(shard: IndexedShard) -> bytes:
 
 
 def dali_webdataset_index(shard: IndexedShard) -> bytes:
-    """Return the index of DALI's `wds2idx`, version 1.2: a line per sample, `FIELD OFFSET LENGTH NAME` per field.
+    """Return the index of DALI's `wds2idx`, version 1.2. Each sample is a line with `FIELD OFFSET LENGTH NAME` per field.
 
     DALI uses names only as labels, so unsafe characters in names are percent-encoded.
     """

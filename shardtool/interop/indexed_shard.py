@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash; `starts` and `stops` are the int64 offsets of payloads, in file order and without overlap."""
+    """A shard to hash. `starts` and `stops` are the int64 offsets of payloads, in file order and without overlap."""
 
     path: str
     size: int

@@ -60,7 +60,7 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 
 
 class Dataset(Streamable[SampleT]):
-    """The samples of one or several datasets, or a view of some of them; see `open`.
+    """The samples of one or several datasets, or a view of some of them. See `open`.
 
     A dataset can be pickled, and can be used in threads and after a fork. A pickle contains no open files.
     """

@@ -207,7 +207,7 @@ class Pipeline:
         return samples
 
     def apply(self, sample: object) -> object:
-        """Return the result for one sample. If a stream would skip it, its error is raised."""
+        """Return the result for one sample. If a stream would skip the sample, raise the error of the stage."""
         return next(self.apply_each([sample], _raise_skipped))
 
     def apply_each(self, samples: Iterable[object], on_skip: SkipHandler) -> Iterator[object]:

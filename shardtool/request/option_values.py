@@ -1,4 +1,4 @@
-"""Parse option values: pairs, sizes, rates, shares, image sizes, delimiters."""
+"""Parse option values, such as pairs, sizes, rates, shares, image sizes and delimiters."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def parse_delimiter(name: str, text: str) -> str:
 class DelimitedFormat(NamedTuple):
     """Format of a text table.
 
-    `delimiter` is empty if it is determined by the file extension. Without `header`, columns are named 1, 2, ...
+    If `delimiter` is "", the file extension determines the delimiter. Without `header`, columns are named 1, 2, ...
     """
 
     delimiter: str = ""
@@ -79,7 +79,7 @@ DEFAULT_FORMAT = DelimitedFormat()
 
 
 class Substitution(NamedTuple):
-    """A substitution as in sed: an RE2 pattern, an RE2 replacement, and how often to replace (None for always)."""
+    """A substitution as in sed, with RE2 pattern and replacement, and how often to replace (None for always)."""
 
     pattern: str
     replacement: str

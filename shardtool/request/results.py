@@ -14,7 +14,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Result(Displayed):
-    """Base class of results. `notes` are for the user; `seconds` is the duration of the run.
+    """Base class of results. `notes` are for the user. `seconds` is the duration of the run.
 
     With `dry_run`, nothing was written, and the result describes the planned output.
     """
@@ -35,7 +35,7 @@ def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard of a dry run; `size` is the size of the file in bytes."""
+    """A shard of a dry run. `size` is the size of the file in bytes."""
 
     name: str
     samples: int

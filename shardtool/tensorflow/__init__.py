@@ -1,4 +1,4 @@
-"""Shards for TensorFlow and Keras: TFRecords for `tf.data`, and batches of any dataset for `fit`.
+"""Read TFRecords with `tf.data`, and batches of any dataset with `fit` of Keras.
 
 TensorFlow and Keras are imported when needed. TensorFlow reads TFRecords without Python.
 """
@@ -277,7 +277,7 @@ def tf_dataset(
             through a buffer of at most 256 MB and 10,000 samples. A number sets the number of samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0, whose order every pass has. With None, every pass has a different order.
-        batch_size: Samples per batch; the last batch can be smaller. With None, samples are not batched.
+        batch_size: Samples per batch. The last batch can be smaller. With None, samples are not batched.
 
     Returns:
         A dataset of dicts. A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, or a vector in a batch. A
@@ -339,7 +339,7 @@ def keras_sequence(
 
     Args:
         dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.
-        batch_size: Samples per batch; the last batch can be smaller.
+        batch_size: Samples per batch. The last batch can be smaller.
         shuffle: Use a random order of all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
         epoch: First epoch, if `fit` continues at an `initial_epoch`.

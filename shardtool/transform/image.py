@@ -132,7 +132,7 @@ class ImageOptions:
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
-        """Return the field name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg."""
+        """Return the field name after encoding. For jpg, `seg.png` becomes `seg.jpg`, and `jpeg` stays `jpeg`."""
         encode, ending = self.encoding(field), _ending(field)
         if encode is None or not self.applies(field) or ending not in IMAGE_ENDINGS - {*_FORMAT_ENDINGS[encode]}:
             return field

@@ -125,7 +125,7 @@ def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert 8-bit pixels to mode RGB: drop alpha, and replace palette indices by colours."""
+    """Convert 8-bit pixels to mode RGB. Drop alpha, and replace palette indices by colours."""
     if image.mode == "RGB":
         return image
     image.info.pop("transparency", None)  # otherwise Pillow would warn that transparency is lost

@@ -29,7 +29,7 @@ class BadSample(Exception):
     """A sample that a transform cannot process.
 
     Attributes:
-        field: The faulty field, or empty.
+        field: The faulty field, or "".
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:

@@ -83,7 +83,7 @@ def extract(
 
     Args:
         dataset: One or several dataset files, patterns, globs, folders, or shards.
-        folder: A local folder; created if missing.
+        folder: A local folder, which is created if missing.
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.

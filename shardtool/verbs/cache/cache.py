@@ -180,7 +180,7 @@ class Cache:
         folder: Folder of the cache, created if missing.
         max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own bound when it
             adds a shard.
-        policy: Which shards to evict first: `least-used` evicts the least recently used shard, `oldest` the first
+        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the first
             added. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
             dataset is larger than the cache and read in whole epochs.
         observer: Receives notes. Without an observer, notes are warnings.

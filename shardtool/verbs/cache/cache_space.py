@@ -94,7 +94,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache. Its subfolders must not be links, which could lead anywhere."""
+        """Return whether the folder is a cache. Raise InvalidRequest if a subfolder is a link, which could lead anywhere."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")

@@ -1,4 +1,4 @@
-"""Measure how fast a dataset can be read: as a stream, at random, and decoded (`inspect --read-speed`)."""
+"""Measure how fast a dataset can be read as a stream, at random, and decoded (`inspect --read-speed`)."""
 
 from __future__ import annotations
 

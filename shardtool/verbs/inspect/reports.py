@@ -1,4 +1,4 @@
-"""Files that `inspect` writes: a page, a contact sheet, a table."""
+"""Write a page, a contact sheet or a table for `inspect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of all shards together: names in the folder, duplicate keys, totals, and the content fingerprint."""
+"""Check names in the folder, duplicate keys, totals, and the content fingerprint of all shards together."""
 
 from __future__ import annotations
 

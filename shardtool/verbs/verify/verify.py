@@ -82,7 +82,7 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
     """Check one or several datasets like `verify`, and rebuild wrong files from verified data.
 
-    Only with `source` can shards be repaired.
+    Shards can only be repaired with `source`.
     """
     return verify(dataset, replace(options, repair=True), observer=observer)
 

@@ -1,4 +1,4 @@
-"""Histograms of metadata columns: numbers, lengths of texts and lists, and the number of samples of each class."""
+"""Histograms of numbers, of lengths of texts and lists, and of the classes in metadata columns."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 
 
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
-    """Return the rows as JSON for a script element: the number of rows, and the columns.
+    """Return the number of rows, and the columns, as JSON for a script element.
 
     A column has a name and a kind. The cells are in `values`, or `codes` contains their positions in `names` (-1 for
     null). Lists also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
