@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import ColumnSummary, LabelSummary, Spread, Summary
 
 
-_MAX_LABEL_VALUES = 8  # maximum values per label; `--json` prints more
+_MAX_LABEL_VALUES = 8
 _MAX_FIELDS = 40
 _MAX_PROBLEMS = 5
 _MAX_NAME_COLUMNS = 32

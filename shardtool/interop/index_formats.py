@@ -93,7 +93,7 @@ def dali_tfrecord_index(shard: IndexedShard) -> bytes:
 
 
 def dali_webdataset_index(shard: IndexedShard) -> bytes:
-    """Return the index of DALI's `wds2idx`, version 1.2. Each sample is a line with `FIELD OFFSET LENGTH NAME` per field.
+    """Return the index of DALI's `wds2idx` 1.2. Each sample is a line with `FIELD OFFSET LENGTH NAME` per field.
 
     DALI uses names only as labels, so unsafe characters in names are percent-encoded.
     """

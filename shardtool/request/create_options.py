@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses, which no other column has
-_MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
+_MIN_MEMORY_BYTES = 16 * 10**6
 
 
 def _fetch_spec(

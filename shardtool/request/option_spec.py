@@ -120,7 +120,6 @@ class OptionSpec(NamedTuple):
         rare: Show the option only in the help of its topic.
         family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
             `fetch timeout={}`.
-        expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value. `sample` is a share above 0.
@@ -130,12 +129,9 @@ class OptionSpec(NamedTuple):
         recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
-        repeatable: The command line accepts the option several times.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group of options. If one is typed, the job file's values of the group are ignored.
-        typed_choices: Maps command-line words to values, where they differ.
         choices: The accepted values, if the annotation does not list them.
-        use: Function to call with the typed value.
         origin: The class whose docstring describes the option, or None for the class of the field.
     """
 

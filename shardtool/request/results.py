@@ -247,7 +247,6 @@ class RemovalSummary:
 
     Attributes:
         samples: Number of remaining samples.
-        shards: Number of shards, which does not change.
         empty: Names of the rewritten shards that have no samples now.
         size: Bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
@@ -331,7 +330,7 @@ class LazyList(Sequence[ValueT]):
         )
 
 
-METADATA_FIELD = "(metadata)"  # represents all metadata columns in the fields of a changed sample
+METADATA_FIELD = "(metadata)"
 
 
 class ColumnDifference(NamedTuple):

@@ -94,7 +94,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache. Raise InvalidRequest if a subfolder is a link, which could lead anywhere."""
+        """Return whether the folder is a cache. A subfolder that is a link raises InvalidRequest."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")

@@ -81,7 +81,7 @@ class CacheChange(Result):
     Attributes:
         removed: Maps the path of each deleted shard to its damage, or to an empty string.
         held: The same mapping for shards that were not deleted, because they are in use.
-        foreign: Paths of files that do not belong to the cache. These files are never deleted.
+        foreign: Paths of files that do not belong to the cache.
     """
 
     folder: str

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 class ShardCopy(NamedTuple):
     """A shard and its sidecar, and whether the destination already has them.
 
-    Attributes:
-        shard_right: Whether the shard at the destination is right, or None if it does not exist.
-        sidecar_right: Whether the sidecar at the destination is right, or None if it does not exist.
+    `shard_right` and `sidecar_right` are None if the destination has no such file.
     """
 
     shard: OriginalFile

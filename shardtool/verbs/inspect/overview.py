@@ -336,7 +336,7 @@ class DatasetOverview:
         return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
 
     def rank(self, name: str) -> int:
-        """Return 0 for a label with class names, 1 if it is named like a label, 2 for other columns, 3 for other fields."""
+        """Return 0 for a label with class names, 1 for a name like a label, 2 for other columns, or 3 for fields."""
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:

@@ -167,7 +167,6 @@ class FieldView(NamedTuple):
     Attributes:
         value: The text, the number or numbers, or the parsed JSON, or None for images and bytes.
         label: The class name of a class number.
-        details: Lines about an array or a video.
     """
 
     name: str

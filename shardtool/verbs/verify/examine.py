@@ -28,7 +28,7 @@ MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
 MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
 _MAX_NUMBER_DIGITS = 100
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text, which fails for 3.5 and 1e3
-_MAX_NUMBER_BYTES = 2**12  # limit of a number's text, including surrounding whitespace
+_MAX_NUMBER_BYTES = 2**12
 
 
 class ExamineTask(NamedTuple):
@@ -48,7 +48,6 @@ class ShardExamination:
         fields: Number of samples with each field. To save memory, this is emptied after the totals are computed.
         unrecognised: Number of members that do not belong to a sample.
         content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
-        findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
     """
 
     scan: ShardScan | None

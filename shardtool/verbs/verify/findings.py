@@ -226,7 +226,6 @@ class Report(Displayed):
         findings: Problems in the order of the shards. There are at most `MAX_LISTED_PER_FILE` for each code and file.
         read: With `sample`, the number and the bytes of the shards that were read, or None if all were read.
         datasets: The reports of several datasets. The other attributes then cover all datasets.
-        quick: Whether no shard was read.
         uncompared: With `source`, the fields that were not compared with the source.
     """
 

@@ -64,7 +64,6 @@ class LabelSet(NamedTuple):
 
     Attributes:
         total: Number of samples with a value, or of annotations. `unit` names which.
-        more: Text about the samples without a value.
     """
 
     name: str

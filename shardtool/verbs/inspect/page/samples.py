@@ -70,7 +70,6 @@ class ShownSample:
         labels: Label texts by field or column, the likeliest first.
         label: The class, or the value of a field or column named like a label, or "" if there is none.
         reason: Why the sample is unusual, or "" for other samples.
-        row: The sample's row in the table of the page.
     """
 
     chosen: StoredSample
