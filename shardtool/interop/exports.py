@@ -62,7 +62,7 @@ class ExportFormat(NamedTuple):
         return FOLDER_INDEXES[self.name]
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts in a readable `folder_file`, or -1 for a value that is not a number."""
+        """Return the sample counts by shard in a readable `folder_file`. A value that is not a number becomes -1."""
         if not data:
             return {}
         try:
