@@ -22,7 +22,7 @@ _MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:
-    """Prints progress lines from a thread, which `end` stops. It has the methods of a `tqdm` bar.
+    """Prints progress lines from a thread, which `end` stops. The class has the methods of a `tqdm` bar.
 
     `stall` is the time and text of the last report of a stalled run.
     """

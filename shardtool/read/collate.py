@@ -49,7 +49,7 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
     If the samples are dicts, the batch is a dict with one value per field. If they are tuples, the batch is a tuple.
     The batch contains an array [samples, ...] for a field of numbers (int64, float64 or bool), or of arrays of one
-    shape and dtype. For other fields, and for the fields or tuple positions in `lists`, it contains a list.
+    shape and dtype. For other fields, and for the fields or tuple positions in `lists`, the batch contains a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

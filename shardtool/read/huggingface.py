@@ -58,7 +58,7 @@ class _SampleRows:
 def huggingface_dataset(
     reader: SampleReader, numbers: Numbers | None, *, streaming: bool, options: Mapping[str, Any]
 ) -> Any:
-    """Return a dataset of `datasets` with the samples with these numbers, or all samples if it is None."""
+    """Return a dataset of `datasets` with the samples with these numbers, or all samples if `numbers` is None."""
     try:
         import datasets
     except ImportError as error:

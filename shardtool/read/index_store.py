@@ -52,7 +52,7 @@ Value = TypeVar("Value")
 class LruCache(Generic[Key, Value]):
     """A cache of the most recently used values, with a total `size` of at most `room`.
 
-    The cache always keeps at least one value. It is safe in threads and after a fork. `on_release` is called when a
+    The cache always keeps at least one value, and is safe in threads and after a fork. `on_release` is called when a
     value is removed.
     """
 
@@ -85,7 +85,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     To find a key, the store first searches the shard whose first and last key enclose the key. Then it searches an
     index of all keys, which contains ascending hashes and sample numbers (12 to 16 bytes per sample). This index is in
-    shared blocks. If they have no room, each process has its own copy.
+    shared blocks. If the blocks have no room, each process has its own index.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:

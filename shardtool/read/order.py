@@ -108,8 +108,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     the parts of a rank are also permuted in each row of positions (one position per part). Each position keeps its
     rank.
 
-    `starts` and `ends` are int64 [shards], for the shards in random order. They contain the number of the first sample,
-    and the cumulative sample count.
+    `starts` contains the number of the first sample, and `ends` the cumulative sample count. Both are int64 [shards],
+    for the shards in random order.
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)

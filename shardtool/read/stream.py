@@ -1,6 +1,6 @@
 """A stream reads one reader's share of an epoch, in an exact order, and reads ahead.
 
-The state of a stream is a few numbers. It can be loaded with any number of ranks and workers.
+The state of a stream is a few numbers. A state can be loaded with any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 class StreamState(NamedTuple):
     """The position of a stream, and the options of its order.
 
-    `position` is the number of samples that all ranks together have read. It is less than the length of the epoch.
+    `position` is the number of samples that all ranks together have read. This number is less than the length of the
+    epoch.
     """
 
     fingerprint: str

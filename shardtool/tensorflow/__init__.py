@@ -266,8 +266,8 @@ def tf_dataset(
 ) -> Any:
     """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    Its attribute `classes` holds class names by field. The order is the same in every run, unless you set
-    `tf.data.Options.deterministic` to False.
+    The attribute `classes` of the result contains class names by field. The order is the same in every run, unless you
+    set `tf.data.Options.deterministic` to False.
 
     Args:
         dataset: TFRecords, plain or with gzip: a dataset file, a shard pattern, a glob, a folder, shards, or a list of

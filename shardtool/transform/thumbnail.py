@@ -88,7 +88,7 @@ def is_mask_name(field: str) -> bool:
 def mask_thumbnail(
     data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a mask as WebP with class 0 transparent, its size, and its colours, or None if it is not a mask."""
+    """Return a mask as WebP with class 0 transparent, its size, and its colours, or None for another image."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)

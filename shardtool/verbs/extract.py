@@ -87,7 +87,7 @@ def extract(
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
-        CorruptShard: A payload is damaged. Its file was not written.
+        CorruptShard: A payload is damaged. The file for this payload was not written.
         OutputExists: A file exists with other bytes, or another run is writing there or was interrupted.
         OutputFailed: A file cannot be written.
     """

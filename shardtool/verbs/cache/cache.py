@@ -65,7 +65,7 @@ class CacheWriterOptions(NamedTuple):
 
 
 class CacheWriter(SampleWriter):
-    """Writes samples into a cache. `Cache.writer` creates it. Use it in a `with` block, in one thread.
+    """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
     A shard becomes visible once it is full or the block ends. If there is no space because all other shards are in use,
     the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.

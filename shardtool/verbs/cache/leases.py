@@ -27,7 +27,7 @@ _LOCK_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read. It is either the cached copy, which is leased until `close`, or the original."""
+    """A shard to read, which is the cached copy (leased until `close`) or the original."""
 
     path: str
     lock: FileLock | None = None

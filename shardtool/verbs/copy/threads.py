@@ -69,8 +69,8 @@ class ThreadCount:
     """Number of concurrent tasks, which is fixed or adapted to the measured throughput.
 
     The number starts at four. A measurement lasts at least a second, and until as many tasks have finished as run
-    concurrently. If throughput grew by a fifth since the previous measurement, the number is doubled. Otherwise it is
-    halved, and then stays.
+    concurrently. If throughput grew by a fifth since the previous measurement, the number is doubled. Otherwise, the
+    number is halved, and no longer changes.
     """
 
     def __init__(self, requested: int | None) -> None:

@@ -1,7 +1,7 @@
 """`verify --for`: find what another tool's reader would misread.
 
 tests/clients/test_targets.py confirms each result with the reader itself. DALI ignores names if each shard has an
-index. Without an index, it finds fields by member names.
+index. Without an index, DALI finds fields by member names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged.
 
 Workers scan each shard and compute its checksums. The parent compares the results with the sidecar and the dataset
-file. It also checks all shards together for gaps, extra files, and duplicate keys.
+file. The parent also checks all shards together for gaps, extra files, and duplicate keys.
 """
 
 from __future__ import annotations

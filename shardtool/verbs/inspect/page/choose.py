@@ -1,7 +1,7 @@
 """Choose the samples of a page or contact sheet, by a seeded random selection, and find unusual samples.
 
-The selection is spread over labels, so that rare labels are included. Without labels, it is spread over shards. Unusual
-samples are the smallest and largest, the widest and tallest image, and duplicates.
+The selection is spread over labels, so that rare labels are included. Without labels, the selection is spread over
+shards. Unusual samples are the smallest and largest, the widest and tallest image, and duplicates.
 """
 
 from __future__ import annotations
