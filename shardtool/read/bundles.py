@@ -1,8 +1,9 @@
 """Order and read bundles of samples. An epoch counts each bundle, such as a batch, as one position.
 
 A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
-four int64 columns with one row per piece of a sample, sorted by bundle: the bundle number, the sample, the start of the
-piece in the sample, and its length. Ranks, workers and states count bundles instead of samples.
+four int64 columns with one row per piece of a sample, sorted by bundle. The columns are the bundle number, the sample,
+the start of the piece in the sample, and the length of the piece. Ranks, workers and states count bundles instead of
+samples.
 """
 
 from __future__ import annotations

@@ -216,9 +216,9 @@ class Prefetcher:
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
     Other values stay unchanged. Returned tensors never share memory with the loader.
 
-    With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w]:
-    (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels as `mean` or
-    `std` have values, or 1, 3 or 4.
+    If any of `mean`, `std`, `dtype` and `channels_last` is given, images are copied as uint8 and become floats
+    [n, c, h, w], with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w].
+    They have as many channels as `mean` or `std` have values, or 1, 3 or 4.
 
     Attributes:
         loader: Any iterable of batches. Pinned batches save a copy.

@@ -25,7 +25,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 
     Args:
         source: A folder, a list of folders, or a zip or tar archive, in which files that share a key are one sample. Or
-            a manifest with one row per sample or file, given as a path, as `-` for standard input, or as a table in
+            a manifest with one row per sample or file. A manifest is a path, `-` for standard input, or a table in
             memory (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
 
