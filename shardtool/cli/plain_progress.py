@@ -108,7 +108,7 @@ class FetchEstimate:
         self.heard: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
-        """Add finished samples; return success rate and speed."""
+        """Add finished samples. Return a text with success rate and speed."""
         self._samples += samples
         self._size += size
         self._shards -= shards

@@ -136,7 +136,7 @@ def _xml_text(root: Element) -> str:
 
 
 def _github_text(report: Report) -> str:
-    """Source: GitHub Actions, "Workflow commands"."""
+    """Return GitHub annotations of the findings. Source: GitHub Actions, "Workflow commands"."""
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 

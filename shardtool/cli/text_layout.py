@@ -55,7 +55,7 @@ def pad(text: str, room: int, *, right: bool = False) -> str:
 
 
 def samples_in_shards(samples: int, shards: int) -> str:
-    """Return `3 samples in 1 shard`."""
+    """Return a text such as `3 samples in 1 shard`."""
     return f"{pluralize(samples, 'sample')} in {pluralize(shards, 'shard')}"
 
 
@@ -76,5 +76,5 @@ def join_lines(*lines: str) -> str:
 
 
 def format_speed(size: int, seconds: float) -> str:
-    """Return `3.2 s, 150 MB/s`."""
+    """Return a text such as `3.2 s, 150 MB/s`."""
     return f"{seconds:.1f} s, {format_size(size / max(seconds, 1e-9))}/s"

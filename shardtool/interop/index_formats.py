@@ -229,7 +229,7 @@ def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
 
 
 def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return `_info.json`."""
+    """Return the file `_info.json` for timm."""
     entries = {}
     check_timm_splits([split.made.split for split in splits])
     for split in sorted(splits, key=split_order):
@@ -248,7 +248,7 @@ def check_timm_splits(splits: Iterable[str]) -> None:
 
 
 def open_clip_sizes(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return `sizes.json`."""
+    """Return the file `sizes.json` for open_clip."""
     counts = {shard.name: shard.samples for split in sorted(splits, key=split_order) for shard in split.shards}
     return {OPEN_CLIP_FILE: json.dumps(counts, indent=2).encode() + b"\n"}
 

@@ -110,7 +110,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
-        """Class names by field."""
+        """The class names by field."""
         return self.reader.catalog.classes
 
     @property

@@ -59,7 +59,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a sample. `shard` is empty if unknown."""
+        """Count a sample. `shard` is "" if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged

@@ -289,7 +289,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Start a given epoch next, unless the next iteration reads this epoch anyway."""
+        """Start the next iteration with an epoch, unless this iteration reads the epoch anyway."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 

@@ -167,7 +167,7 @@ class OptionSpec(NamedTuple):
 
 
 class DeclareOption(Generic[_SpecParams]):
-    """Declares options; `spec` creates the `OptionSpec` from keyword arguments."""
+    """Declares options. `spec` creates the `OptionSpec` from keyword arguments."""
 
     def __init__(self, spec: Callable[_SpecParams, OptionSpec]) -> None:
         self._spec = spec

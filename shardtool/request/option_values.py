@@ -39,7 +39,7 @@ def split_commas(name: str, given: object) -> list[str]:
 def parse_pairs(
     name: str, given: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
 ) -> tuple[tuple[str, str], ...]:
-    """Split each `left=right`."""
+    """Split texts of the form `left=right` into pairs."""
     pairs = []
     for text in given:
         left, _, right = text.partition("=")
@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return `left=right`."""
+    """Return the text `left=right`, or raise InvalidRequest."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")
@@ -58,7 +58,7 @@ def format_pair(name: str, left: str, right: str) -> str:
 
 
 def parse_delimiter(name: str, text: str) -> str:
-    r"""Return the delimiter character; `tab` and `\t` mean a tab."""
+    r"""Return the delimiter character. `tab` and `\t` mean a tab."""
     delimiter = "\t" if text in ("tab", r"\t") else text
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise InvalidRequest(option_text(name), repr(text[:20]), expected="one character, such as ; or |, or tab")

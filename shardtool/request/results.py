@@ -65,7 +65,7 @@ class ResumeChanges:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitResult(Result):
-    """The dataset of one split; see `CreateResult`."""
+    """The dataset of one split. See `CreateResult`."""
 
     dataset_file: str
     shards: int
@@ -82,7 +82,7 @@ class SplitResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """Shards that a run appended to existing datasets; see `CreateResult`."""
+    """Shards that a run appended to existing datasets. See `CreateResult`."""
 
     shards: int
     samples: int

@@ -151,7 +151,7 @@ class DirectTransfer:
         return changed.clone() if changed is tensor else changed
 
     def wait(self) -> None:
-        """Return immediately."""
+        """Return immediately, because `send` has finished the copy."""
 
 
 class StreamTransfer:

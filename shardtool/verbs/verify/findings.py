@@ -142,7 +142,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """The location, for people."""
+        """The location as text for messages."""
         parts = [self.file]
         if self.offset is not None:
             parts.append(f"at {self.offset:,}")
@@ -154,7 +154,7 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """The problem in one line, for people."""
+        """The problem and the expected state in one line for messages."""
         return printable(self.found + (f"; expected {self.expected}" if self.expected else ""))
 
     def __str__(self) -> str:

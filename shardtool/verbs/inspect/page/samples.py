@@ -87,7 +87,7 @@ class ShownSample:
 
     @property
     def key(self) -> str:
-        """The key, shortened."""
+        """The shortened key."""
         return shorten_text(self.chosen.key, MAX_KEY_CHARS)
 
     @property
