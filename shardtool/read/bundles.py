@@ -184,8 +184,8 @@ class BundleReader:
     """Reads bundles of samples, and orders them for an epoch.
 
     Args:
-        sizes: int64 [span], size of each sample, or 0 for unused samples.
-        rule: Function that divides a window into bundles, as described above.
+        sizes: The size of each sample, or 0 for unused samples, int64 [span].
+        rule: Function that divides a window into bundles. The module docstring describes rules.
         limit: Maximum tokens, or samples, per bundle.
     """
 

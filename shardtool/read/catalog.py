@@ -52,7 +52,7 @@ class Catalog:
     """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
-        firsts: int64 [shards + 1], number of the first sample of each shard, then the number of samples.
+        firsts: The number of the first sample of each shard, and then the number of samples, int64 [shards + 1].
         fingerprint: A hash of the samples' metadata and order.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
@@ -61,7 +61,7 @@ class Catalog:
         key_ranges: First and last key of each shard.
         parts: The catalogs of several datasets. With several datasets, `shared`, `split` and `appends` are empty.
         shared: Shared memory, with one block per shard index and one block for keys.
-        crcs: int64 [shards], CRC-32C of each shard, or -1 if unknown.
+        crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split, dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a scan can find the keys in member names.

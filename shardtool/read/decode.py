@@ -268,7 +268,7 @@ class Audio(NamedTuple):
     """Decoded audio.
 
     Attributes:
-        samples: float32 [channels, frames] from -1 to 1, as in torchaudio.
+        samples: The samples from -1 to 1, float32 [channels, frames], as in torchaudio.
         rate: Frames per second.
     """
 

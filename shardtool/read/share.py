@@ -37,7 +37,7 @@ class Share:
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
             of the epoch (`pad`), or give them to the first ranks (`uneven`).
-        origin: Position where these ranks started: 0, or the position of a loaded state.
+        origin: Position where these ranks started, which is 0 or the position of a loaded state.
     """
 
     rank: int = 0
