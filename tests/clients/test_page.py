@@ -117,6 +117,10 @@ def _wait(browser: Any, said: str) -> None:
     raise AssertionError(said)
 
 
+def _has_no_view(browser: Any) -> Any:
+    return browser.execute_script("return !document.getElementById('view').open")
+
+
 def _press(browser: Any, *pressed: str) -> None:
     for one in pressed:
         webdriver.ActionChains(browser).send_keys(one).perform()
@@ -264,6 +268,7 @@ def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:
         shown.append(browser.execute_script("return document.getElementById('view-key').textContent"))
         opened.append(browser.execute_script("return document.querySelectorAll('#view-body .chat li').length"))
         _press(browser, keys.ESCAPE)
+        wait.WebDriverWait(browser, 10).until(_has_no_view)
     assert shown[0] == HOSTILE_KEYS[0]
     assert opened == [1] * len(HOSTILE_KEYS) + [0]
     browser.find_element("id", "as-table").click()

@@ -243,7 +243,7 @@ def test_samples_of_other_fields() -> None:
     with pytest.raises(SampleFailed, match=r"^sample k1: no field b, which other samples of its batch have"):
         _filled({"a": 1, "b": 2}, {"a": 1})
     assert [*_filled({"b": 1, "a": 2}, {"a": 3, "b": 4})] == ["b", "a"]
-    with pytest.raises(SampleFailed, match=r"^sample k1: has another form"):
+    with pytest.raises(SampleFailed, match=r"^sample k1: differs in structure from the first"):
         _filled({"a": 1}, (1,))
 
 
