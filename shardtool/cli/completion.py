@@ -1,7 +1,7 @@
 """Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
-The scripts in `shells/` read one line per completion, with its type and text. The type `file` leaves the completion of
-files to the shell. Errors are ignored, and servers are not contacted.
+The scripts in `shells/` read one line per completion, with its type and text. For the type `file`, the
+shell itself completes file names. Errors are ignored, and servers are not contacted.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def written_index(
 
     Args:
         skipped: Numbers of the planned samples that were not written.
-        source_paths: The source path of each field, each followed by NUL, or b"".
+        source_paths: The source path of each field, followed by a NUL byte, or b"" without source paths.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
