@@ -1,6 +1,6 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
-| Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
+Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
 
 If the output is a folder, shards are named after the source. `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
 """
