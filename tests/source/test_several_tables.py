@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -114,3 +115,20 @@ def test_tables_that_do_not_fit_together(tmp_path: Path) -> None:
     assert create(["a.jsonl", "clips/b.jsonl"], OUT, root=".", workers=0).samples == 2
     with pytest.raises(InvalidRequest, match=r"a.jsonl: one of 2 sources, but a table; expected only tables"):
         create(["clips", "a.jsonl"], OUT, workers=0)
+
+
+@pytest.mark.parametrize("is_below", [True, False])
+def test_the_root_that_contains_the_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_below: bool
+) -> None:
+    """If no file exists, the error names the `root` that works: a folder below or above the folder of the tables."""
+    folder, prefix = (tmp_path, "") if is_below else (tmp_path / "tables", "clips/")
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(("a.csv", "b.csv")):
+        _csv(folder / name, [{"path": f"{prefix}{number}.txt"}])
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidRequest, match="none of the files exists") as caught:
+        create(["a.csv", "b.csv"], OUT, workers=0)
+    root = re.search(r"root='([^']+)'", caught.value.remedy)
+    assert root is not None
+    assert create(["a.csv", "b.csv"], OUT, workers=0, root=root[1]).samples == 2

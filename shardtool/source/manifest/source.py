@@ -565,12 +565,17 @@ class ManifestSource(Source):
         return entries, tuple(skipped)
 
     def _find_root(self, path: str) -> str:
-        # The result is the current folder or a folder above the root.
+        # The result is the current folder, a folder above the root, or a folder in the root.
         if path.startswith("/") or ".." in path.split("/"):
             return ""
+        from glob import escape, glob
+
         root = os.fsdecode(self._root).rstrip("/") or "/"
         folders = (".", *(os.path.normpath(os.path.join(root, *[".."] * levels)) for levels in (1, 2, 3)))
-        return next((printable(folder) for folder in folders if os.path.lexists(os.path.join(folder, path))), "")
+        below = sorted(glob(os.path.join(escape(root), "*", escape(path))))
+        matching = [folder for folder in folders if os.path.lexists(os.path.join(folder, path))]
+        matching += [file.removesuffix(f"/{path}") for file in below]
+        return printable(matching[0]) if matching else ""
 
 
 def _resolve_root(options: CreateOptions, folder: str) -> bytes:
