@@ -94,7 +94,8 @@ class LocalPool(Pool):
     """Runs tasks in worker processes of this machine, and kills the workers at the end of the `with` block.
 
     The pool first starts one worker per core, and more when there are tasks for them. The start method `auto` forks
-    if no other thread runs. A `lazy` pool starts no workers before `start` is called.
+    if no other thread runs. A `lazy` pool with the start method `auto` runs all tasks in this process until `start`
+    is called with more than one task.
     """
 
     def __init__(
@@ -109,16 +110,13 @@ class LocalPool(Pool):
         self.max_tasks = self.max_per_machine = workers
         self._start_method = start
         self._workers: list[_Worker] = []
-        self._lazy, self._in_process = lazy and start == "auto", False
-        if not self._lazy:
+        if not lazy or start != "auto":
             self._start_workers()
 
     def start(self, tasks: int) -> None:
         """See `Pool.start`."""
-        if self._lazy:
-            self._lazy, self._in_process = False, tasks <= 1
-            if not self._in_process:
-                self._start_workers()
+        if tasks > 1 and not self._workers:
+            self._start_workers()
 
     def _start_workers(self) -> None:
         for _ in range(min(self.max_tasks, usable_cores())):
@@ -156,11 +154,10 @@ class LocalPool(Pool):
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """See `Pool.map`."""
-        self.start(self.max_tasks)
-        if self._in_process:
-            yield from super().map(function, tasks, progress)
-        else:
+        if self._workers:
             yield from self._map(function, tasks, progress)
+        else:
+            yield from super().map(function, tasks, progress)
 
     def _map(  # noqa: C901 - one loop over all messages
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None

@@ -39,7 +39,7 @@ class Pool:
         """Raise an error if a node lacks files, the output folder or the user's function of this process."""
 
     def start(self, tasks: int) -> None:
-        """Start the workers of a lazy pool. For a single task, start none and run the task in this process."""
+        """Start the workers of a lazy pool, unless there is only one task or they already run."""
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None

@@ -181,7 +181,7 @@ def process_of(_task: object) -> int:
 
 
 def test_a_lazy_pool_starts_no_worker_for_one_task() -> None:
-    """A lazy pool runs a single task, and all later ones, in this process; for more tasks it forks its workers."""
+    """A lazy pool runs tasks in this process until more than one is announced. Then it forks its workers."""
     with LocalPool(2, lazy=True) as pool:
         before = len(_forks)
         pool.start(1)
@@ -189,6 +189,8 @@ def test_a_lazy_pool_starts_no_worker_for_one_task() -> None:
             os.getpid()
         }
         assert len(_forks) == before
+        pool.start(2)
+        assert os.getpid() not in {process for _, process in pool.map(process_of, [1, 2])}
     with LocalPool(2, "fork", lazy=True) as pool:
         assert os.getpid() not in {process for _, process in pool.map(process_of, [1])}
     with LocalPool(2, lazy=True) as pool:
