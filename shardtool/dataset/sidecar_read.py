@@ -235,13 +235,12 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
-    schema = parquet_schema(data)
     reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
     # pyarrow 26.0.1 cannot read lists from several row groups together
     read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)
     groups = [read(index) for index in range(reader.num_row_groups)]
     table = pa.concat_tables(groups) if groups else reader.schema_arrow.empty_table().select(requested)
-    return table.replace_schema_metadata(None).combine_chunks().select(requested), schema
+    return table.replace_schema_metadata(None).combine_chunks().select(requested), _stored_schema(reader)
 
 
 def _open_parquet(data: bytes, **options: Any) -> Any:
@@ -263,7 +262,11 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 def parquet_schema(data: bytes) -> pa.Schema:
     """Return the schema of a Parquet file, or of its footer alone, without metadata."""
-    return _open_parquet(data).metadata.schema.to_arrow_schema().remove_metadata()
+    return _stored_schema(_open_parquet(data))
+
+
+def _stored_schema(reader: Any) -> pa.Schema:
+    return reader.metadata.schema.to_arrow_schema().remove_metadata()
 
 
 def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
