@@ -176,22 +176,24 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 
 def credentials_kind(address: str) -> str:
     """Describe the kind of the credentials and where they come from."""
-    scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
-    environment = environment_for(address)
+    parts, (store, unsigned_url) = parse_address(address), store_for(address)
+    environment, options = environment_for(address), options_of(parts.marker, address) or {}
     if unsigned_url is not None:
         return "none: requests are not signed"
-    if provider := getattr(store, "credential_provider", None):
-        return f"{provider.credentials.method} (profile {environment.get('AWS_PROFILE') or 'default'}, by boto3)"
+    if keys := getattr(store.credential_provider, "credentials", None):
+        return f"{keys.method} (profile {environment.get('AWS_PROFILE') or 'default'}, by boto3)"
     kinds = (
-        f"{kind} (environment: {name})" for name, kind in _CREDENTIAL_KINDS[scheme].items() if environment.get(name)
+        f"{kind} ({'storage_options' if name in options else f'environment: {name}'})"
+        for name, kind in _CREDENTIAL_KINDS[parts.scheme].items()
+        if environment.get(name)
     )
     return next(
-        kinds, f"{'application default credentials of gcloud, or ' * (scheme == 'gs')}metadata service of this machine"
+        kinds,
+        f"{'application default credentials of gcloud, or ' * (parts.scheme == 'gs')}metadata service of this machine",
     )
 
 
-_COMMON = ("endpoint", "anonymous")
-_OBSTORE_NAMES = {"sas_token": "sas_key"}
+_OWN_CONFIG = ("account_name", "service_account", "service_account_key")
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,8 +218,8 @@ def _make_store(
         if scheme == "s3":
             return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
         if has_own_settings:
-            settings = {name: env.get(variable) for name, variable in VARIABLES[scheme].items() if name not in _COMMON}
-            options["config"] |= {_OBSTORE_NAMES.get(name, name): value for name, value in settings.items() if value}
+            settings = {name: env.get(variable) for name, variable in VARIABLES[scheme].items() if name in _OWN_CONFIG}
+            options["config"] |= {name: value for name, value in settings.items() if value}
         if scheme == "gs":
             if endpoint:
                 options["config"]["base_url"] = endpoint
@@ -225,8 +227,19 @@ def _make_store(
             return store.GCSStore(bucket, **options), bucket_url if anonymous else None
         if endpoint:
             options["endpoint"] = endpoint
+        if has_own_settings and (credential := _azure_credential(env)):
+            # obstore would prefer an account key of the environment to a token in `config`
+            options["credential_provider"] = lambda: credential
         azure_store = store.AzureStore(bucket, **options)
         return azure_store, f"{azure_server(env)}/{bucket}" if anonymous else None
+
+
+def _azure_credential(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the token or account key of an environment, in obstore's format."""
+    if token := first_variable(environment, AZURE_TOKEN_VARIABLES):
+        return {"sas_token": token.lstrip("?"), "expires_at": None}
+    key = first_variable(environment, AZURE_KEY_VARIABLES)
+    return {"access_key": key, "expires_at": None} if key else None
 
 
 def _make_s3_store(

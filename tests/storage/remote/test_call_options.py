@@ -17,6 +17,7 @@ from shardtool.errors import AccessRefused, InvalidRequest, ShardError
 from shardtool.storage.remote.call_options import address_with_options
 from shardtool.storage.remote.http import sign_url
 from shardtool.storage.remote.network import web_headers, without_user
+from shardtool.storage.remote.store_access import credentials_kind, store_for
 from tests.helpers import read_tree, write_tree
 from tests.servers.bucket import SECRET, Bucket, served
 
@@ -81,6 +82,7 @@ def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytes
         shardtool.extract("s3://b/x/x.json", tmp_path / "files", fields="t", workers=0, storage_options=first),
         shardtool.remove("s3://b/copied/x.json", where="n > 2", workers=0, storage_options=both),
         shardtool.export("s3://b/x/x.json", "timm", workers=0, storage_options=first),
+        shardtool.doctor("s3://b/x", storage_options=first),
     ]
     results += [
         shardtool.find_duplicates("s3://b/x/x.json", storage_options=first),
@@ -188,6 +190,16 @@ def test_settings_of_azure_and_google(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sign_url("az://c/k", "GET") == "https://other.blob.core.windows.net/c/k?sig=other"
     google = address_with_options("gs://c/k", {"endpoint": "http://h:1", "anonymous": True})
     assert sign_url(google, "GET") == "http://h:1/c/k"
+
+
+def test_credentials_of_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the call is used even if the environment has an account key."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"other").decode())
+    address = address_with_options("az://c/k", {"account_name": "mine", "sas_token": "?sig=1"})
+    assert store_for(address)[0].credential_provider() == {"sas_token": "sig=1", "expires_at": None}
+    assert credentials_kind(address) == "shared access signature (storage_options)"
+    address = address_with_options("az://c/k", {"account_name": "mine"})
+    assert credentials_kind(address) == "account key (environment: AZURE_STORAGE_ACCOUNT_KEY)"
 
 
 def test_headers_and_a_password() -> None:
