@@ -114,7 +114,9 @@ class PackedStrings:
         """Return the positions that sort the strings by their bytes."""
         import pyarrow.compute as pc
 
-        return np.asarray(pc.sort_indices(self.array()).to_numpy(), np.int64)  # the trailing NUL sorts lowest
+        from shardtool.entries.arrow import number_values
+
+        return number_values(pc.sort_indices(self.array())).astype(np.int64)  # the trailing NUL sorts lowest
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
         """See `hash_strings`."""
