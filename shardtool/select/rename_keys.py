@@ -7,7 +7,7 @@ untrusted dataset file and RE2 takes linear time.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from shardtool.table.payloads import missing_positions
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -41,26 +41,26 @@ _MAX_LISTED_KEYS = 3
 def check_key_rename(rename: str) -> None:
     """Raise an error for an invalid pattern, before samples are listed."""
     if (substitution := parse_substitution("rename_keys", rename)) is not None:
-        _substitute(pa.array([""], pa.large_string()), substitution)
+        _substitute(arrow.text_array([""]), substitution)
 
 
 def rename_keys(
-    entries: SampleTable, rename: str, column: pa.ChunkedArray | None, *, has_paths: bool
+    entries: SampleTable, rename: str, column_of: Callable[[str], pa.ChunkedArray], *, has_paths: bool
 ) -> tuple[SampleTable, list[str]]:
     """Return the samples under new keys, in the same order, and notes.
 
     Args:
-        column: The new keys, or None if `rename` is a substitution.
+        column_of: Returns the column with this name. It contains the new keys unless `rename` is a substitution.
         has_paths: Whether the keys are paths of files if the samples have no other paths.
     """
     keys = entries.keys
     if not is_utf8(keys.data):
         bad = next(name for _, names in keys.chunks() for name in names if not is_utf8(name))
         raise _error(f"the key '{printable(bad)}' is not UTF-8", "keys in UTF-8", "Rename its files.")
-    if column is None:
-        new_keys, invalid = gather_keys(_substituted(keys, rename))
+    if (substitution := parse_substitution("rename_keys", rename)) is not None:
+        new_keys, invalid = gather_keys(_substituted(keys, substitution))
     else:
-        new_keys, invalid = gather_keys(iter_key_texts(_check_column(keys, column, rename)))
+        new_keys, invalid = gather_keys(iter_key_texts(_check_column(keys, column_of(rename), rename)))
     if len(invalid):
         examples = _show(keys, invalid)
         found = f"{pluralize(len(invalid), 'key')} that a shard cannot store, from {examples}"
@@ -107,8 +107,7 @@ def _substitute(texts: pa.Array, substitution: Substitution) -> pa.Array:
         raise _error(f"'{printable(pattern)}': {found}", expected) from None
 
 
-def _substituted(keys: PackedStrings, rename: str) -> Iterator[pa.Array]:
-    substitution: Any = parse_substitution("rename_keys", rename)
+def _substituted(keys: PackedStrings, substitution: Substitution) -> Iterator[pa.Array]:
     for start in range(0, len(keys), _CHUNK_KEYS):
         span = keys.span(start, min(start + _CHUNK_KEYS, len(keys)))
         texts = _substitute(arrow.strip_nuls(span, pa.large_string()), substitution)

@@ -155,12 +155,10 @@ def rename_listed_keys(
     """
     if (rename := options.rename_keys) is None or not len(listed.entries):
         return listed
-    from shardtool.request.option_values import parse_substitution
     from shardtool.select.rename_keys import rename_keys, rename_skipped
 
-    is_pattern = parse_substitution("rename_keys", rename) is not None
-    column = None if is_pattern else (column_of or partial(_key_column, listed))(rename)
-    entries, notes = rename_keys(listed.entries, rename, column, has_paths=not listed.shards)
+    column_of = column_of or partial(_key_column, listed)
+    entries, notes = rename_keys(listed.entries, rename, column_of, has_paths=not listed.shards)
     if by_key:
         entries = entries.take(entries.keys.sorted_order())
     recorded = dict(listed.recorded)

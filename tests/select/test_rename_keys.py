@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -48,6 +49,10 @@ def _keys(dataset: str | Path) -> list[str]:
     return [key for name in names for key in pq.read_table(name.with_suffix(".index"))["__key__"].to_pylist()]
 
 
+def _no_column(name: str) -> pa.ChunkedArray:
+    raise AssertionError(name)
+
+
 _patterns = st.sampled_from([
     "s/^/2024-/", "s|/|_|g", "s/a/b/", "s/A/b/gi", "s/.*//", r"s/(.)(.)/\2\1/", "s/./&&/g", r"s#b#\&#", "s/a|b//",
     "s/$/é/",
@@ -64,7 +69,7 @@ def test_a_rename_is_one_to_one(keys: list[str], rename: str) -> None:
     new = [re.sub(pattern, replacement.replace(r"\0", r"\g<0>"), key, count=limit or 0) for key in keys]
     is_valid = all(key and not re.search(r"(^|/)(\.\.?)?(/|$)", key) for key in new)
     if is_valid and len({*new}) == len(new):
-        renamed, notes = rename_keys(entries, rename, None, has_paths=True)
+        renamed, notes = rename_keys(entries, rename, _no_column, has_paths=True)
         assert [renamed.key(sample) for sample in range(len(keys))] == new
         assert [old_keys(renamed)[sample].decode() for sample in range(len(keys))] == keys
         assert [renamed.path(sample) for sample in range(len(keys))] == [f"{key}.txt".encode() for key in keys]
@@ -72,14 +77,14 @@ def test_a_rename_is_one_to_one(keys: list[str], rename: str) -> None:
         assert notes[0].startswith(f"{count} key" if count else "rename_keys changes no key")
         return
     with pytest.raises(InvalidRequest, match="rename_keys: "):
-        rename_keys(entries, rename, None, has_paths=True)
+        rename_keys(entries, rename, _no_column, has_paths=True)
 
 
 def test_long_keys_are_refused() -> None:
     """A replacement cannot make keys that are too long, and a key that is not UTF-8 cannot be renamed."""
     for key, said in ((b"k" * 100, "the new key of 'k+' is too long"), (b"\xff", "not UTF-8")):
         with pytest.raises(InvalidRequest, match=said):
-            rename_keys(flat_entries([key], [1], ["txt"]), f"s/.+/{'&' * 99}/", None, has_paths=True)
+            rename_keys(flat_entries([key], [1], ["txt"]), f"s/.+/{'&' * 99}/", _no_column, has_paths=True)
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
