@@ -491,9 +491,11 @@ def find_classes(entries: SampleTable, source: str) -> Advice | None:
     keys = [tree.keys[sample] for sample in tree.sampled]
     shared = cast("bytes", os.path.commonprefix(keys))  # noqa: RUF071 - cut at a slash in the next line
     parent = shared[: shared.rfind(b"/") + 1]
-    names = [*dict.fromkeys(key[len(parent) :].partition(b"/")[0] for key in keys if b"/" in key[len(parent) :])]
-    has_files = any(b"/" not in key[len(parent) :] for key in keys)
-    if has_files or not 1 < len(names) * _MIN_CLASS_IMAGES <= len(keys) or any(map(bytes.isdigit, names)):
+    tops = [key[len(parent) :].partition(b"/")[:2] for key in keys]
+    names = [*dict.fromkeys(name for name, _ in tops)]
+    if not all(slash for _, slash in tops) or len(names) * _MIN_CLASS_IMAGES > len(keys):
+        return None
+    if any(map(bytes.isdigit, names)):
         return None
     shown = ", ".join(printable(name) for name in names[:_SHOWN_FIELDS])
     found = f"{pluralize(len(entries), 'sample')} in folders such as {shown}"
