@@ -104,10 +104,10 @@ def _read_sidecars(folder: OutputFolder, file: DatasetFile) -> Iterator[ShardInd
 
 
 def _has_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: bool) -> bool:
-    existing = [name for name in columns.column_names if name in index.metadata.column_names]
-    differing = []
+    metadata, differing = index.plain_metadata(), []
+    existing = [name for name in columns.column_names if name in metadata.column_names]
     for name in existing:
-        old, new = index.plain_metadata().column(name), columns.column(name)
+        old, new = metadata.column(name), columns.column(name)
         try:
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # values of another type
