@@ -69,9 +69,7 @@ class ShardWriter(SampleWriter):
     ) -> None:
         """Create a writer."""
         self._options = writer_options = merge_options("ShardWriter", options, named, WriterOptions)
-        if (storage_options := writer_options.storage_options) is not None:
-            pattern = with_options(pattern, storage_options)
-        names = parse_pattern(pattern)
+        names = parse_pattern(with_options(pattern, writer_options.storage_options))
         check_writable(names)
         self._dataset_pattern = names
         part = writer_options.part
