@@ -168,6 +168,11 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
             return array
 
 
+def is_list_type(kind: pa.DataType) -> bool:
+    """Return whether a type is a list of any length or of a fixed length."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the plain type of a type. The value types of lists and structs are converted, too."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

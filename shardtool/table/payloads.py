@@ -75,14 +75,10 @@ def _ending(field: str) -> str:
     return field.rpartition(".")[2].lower()
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
 def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    if not _is_list(kind):
+    if not arrow.is_list_type(kind):
         return None
-    while _is_list(kind):
+    while arrow.is_list_type(kind):
         kind = kind.value_type
     name = _DTYPES.get(str(kind))
     return None if name is None else np.dtype(name)
@@ -92,14 +88,14 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
     label = f"column {name!r} (field {field})"
     remedy = f"Change the values, or use a JSON field: {option_text('field', {'json': name})}."
     level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
-    while len(level) and _is_list(level.type):
+    while len(level) and arrow.is_list_type(level.type):
         lengths = arrow.number_values(pc.list_value_length(level))
         other_lengths = np.flatnonzero(lengths != lengths[0])
         if len(other_lengths):
             found = f"{label}: a list of {lengths[other_lengths[0]]:,} although the first has {lengths[0]:,},"
             refuse(np.unique(row[other_lengths]), found, expected="lists of numbers of equal length", remedy=remedy)
         level = level.flatten()
-        if level.null_count or _is_list(level.type):
+        if level.null_count or arrow.is_list_type(level.type):
             row = np.repeat(row, lengths)
         if level.null_count:
             nulls = np.unique(row[arrow.true_positions(pc.is_null(level))])
@@ -110,7 +106,7 @@ def _npy_texts(values: pa.Array) -> ArrowStrings:
     # Each list of numbers becomes an encoded `.npy` file, and a null becomes an array of zeros.
     # Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
-    while _is_list(level.type):
+    while arrow.is_list_type(level.type):
         shape.append(int(arrow.number_values(pc.list_value_length(level))[0]) if len(level) else 0)
         level = level.flatten()
     stream = BytesIO()
@@ -135,7 +131,7 @@ def _npy_texts(values: pa.Array) -> ArrowStrings:
 
 
 def _numbers_of(level: pa.Array) -> NDArray[Any]:
-    while _is_list(level.type):
+    while arrow.is_list_type(level.type):
         level = level.flatten()
     if pa.types.is_boolean(level.type):
         level = pc.cast(level, pa.uint8())

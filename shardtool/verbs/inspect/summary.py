@@ -12,6 +12,7 @@ import pyarrow.types as pt
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.find import natural_key
+from shardtool.entries.arrow import is_list_type
 from shardtool.errors import printable, redact_secrets
 from shardtool.names import to_output_name
 from shardtool.notebook import Displayed
@@ -236,7 +237,7 @@ class ColumnTally:
             return
         self.filled += count
         self._kinds.add("nested")
-        if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        if is_list_type(kind):
             self._element = _join_types(self._element, str(kind.value_type))
             self._lengths.add(pc.list_value_length(values).drop_null().to_numpy().astype(np.uint64))
 

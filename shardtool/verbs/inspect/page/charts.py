@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from shardtool.entries.arrow import is_list_type
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.rows import class_names_of
 
@@ -88,7 +89,7 @@ class ColumnCharts:
             values = shard_index.table.column(name).combine_chunks()
             values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
             kind = values.type
-            if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+            if is_list_type(kind):
                 unit, numbers = "list length", pc.list_value_length(values)
                 self._count_classes(name, values, class_names_of(overview.classes, name))
             elif pt.is_string(kind) or pt.is_large_string(kind):

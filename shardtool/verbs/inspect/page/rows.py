@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from shardtool.entries.arrow import number_array, to_python_values
+from shardtool.entries.arrow import is_list_type, number_array, to_python_values
 from shardtool.errors import printable
 from shardtool.verbs.inspect.samples import json_value
 from shardtool.verbs.inspect.summary import is_scalar_type
@@ -152,7 +152,7 @@ def _convert(column: pa.ChunkedArray, class_names: Sequence[str]) -> _Values:
     kind = values.type
     if values.null_count == len(values):
         return _Values("", pa.nulls(len(values), pa.string()))
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+    if is_list_type(kind):
         return _Values("list", _list_texts(values, class_names), pc.list_value_length(values).cast(pa.int64()))
     is_integer = pt.is_integer(kind)
     if pt.is_floating(kind) or (is_integer and not class_names and _are_exact(values)):
