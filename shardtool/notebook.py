@@ -16,7 +16,7 @@ _MAX_REPR_CHARS = 60
 _MAX_REPR_NUMBERS = 4
 _CELL_STYLE = "text-align:left; vertical-align:top; white-space:pre-wrap"
 _NO_DEFAULT = object()
-_SIZE_NAMES = ("size", "size_bytes", "field_bytes", "copied_size", "freed", "mean_size", "bytes", "taken")
+_SIZE_NAMES = ("size", "field_bytes", "copied_size", "freed", "mean_size", "taken")
 
 
 class Displayed:
