@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_PLAN_ROWS = 40
 _MAX_COLUMNS = 8
+_MAX_LISTED = 10
 
 
 def create_text(result: CreateResult) -> str:
@@ -226,9 +227,6 @@ def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
     notes += [f"{duplicates.unlike:,} with different labels or fields"] * bool(duplicates.unlike)
     total = f"{head}, {duplicates.surplus:,} redundant ({format_size(duplicates.size)}): {', '.join([groups, *notes])}"
     return "\n".join([*lines, "", total])
-
-
-_MAX_LISTED = 10
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
