@@ -126,7 +126,7 @@ def _box_of(item: Mapping[str, object]) -> object:
 
 
 def _numbers(value: object) -> list[float]:
-    # Return four finite numbers, or an empty tuple.
+    # Return four finite numbers, or an empty list.
     if not isinstance(value, list) or len(value) != _BOX_NUMBERS:
         return []
     # the comparison also excludes NaN

@@ -85,8 +85,8 @@ class ColumnCharts:
         """Add the columns of a shard."""
         import pyarrow.compute as pc
 
-        for name in [name for name in shard_index.schema.names if not name.startswith("__")][:_MAX_COLUMNS]:
-            values = shard_index.table.column(name).combine_chunks()
+        for name in shard_index.metadata.column_names[:_MAX_COLUMNS]:
+            values = shard_index.metadata.column(name).combine_chunks()
             values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
             kind = values.type
             if is_list_type(kind):

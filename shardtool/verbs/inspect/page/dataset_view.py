@@ -161,8 +161,7 @@ class DatasetView(ChosenSamples):
         """The class lists of annotations, then likely labels, with the count of each value."""
         overview, sets = self.overview, []
         for name in overview.classes:
-            counts = next((one for column, one in self.class_counts.items() if name.rpartition(".")[0] == column), None)
-            if counts:
+            if counts := self.class_counts.get(name.rpartition(".")[0]):
                 values = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
                 sets.append(LabelSet(name, values, len(counts), counts.total(), "annotation"))
         for name, label in self.summary.labels.items():

@@ -91,10 +91,8 @@ def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
     problems = [(base_name(sample.where), sample.message, "") for view in views for sample in view.summary.problems]
     reported = set()
     for sample in all_samples(views):
-        location, identity = (
-            f"{shorten_text(sample.key, 80)} in {sample.chosen.shard.file_name}",
-            (sample.chosen.shard, sample.chosen.number),
-        )
+        location = f"{shorten_text(sample.key, 80)} in {sample.chosen.shard.file_name}"
+        identity = sample.chosen.shard, sample.chosen.number
         problems += [(location, message, sample.anchor) for message in sample.problems if identity not in reported]
         reported.add(identity)
     return problems

@@ -74,7 +74,7 @@ class RowTable:
         fields: Mapping[str, FieldPayloads],
     ) -> None:
         """Add the rows of a shard until the limits are reached."""
-        names = [name for name in shard_index.schema.names if not name.startswith("__")]
+        names = shard_index.metadata.column_names
         count = min(len(shard_index), self._max_rows - self.rows, self._bytes_left // (8 * (len(names) + _OWN_COLUMNS)))
         if count <= 0:
             return
@@ -113,18 +113,18 @@ class RowTable:
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
         """Set the row of each sample. Add samples beyond the limits."""
-        added: dict[tuple[str, int], ShownSample] = {}
+        added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
             first, count = self._ranges.get(path, (0, 0))
             if number < count:
                 sample.row = first + number
             else:
-                added.setdefault((path, number), sample)
-                sample.row = self.rows + [*added].index((path, number))
-        chosen = [sample.chosen for sample in added.values()]
+                sample.row, _ = added.setdefault((path, number), (self.rows + len(added), sample))
+        labels = [sample.labels for _, sample in added.values()]
+        chosen = [sample.chosen for _, sample in added.values()]
         columns = {
-            name: _Values("text", pa.array([sample.labels.get(name) for sample in added.values()], pa.string()))
+            name: _Values("text", pa.array([values.get(name) for values in labels], pa.string()))
             if name in overview.fields
             else _convert(_column_of([sample.metadata.get(name) for sample in chosen]), class_names)
             for name in self.columns

@@ -144,14 +144,14 @@ def show_samples(
     choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
     """Read samples for display, by default the chosen samples."""
-    for shard, chosen in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
-        samples = list(chosen)
+    for shard, group in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
+        shard_samples = list(group)
         try:
             with open_shard(shard.path) as file:
-                for sample in samples:
+                for sample in shard_samples:
                     yield _SampleRendering(file, budget, choice).show(sample)
         except CorruptShard as error:
-            for sample in samples:
+            for sample in shard_samples:
                 labels = _column_labels(choice, sample)
                 yield ShownSample(sample, labels, _label_text(choice, labels), problems=[error.found])
 
