@@ -312,8 +312,8 @@ class _FieldRows:
         with self._lock:
             if self._rows is None:
                 shape = (len(self._values), *value.shape)
-                if isinstance(value, torch.Tensor) or self._pin:
-                    is_tensor = isinstance(value, torch.Tensor)
+                is_tensor = isinstance(value, torch.Tensor)
+                if is_tensor or self._pin:
                     dtype = value.dtype if is_tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
                     self._rows = torch.empty(shape, dtype=dtype, pin_memory=self._pin)
                     self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
