@@ -13,7 +13,7 @@
 - Changing an image with several frames or pages is an error (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-Use this module only in worker processes, because it disables Python's warnings, and libtiff may print to stderr.
+`change_image` is not thread-safe, because it changes Python's warning filters. libtiff may print to stderr.
 """
 
 from __future__ import annotations
