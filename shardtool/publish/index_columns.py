@@ -1,6 +1,6 @@
 """Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`).
 
-Shards, and sidecars that already have the columns, are not changed.
+Shards are not changed, nor are sidecars that already have the columns. If all sidecars have them, nothing is written.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def add_columns(
         for number, (part, index) in enumerate(zip(parts, _read_sidecars(folder, file), strict=True))
         if not _has_columns(folder.full_path(file.shards[number].sidecar), index, part, overwrite=overwrite)
     }
+    if not changed:
+        return tuple(columns.column_names), changed
     publication, entries, schema = Publication(folder, name, "keep"), [*file.shards], {**file.schema}
-    for number, index in enumerate(_read_sidecars(folder, file) if changed else ()):
+    for number, index in enumerate(_read_sidecars(folder, file)):
         if number in changed:
             data, types = encode_sidecar(_with_columns(index, parts[number]), index.fact)
             publication.replace_sidecars({to_local_name(entries[number].name): data})

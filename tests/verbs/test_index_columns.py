@@ -69,9 +69,9 @@ def test_columns_are_added_and_shards_stay(tmp_path: Path, ending: str) -> None:
     assert [path.read_bytes() for path in sorted(alike.glob("*.index"))] == [
         path.read_bytes() for path in sorted(dataset.parent.glob("*.index"))
     ]
-    files = read_tree(dataset.parent)
+    files, written = read_tree(dataset.parent), dataset.stat().st_ino
     assert index(dataset, options).kept == 3
-    assert read_tree(dataset.parent) == files
+    assert (read_tree(dataset.parent), dataset.stat().st_ino) == (files, written)
 
 
 def test_later_runs_keep_the_columns(tmp_path: Path, ending: str) -> None:
