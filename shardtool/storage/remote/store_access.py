@@ -125,9 +125,10 @@ def _source_environment(server: str) -> dict[str, str]:
 
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    identity = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
-    azure = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, ANONYMOUS_VARIABLE)
-    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (identity, _REGION_VARIABLES), (azure, ())]
+    s3 = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
+    gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
+    az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
+    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
     hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
     kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
     return {**kept, **values}
@@ -212,8 +213,8 @@ def _make_store(
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     options["config"] = client_config(scheme)
     anonymous = is_anonymous(scheme, env)
-    if anonymous:
-        options["config"]["skip_signature"] = True
+    if anonymous or has_own_settings:
+        options["config"]["skip_signature"] = anonymous
     with obstore_errors(f"{scheme}://{bucket}"):
         if scheme == "s3":
             return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
@@ -259,7 +260,7 @@ def _make_s3_store(
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
     if has_own_settings:
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
-        options["config"] |= {"region": region, "skip_signature": anonymous}
+        options["config"]["region"] = region
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
             options["credential_provider"] = partial(key_pair, env)
     bucket_url = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"

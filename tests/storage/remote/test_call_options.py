@@ -17,7 +17,7 @@ from shardtool.errors import AccessRefused, InvalidRequest, ShardError
 from shardtool.storage.remote.call_options import address_with_options
 from shardtool.storage.remote.http import sign_url
 from shardtool.storage.remote.network import web_headers, without_user
-from shardtool.storage.remote.store_access import credentials_kind, store_for
+from shardtool.storage.remote.store_access import credentials_kind, environment_for, is_anonymous, store_for
 from tests.helpers import read_tree, write_tree
 from tests.servers.bucket import SECRET, Bucket, served
 
@@ -200,6 +200,21 @@ def test_credentials_of_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert credentials_kind(address) == "shared access signature (storage_options)"
     address = address_with_options("az://c/k", {"account_name": "mine"})
     assert credentials_kind(address) == "account key (environment: AZURE_STORAGE_ACCOUNT_KEY)"
+
+
+def test_credentials_replace_unsigned_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of the call sign requests that the environment leaves unsigned."""
+    for name in ("AWS", "AZURE", "GOOGLE"):
+        monkeypatch.setenv(f"{name}_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
+    for address, settings in (
+        ("s3://c/k", {"access_key_id": "a", "secret_access_key": "b"}),
+        ("gs://c/k", {"service_account_key": "{}"}),
+        ("az://c/k", {"account_name": "mine", "sas_token": "sig=1"}),
+    ):
+        assert is_anonymous(address[:2])
+        assert not is_anonymous(address[:2], environment_for(address_with_options(address, settings)))
+    assert not store_for(address_with_options(address, settings))[1]
 
 
 def test_headers_and_a_password() -> None:
