@@ -53,6 +53,10 @@ class Address(NamedTuple):
         marker = f"{self.marker}@" if self.marker else ""
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
+    def plain_text(self) -> str:
+        """Return the address as a string without marker, as servers and libraries expect it."""
+        return self._replace(marker="").text()
+
 
 def is_url(text: str) -> bool:
     """Return whether a string is a URL."""

@@ -95,7 +95,7 @@ def address_with_options(address: str, options: StorageOptions) -> str:
     from hashlib import blake2b
 
     parts = parse_address(address)
-    if not (chosen := _options_for(parts._replace(marker="").text(), options)):
+    if not (chosen := _options_for(parts.plain_text(), options)):
         return address
     values = _check_options(parts.scheme, chosen)
     key = blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -41,7 +41,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder. With `below`, yield all files below the folder."""
     address = parse_address(address).text()
-    path = parse_address(address)._replace(marker="").text()
+    path = parse_address(address).plain_text()
     if is_huggingface(address):
         _split_huggingface(address)
 
@@ -112,7 +112,7 @@ def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
 
 def cat_file(address: str, byte_range: Mapping[str, int], file_system: Any) -> Any:
     """Return a range of a file."""
-    return file_system.cat_file(parse_address(address)._replace(marker="").text(), **byte_range)
+    return file_system.cat_file(parse_address(address).plain_text(), **byte_range)
 
 
 def _cached_file_system(address: str) -> Any:

@@ -78,7 +78,7 @@ def web_headers(url: str) -> dict[str, str]:
     headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     parts = parse_address(url)
     headers |= (options_of(parts.marker, url) or {}).get("headers", {})
-    url = parts._replace(marker="").text()
+    url = parts.plain_text()
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
         authorization := _basic_auth(url) or _netrc_auth(urlsplit(url).hostname or "", netrc_path)

@@ -334,7 +334,7 @@ class FsspecObject(RemoteObject):
     def __init__(self, address: str) -> None:
         address = parse_address(address).text()  # fsspec requires a lower-case scheme
         self.address, self._where, self.ranges = address, display_address(address), True
-        path = parse_address(address)._replace(marker="").text()
+        path = parse_address(address).plain_text()
         info = call_fsspec(address, lambda file_system: file_system.info(path))
         if info["type"] != "file" or info["size"] is None:
             raise FileNotFoundError(2, "no such file", self._where)
