@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -79,6 +81,31 @@ def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = 
     ran = Ran(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
     assert "Traceback" not in ran.out + ran.err, ran
     return ran
+
+
+_CREATE_AND_DIE = """
+import json, os, signal, sys
+from shardtool import create
+from shardtool.storage import staging
+left, rename = int(sys.argv[3]), os.rename
+def counted(*names):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(*names)
+staging.os.rename = counted
+create(sys.argv[1], sys.argv[2], **json.loads(sys.argv[4]))
+"""
+
+
+def create_and_die(source: Path, pattern: str, rename: int, **options: object) -> bool:
+    """Run `create` in a process that is killed at rename number N, counted from 1. Return whether it was killed."""
+    words = [str(source), pattern, str(rename), json.dumps(options)]
+    command = [sys.executable, "-W", "error", "-c", _CREATE_AND_DIE, *words]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
 
 
 def shell(line: str, cwd: Path) -> Ran:

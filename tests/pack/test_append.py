@@ -6,9 +6,6 @@ import io
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +48,7 @@ from shardtool.publish.foreign_index_files import export_notes, find_existing_ex
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, existing, flip, identity, members, read_tree, shards, typed, write_tree
+from tests.helpers import create_and_die, existing, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -218,28 +215,9 @@ def test_readers_see_the_old_or_the_new_dataset(new: Path, tars: Path, tar_patte
     assert _is_listing_correct(tars.parent, now)
 
 
-_KILLED = """
-import os, signal, sys
-from shardtool import CreateOptions, create
-from shardtool.storage import staging as storage
-left, rename = int(sys.argv[3]), os.rename
-def counted(*names):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(*names)
-storage.os.rename = counted
-resume = len(sys.argv) > 4
-create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", workers=2, append=True, resume=resume))
-"""
-
-
-def _killed(source: Path, pattern: str, rename: int, *more: str) -> None:
+def _killed(source: Path, pattern: str, rename: int, *, resume: bool = False) -> None:
     """Append, and die at rename number N, counted from 1."""
-    command = [sys.executable, "-W", "error", "-c", _KILLED, str(source), pattern, str(rename), *more]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert create_and_die(source, pattern, rename, max_count=3, on_error="skip", workers=2, append=True, resume=resume)
 
 
 @pytest.fixture
@@ -299,7 +277,7 @@ def test_an_append_interrupted_repeatedly_is_resumed(gaps: Path, holed: Path, tm
     append(gaps, f"{safe}/{STEM}.tar", on_error="skip", workers=2)
     _killed(gaps, output, 2)
     for rename in (2, 2):  # what one has finished is renamed no more
-        _killed(gaps, output, rename, "resume")
+        _killed(gaps, output, rename, resume=True)
     append(gaps, output, resume=True, on_error="skip")
     assert read_tree(holed.parent) == read_tree(safe)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,7 +27,7 @@ from shardtool import (
 )
 from shardtool.request.dataset_options import VerifyOptions
 from shardtool.storage.folders import open_folder
-from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, typed, write_tree
+from tests.helpers import create_and_die, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, sound
 
 if TYPE_CHECKING:
@@ -294,23 +291,6 @@ def test_reshard(tmp_path: Path) -> None:
     assert verify(tmp_path / "mixed", VerifyOptions(source=tmp_path / "out", workers=0)).sound
 
 
-_KILLED = """
-import os, signal, sys
-from shardtool import CreateOptions, create
-from shardtool.storage import staging as storage
-left, rename = int(sys.argv[3]), os.rename
-def counted(*names):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(*names)
-storage.os.rename = counted
-asked = dict(max_count=2, on_error="skip", workers=0, label_from_folder=True, split_by="folder", export=("timm",))
-create(sys.argv[1], sys.argv[2], CreateOptions(update=True, **asked))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("night", [1, 2])
 @pytest.mark.parametrize("rename", range(1, 10, 2))
@@ -329,9 +309,7 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
         _night(source, pattern, **asked)
         _tree(source, "train/ape/e", "test/bee/f", "val/bee/g")
     ended = {name: data for name, data in read_tree(out).items() if name.endswith((".tar", ".index"))}
-    command = [sys.executable, "-W", "error", "-c", _KILLED, str(source), pattern, str(rename)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    create_and_die(source, pattern, rename, update=True, workers=0, **asked)
     _tree(source, "train/ant/h")
     _night(source, pattern, **asked)
     assert read_tree(out).items() >= ended.items()
