@@ -1,1 +1,1 @@
-"""Formats and rules of other tools, one module for each tool."""
+"""Index formats and reading rules of other tools."""

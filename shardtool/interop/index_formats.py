@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.interop.indexed_shard import Fields
 
 
-OTHER_OFFSETS = "offsets of different samples"
+_OTHER_OFFSETS = "offsets of different samples"
 _WHITESPACE = re.compile(rb"[\x00-\x20\x7f]")
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
 SPLIT_FILE = ".nv-meta/split.yaml"
@@ -55,7 +55,7 @@ class ShardIndexFile(NamedTuple):
 
     encode: Callable[[IndexedShard], bytes]
     has_format: Callable[[bytes, int], bool]
-    difference: Callable[[bytes, IndexedShard], str] = lambda _, __: OTHER_OFFSETS
+    difference: Callable[[bytes, IndexedShard], str] = lambda _, __: _OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
         """Return the difference between an index and its shard, or "" if they are equivalent."""
@@ -65,7 +65,7 @@ class ShardIndexFile(NamedTuple):
         except InvalidRequest as error:
             return error.found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
-            return OTHER_OFFSETS
+            return _OTHER_OFFSETS
 
 
 class FolderIndexFiles(NamedTuple):
@@ -82,7 +82,7 @@ class FolderIndexFiles(NamedTuple):
     user_file: str = ""
 
 
-def matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
+def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
     """Return a `ShardIndexFile.has_format` that compares the start of a file with a regular expression."""
     return lambda head, _: re.match(pattern, head) is not None
 
@@ -134,11 +134,11 @@ def parse_dali_index(data: bytes) -> list[Fields]:
 
 def _webdataset_difference(data: bytes, shard: IndexedShard) -> str:
     is_equivalent = parse_dali_index(data) == [fields for _, fields in shard.samples()]
-    return "" if is_equivalent else OTHER_OFFSETS
+    return "" if is_equivalent else _OTHER_OFFSETS
 
 
 def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if dali_tfrecord_index(shard).split() == data.split() else OTHER_OFFSETS
+    return "" if dali_tfrecord_index(shard).split() == data.split() else _OTHER_OFFSETS
 
 
 def energon_index(shard: IndexedShard) -> bytes:
@@ -218,7 +218,7 @@ def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
     files: dict[str, dict[str, object]] = document["files"]
     listed = {name: (member["offset"], member.get("size", member.get("length"))) for name, member in files.items()}
     if document.get("filesize", shard.size) != shard.size or listed != expected:
-        return OTHER_OFFSETS
+        return _OTHER_OFFSETS
     if (digests := shard.digests) is None:
         return ""
     is_same = document.get("hash", digests.git) == digests.git
@@ -259,16 +259,16 @@ def timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
         yield from zip(split["filenames"], split["shard_lengths"], strict=True)
 
 
-_TFRECORD_INDEX = ShardIndexFile(dali_tfrecord_index, matches_start(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference)
+_TFRECORD_INDEX = ShardIndexFile(dali_tfrecord_index, _matches_start(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference)
 SHARD_INDEXES = {
     "dali-webdataset": ShardIndexFile(
-        dali_webdataset_index, matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
+        dali_webdataset_index, _matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
     ),
     "dali-tfrecord": _TFRECORD_INDEX,
     "tfrecord": _TFRECORD_INDEX,
     "energon": ShardIndexFile(energon_index, is_energon_index),
     "huggingface": ShardIndexFile(
-        hfutils_index, matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), compare_hfutils_index
+        hfutils_index, _matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), compare_hfutils_index
     ),
 }
 FOLDER_INDEXES = {

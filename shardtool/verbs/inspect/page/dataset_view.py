@@ -36,7 +36,7 @@ _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
 _MAX_ANCHOR_CHARS = 120
-DATASET_LABEL = "dataset"
+_DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
@@ -53,10 +53,6 @@ def set_anchors(views: Sequence[DatasetView]) -> None:
         anchor += f"~{sample.reason.partition(':')[0].replace(' ', '-')}" if sample.reason and anchor in counts else ""
         counts[anchor] += 1
         sample.anchor = f"{anchor}~{counts[anchor]}" if counts[anchor] > 1 else anchor
-    if len(views) > 1:
-        for view in views:
-            for sample in view.shown + view.unusual_shown:
-                sample.labels.setdefault(DATASET_LABEL, view.name)
 
 
 class LabelSet(NamedTuple):
@@ -75,13 +71,19 @@ class LabelSet(NamedTuple):
     is_label: bool = True
 
 
+def set_dataset_labels(views: Sequence[DatasetView]) -> None:
+    """Add the label `dataset` to each sample of a page about several datasets."""
+    for view in views if len(views) > 1 else ():
+        for sample in view.samples:
+            sample.labels.setdefault(_DATASET_LABEL, view.name)
+
+
 def set_rows(views: Sequence[DatasetView]) -> None:
     """Set each sample's row in the table of the page."""
-    for view in views:
-        view.rows.set_rows(view.shown + view.unusual_shown, view.overview)
     first = 0
     for view in views:
-        for sample in view.shown + view.unusual_shown:
+        view.rows.set_rows(view.samples, view.overview)
+        for sample in view.samples:
             sample.row += first
         first += view.rows.rows
 
@@ -97,6 +99,11 @@ class DatasetView(ChosenSamples):
     shown: list[ShownSample]
     unusual_shown: list[ShownSample]
     number: int
+
+    @property
+    def samples(self) -> list[ShownSample]:
+        """The samples of this dataset, with unusual samples last."""
+        return self.shown + self.unusual_shown
 
     @property
     def dataset(self) -> StoredDataset:

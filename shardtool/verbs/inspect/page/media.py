@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtool.dataset.payload import content_type
 
-WAVEFORM_BARS = 80
+_WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
 _EXTENSIBLE = 0xFFFE  # the format is in the extension of the header
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
@@ -36,7 +36,7 @@ class MediaClip(NamedTuple):
     @property
     def waveform(self) -> str:
         """The waveform of the included bytes as an SVG path, or "" unless they are PCM in a WAV file."""
-        peaks = wav_peaks(self.data, WAVEFORM_BARS)
+        peaks = wav_peaks(self.data, _WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
         return "".join(

@@ -10,7 +10,7 @@ from shardtool.dataset.stored import StoredDataset
 from shardtool.storage.target_file import write_target
 from shardtool.verbs.inspect.page.charts import ColumnCharts
 from shardtool.verbs.inspect.page.choose import choose_samples
-from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors, set_rows
+from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors, set_dataset_labels, set_rows
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rendering import render_page
 from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, RowTable
@@ -78,6 +78,7 @@ def write_page(
             )
         )
     set_anchors(views)
+    set_dataset_labels(views)
     set_rows(views)
     write_target(path, render_page(views).encode())
 
