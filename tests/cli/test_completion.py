@@ -122,6 +122,7 @@ def test_tab_completes_in_each_shell(shell: str, there: Path) -> None:
         ("reshard out.json x --fields -json,-j", ["-json,-jpg"]),
         ("reshard out.json x --fields meta=json,j", ["meta=json,jpg"]),
         ("reshard out.json x --fields meta=j", ["meta=jpg", "meta=json"]),
+        ("reshard out.json x --rename-field meta=json,j", ["meta=json,jpg"]),
         ("reshard out.json x --for wids,w", ["wids,webdataset"]),
         ("create x y --siz", ["--size-column"]),
         ("create x y --targ", []),
