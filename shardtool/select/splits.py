@@ -93,7 +93,9 @@ def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedAr
 def _check_nulls(keys: PackedStrings, values: pa.ChunkedArray, option: str, column: str) -> None:
     if not values.null_count:
         return
-    missing = np.flatnonzero(values.is_null().to_numpy())
+    from shardtool.entries.arrow import true_positions
+
+    missing = true_positions(values.is_null())
     named = format_list([printable(keys[sample]) for sample in missing[:5].tolist()], total=len(missing))
     quoted = column if column.isidentifier() else f"`{column}`"
     found = f"{pluralize(len(missing), 'sample')} without a value of {column}: {named}"
@@ -187,10 +189,12 @@ def _number_labels(
 
 
 def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:
+    from shardtool.entries.arrow import number_values
+
     for chunk in values.chunks:
         for span in chunk_slices(len(chunk)):
             encoded = chunk[span].dictionary_encode()
-            yield _value_texts(encoded.dictionary), encoded.indices.to_numpy()
+            yield _value_texts(encoded.dictionary), number_values(encoded.indices)
 
 
 def _value_texts(values: pa.Array) -> list[bytes]:
