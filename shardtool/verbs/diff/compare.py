@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.scan import index_text
-from shardtool.entries.arrow import number_array, to_plain
+from shardtool.entries.arrow import number_array, number_values, to_plain
 from shardtool.entries.matching import field_ids, match_ids
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
@@ -297,7 +297,7 @@ def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
 
     Equal keys of the two sides get the same id. If a key is repeated on one side, each repetition gets another id.
     """
-    codes = pa.chunked_array([first.array(), second.array()]).combine_chunks().dictionary_encode().indices.to_numpy()
+    codes = number_values(pa.concat_arrays([first.array(), second.array()]).dictionary_encode().indices)
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
     counts = [_occurrences(side_codes) for side_codes in (ours, theirs)]
     return ours + counts[0] * len(codes), theirs + counts[1] * len(codes)
