@@ -72,7 +72,6 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
     """
 
     def versions() -> tuple[str, str, str]:
-
         import ray
 
         try:

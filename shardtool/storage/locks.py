@@ -4,7 +4,7 @@ The kernel releases a lock when the last descriptor of the file is closed, even 
 child keeps the shared locks of its parent, because it may read the locked files. It closes exclusive locks, because
 only the parent has the threads that use them.
 
- A POSIX lock (`lockf`) would end when the process closes any descriptor of the file.
+A POSIX lock (`lockf`) would end when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
