@@ -5,6 +5,7 @@ decodes the image:
 
 - simplejpeg is not installed, or the image is of another kind.
 - The JPEG is near the memory limit.
+- A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
 - libjpeg reports a warning. After `crop_jpeg_rows`, one warning is expected, because data follow the kept rows. The
   file must then end with the end marker.
 
@@ -115,7 +116,9 @@ def decode_jpeg_fast(
     if needed_bytes > max_bytes or width * height > MAX_PIXELS:
         return None
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
-    if scale > 1 and min(width, height) >= _BLOCK_PIXELS:
+    if scale > 1:
+        if min(width, height) < _BLOCK_PIXELS:
+            return None  # several fractions give the same size, so simplejpeg may use another one than Pillow
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)

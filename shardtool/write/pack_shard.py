@@ -6,7 +6,7 @@ import hashlib
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from shardtool.errors import SampleFailed
+from shardtool.errors import SampleFailed, StoreFailed
 from shardtool.messages import flag_text
 from shardtool.names import to_text
 from shardtool.storage.files import MAX_READS, read_crc
@@ -27,6 +27,16 @@ Packed = TypeVar("Packed")
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     """Write a shard to a staged file. If the existing shard is already correct, keep it instead."""
+    try:
+        return _pack_or_keep(task, report)
+    except StoreFailed as error:
+        # threads that read ahead need more descriptors and memory than reading one file at a time
+        if error.of_file or task.reads == 1:
+            raise
+    return _pack_or_keep(task._replace(reads=1), report)
+
+
+def _pack_or_keep(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result

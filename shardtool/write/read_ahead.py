@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import PROCESS_ERRNOS, ShardError, is_out_of_memory
+from shardtool.errors import ShardError, is_out_of_memory
 from shardtool.storage.files import read_file
 from shardtool.storage.remote.retry import wait_interruptibly
 from shardtool.write.buffers import BUFFER_SIZE
@@ -90,10 +90,6 @@ class ReadAhead:
                 continue
             if isinstance(error, ShardError):
                 raise error
-            # the caller reads one file at a time, so it may need fewer descriptors than the limit
-            if isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
-                for pending in self._pending:
-                    pending.read.exception()
             if error is not None:
                 return None
             size_read, info = file_read.read.result()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -50,6 +50,8 @@ _WRITTEN = st.fixed_dictionaries(
 )
 
 
+@example((3, 20), "4:4:4", {}, (1, 1))
+@example((7, 7), None, {}, (1, 1))
 @given(_SIZES, st.sampled_from(["4:4:4", "4:2:2", "4:2:0", None]), _WRITTEN, _SIZES | st.none())
 def test_pixels_equal_pillow(
     size: tuple[int, int], sampling: str | None, written: dict[str, Any], least: tuple[int, int] | None
@@ -59,7 +61,10 @@ def test_pixels_equal_pillow(
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
     found = jpeg.decode_jpeg_fast(data, min_size=least)
-    assert found is not None
+    if found is None:  # Pillow decodes fractions of tiny images
+        assert least is not None
+        assert min(size) < 8
+        return
     assert np.array_equal(found, _of_pillow(data, min_size=least))
     assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from typing import TYPE_CHECKING
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +16,9 @@ from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_bounds import ShardBounds
 from shardtool.plan.shard_task import build_shard_samples
-from shardtool.storage.files import READ_PLAIN
+from shardtool.storage.files import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
+from shardtool.write import packer
 from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.packer import no_report
@@ -142,16 +145,30 @@ def test_memory_is_bounded(left_out: set[int], tmp_path: Path) -> None:
     assert BUFFER_SIZE < most <= ahead.memory == 2 * BUFFER_SIZE
 
 
-def test_all_files_are_read_with_few_descriptors(source: Path) -> None:
-    """If fewer files can be open than threads, all files are still read."""
+@pytest.mark.parametrize("listed_ns", [1, 2 * 10**18])
+def test_all_files_are_read_with_few_descriptors(listed_ns: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If fewer files can be open than threads, all files are still read, also those changed after the listing."""
+
+    def read_slowly(path: bytes, *how: Any) -> Any:
+        with open(os.devnull, "rb"):
+            if threading.current_thread() is not threading.main_thread() and not path.endswith(b"s00.a"):
+                time.sleep(0.01)
+            return read_file(path, *how)
+
+    monkeypatch.setattr(packer, "read_file", read_slowly)
     task = _task(source, "tar")
+    task = task._replace(samples=replace(task.samples, changed_ns=listed_ns))
     alone, before = _packed(task), resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, before[1]))
+    highest, used = max(map(int, os.listdir("/proc/self/fd"))), [os.dup(0)]
+    while used[-1] < highest:  # until no lower number is free
+        used.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used[-1] + 5, before[1]))
     try:
         together = _packed(task._replace(reads=64))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in used:
+            os.close(descriptor)
     assert together == alone
 
 
