@@ -1,7 +1,7 @@
-"""Recognise index files of other tools that `--export` can write, and compare such a file with its shard.
+"""List the index files for other tools that `--export` can write, recognise them, and compare them with shards.
 
-With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
-bytes have the right format, so that a user's file of the same name is never replaced.
+If an index does not match its shard, most readers silently return wrong bytes. A file is recognised as an index only if
+its first bytes have the right format, because a user's file of the same name must not be replaced.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(NamedTuple):
-    """An index of another tool.
+    """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Replaces the shard's suffix, or "" if the index has no file per shard.
+        reader: The tool, for messages.
+        suffix: Ending of a shard's index, instead of the shard's ending. "" if there is only one index per folder.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
-        has_hashes: Whether the index contains hashes, so that shards must be read.
-        has_readme: Whether the index includes a `README.md` that lists the shards.
+        has_hashes: Whether the index contains hashes of the shard, which must then be read.
+        has_readme: Whether a `README.md` that lists the shards is written, too.
     """
 
     name: str
@@ -49,20 +50,20 @@ class ExportFormat(NamedTuple):
 
     @property
     def shard_index(self) -> ShardIndexFile:
-        """Return how to write the file of a shard."""
+        """Return the functions for the index of one shard."""
         from shardtool.interop.index_formats import SHARD_INDEXES
 
         return SHARD_INDEXES[self.name]
 
     @property
     def folder_index(self) -> FolderIndexFiles:
-        """Return how to write the files of a folder."""
+        """Return the functions for the index of a folder."""
         from shardtool.interop.index_formats import FOLDER_INDEXES
 
         return FOLDER_INDEXES[self.name]
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts by shard in a readable `folder_file`. A value that is not a number becomes -1."""
+        """Return the sample counts by shard in the bytes of a `folder_file`. An invalid count becomes -1."""
         if not data:
             return {}
         try:
@@ -92,7 +93,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names. An empty `shard_format` means unknown."""
+    """Return the exports with these names, which must support `shard_format`. "" means that the format is unknown."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
@@ -115,12 +116,12 @@ def find_index_names(shard: str, names: Collection[str]) -> list[str]:
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without suffix, of the shards that a file may be an index of."""
+    """Return the names, without suffix, of all shards whose index could have this file name."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export format of a file by its name, first `PROBE_BYTES` bytes and size, or "" if it has none."""
+    """Return the name of the export that wrote a file, or "". `head` is the first `PROBE_BYTES` bytes of the file."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name
@@ -128,7 +129,7 @@ def detect_export(name: str, head: bytes, size: int) -> str:
 
 
 def read_index_list(path: str) -> bytes:
-    """Return a whole file, or b"" if it does not exist or cannot be read."""
+    """Return the content of a file, or b"" if it does not exist or cannot be read."""
     try:
         return read_small(path, MAX_LIST_BYTES) if is_file(path) else b""
     except (OSError, AccessRefused):
@@ -136,7 +137,7 @@ def read_index_list(path: str) -> bytes:
 
 
 def describe_index_difference(export_name: str, data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index and its shard, or "" if they are equivalent."""
+    """Describe the difference between an index and its shard. Return "" if they are equivalent."""
     export = EXPORTS[export_name]
     # a shard whose name has no known extension is a TFRecord
     if export.shard_format != (parse_format(shard.name) or "tfrecord"):

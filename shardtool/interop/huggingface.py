@@ -32,7 +32,7 @@ _PATH_LINE = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")  # names that `load_dataset` accepts
 _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
-# Files that `load_dataset` ignores, and other extensions that it can read.
+# files that `load_dataset` ignores; extensions that it can read are below
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 # if two extensions are equally common, the later one in this list wins
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")
@@ -44,7 +44,7 @@ _SPLIT_WORDS = (("train", "training"), _VALIDATION_WORDS, _TEST_WORDS)
 
 
 def readme_advice() -> str:
-    """Return how to fix a folder that `load_dataset` misreads."""
+    """Return advice for a folder that `load_dataset` misreads."""
     return f"{export_text('huggingface')} writes a README.md that fixes this"
 
 
@@ -65,12 +65,12 @@ def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes
 
 
 def huggingface_split(split: str) -> str:
-    """Return a valid split name, with only letters, digits, underscores and dots."""
+    """Convert a split name to a name that `load_dataset` accepts, with only word characters and dots."""
     return split if _SPLIT_NAME.fullmatch(split) else _NON_WORD.sub("_", split)
 
 
 def check_huggingface_splits(splits: Iterable[str]) -> None:
-    """Raise InvalidRequest if two splits would get the same name."""
+    """Raise `InvalidRequest` if `huggingface_split` converts two splits to the same name."""
     used: dict[str, str] = {}
     for split in splits:
         if (first_split := used.setdefault(huggingface_split(split), split)) != split:
@@ -79,14 +79,14 @@ def check_huggingface_splits(splits: Iterable[str]) -> None:
 
 
 def is_own_readme(data: bytes) -> bool:
-    """Return whether shardtool wrote a `README.md` that has not changed since."""
+    """Return whether shardtool wrote a `README.md`, and nobody has changed the file since."""
     text, mark, _ = data.rpartition(b"<!-- shardtool ")
     match = _SIGNATURE.fullmatch(data[len(text) :])
     return bool(mark) and match is not None and match[1] == b"%08x" % crc32c(text)
 
 
 def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
-    """Return the files that our `README.md` lists, and its patterns without a match."""
+    """Return the files in `names` that our `README.md` lists, and its patterns that match no file."""
     shards: set[str] = set()
     for pattern in map(json.loads, _PATH_LINE.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}
@@ -110,7 +110,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Return how `load_dataset` misreads tar shards in a folder with these files, or "" if it does not."""
+    """Describe how `load_dataset` misreads the tar shards in a folder with these files, or return ""."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]

@@ -1,8 +1,7 @@
 """Encode and compare the index files of other tools.
 
 - DALI, and the `tfrecord` package: offsets next to each shard.
-- Megatron-Energon: offsets next to each shard, and the splits once per folder. With these files, energon opens the
-  folder without `energon prepare`.
+- Megatron-Energon: offsets next to each shard, and the splits once per folder.
 - hfutils: offsets and hashes of the files in a tar shard, for the Hugging Face Hub.
 - timm's `_info.json` and open_clip's `sizes.json`: sample counts per shard, once per folder.
 
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 _OTHER_OFFSETS = "offsets of different samples"
 _WHITESPACE = re.compile(rb"[\x00-\x20\x7f]")
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
-SPLIT_FILE = ".nv-meta/split.yaml"
-DATASET_YAML = ".nv-meta/dataset.yaml"
+_SPLIT_FILE = ".nv-meta/split.yaml"
+_DATASET_YAML = ".nv-meta/dataset.yaml"
 _CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 _ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")
 # Energon's YAML reader does not support escapes.
@@ -46,11 +45,11 @@ _MAX_FIRST_OFFSET = 2**24  # a global pax header can precede the first sample
 
 
 class ShardIndexFile(NamedTuple):
-    """How to write and compare an index file of one shard.
+    """Functions that encode, recognise and compare the index file of one shard.
 
     Attributes:
-        has_format: Returns whether a file is an index in this format, by its first bytes and its size.
-        difference: Returns how an index with other bytes differs from its shard, or "" if it is equivalent.
+        has_format: Returns whether a file has this format, by its first bytes and its size.
+        difference: Describes how an index differs from its shard. Returns "" if both are equivalent.
     """
 
     encode: Callable[[IndexedShard], bytes]
@@ -58,7 +57,7 @@ class ShardIndexFile(NamedTuple):
     difference: Callable[[bytes, IndexedShard], str] = lambda _, __: _OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
-        """Return the difference between an index and its shard, or "" if they are equivalent."""
+        """Describe how an index differs from its shard. Return "" if both are equivalent."""
         try:
             is_same = not has_hashes and self.encode(shard) == data
             return "" if is_same else self.difference(data, shard)
@@ -69,12 +68,12 @@ class ShardIndexFile(NamedTuple):
 
 
 class FolderIndexFiles(NamedTuple):
-    """How to write the index files of a folder, for all splits of a dataset.
+    """Functions that encode and parse the index files of a folder, which cover all splits of a dataset.
 
     Attributes:
-        encode: Returns the bytes of the files by path in the folder, in the order of publication.
+        encode: Returns the bytes of each file by path in the folder, in the order of publication.
         pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
-        user_file: A file that users may edit, so it is never overwritten.
+        user_file: A file that is never overwritten, because users may edit it. "" if there is none.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
@@ -83,19 +82,18 @@ class FolderIndexFiles(NamedTuple):
 
 
 def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
-    """Return a `ShardIndexFile.has_format` that compares the start of a file with a regular expression."""
     return lambda head, _: re.match(pattern, head) is not None
 
 
-def dali_tfrecord_index(shard: IndexedShard) -> bytes:
-    """Return the TFRecord index of DALI and the `tfrecord` package, with a line `OFFSET SIZE` per record."""
+def _encode_tfrecord_index(shard: IndexedShard) -> bytes:
+    # DALI and the `tfrecord` package read a line `OFFSET SIZE` per record.
     return b"".join([b"%d %d\n" % sample for sample in shard.places()])
 
 
-def dali_webdataset_index(shard: IndexedShard) -> bytes:
-    """Return the index of DALI's `wds2idx` 1.2. Each sample is a line with `FIELD OFFSET LENGTH NAME` per field.
+def _encode_dali_index(shard: IndexedShard) -> bytes:
+    """Return the index that `wds2idx` 1.2 writes: per sample, a line with `FIELD OFFSET LENGTH NAME` for each field.
 
-    DALI uses names only as labels, so unsafe characters in names are percent-encoded.
+    Unsafe characters in names are percent-encoded. DALI uses the names only as labels.
     """
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
@@ -112,11 +110,8 @@ def dali_webdataset_index(shard: IndexedShard) -> bytes:
     return b"".join(lines)
 
 
-def parse_dali_index(data: bytes) -> list[Fields]:
-    """Return the fields in a DALI index of any tool, or raise ValueError.
-
-    Names of members are ignored, because an index of version 1.1 has no names.
-    """
+def _parse_dali_index(data: bytes) -> list[Fields]:
+    """Return the fields of each sample. Ignore member names, because an index of version 1.1 has no names."""
     head, *lines = data.removesuffix(b"\n").split(b"\n")
     version, count = head.split()
     step = 3 if version == b"v1.1" else 4
@@ -133,16 +128,12 @@ def parse_dali_index(data: bytes) -> list[Fields]:
 
 
 def _webdataset_difference(data: bytes, shard: IndexedShard) -> str:
-    is_equivalent = parse_dali_index(data) == [fields for _, fields in shard.samples()]
+    is_equivalent = _parse_dali_index(data) == [fields for _, fields in shard.samples()]
     return "" if is_equivalent else _OTHER_OFFSETS
 
 
-def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if dali_tfrecord_index(shard).split() == data.split() else _OTHER_OFFSETS
-
-
-def energon_index(shard: IndexedShard) -> bytes:
-    """Return `out-000000.tar.idx`, which contains the uint64 offset of each sample, and the end of the last sample."""
+def _encode_energon_index(shard: IndexedShard) -> bytes:
+    """Return the uint64 offset of each sample, and the end of the last sample."""
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)
@@ -154,16 +145,16 @@ def energon_index(shard: IndexedShard) -> bytes:
     return struct.pack(f"<{len(ends)}Q", *ends)
 
 
-def is_energon_index(head: bytes, size: int) -> bool:
-    """Return whether a file starts like `out-000000.tar.idx`, with uint64 that are ascending multiples of 512."""
+def _is_energon_index(head: bytes, size: int) -> bool:
+    # the offsets of samples in a tar are ascending multiples of 512
     if size % 8 or len(head) < 2 * 8:
         return False
     first, second = struct.unpack("<QQ", head[:16])
     return first < min(second, _MAX_FIRST_OFFSET) and not first % _TAR_BLOCK_BYTES and not second % _TAR_BLOCK_BYTES
 
 
-def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta`, without empty shards, which energon rejects. The last file marks completion."""
+def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
+    """Return the files in `.nv-meta`. Empty shards are omitted, because energon rejects them."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
@@ -175,8 +166,8 @@ def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
         lines.append(f"  {_quote_yaml(name)}:{'' if shards else ' []'}")
         lines += [f"  - {_quote_yaml(shard)}" for shard in shards]
     return {
-        DATASET_YAML: _CRUDE_DATASET,
-        SPLIT_FILE: "\n".join([*lines, ""]).encode(),
+        _DATASET_YAML: _CRUDE_DATASET,
+        _SPLIT_FILE: "\n".join([*lines, ""]).encode(),
         ENERGON_FILE: json.dumps({"shard_counts": counts}, indent=2).encode() + b"\n",
     }
 
@@ -188,8 +179,7 @@ def _quote_yaml(name: str) -> str:
     return f'"{name}"'
 
 
-def hfutils_index(shard: IndexedShard) -> bytes:
-    """Return the index of hfutils.index.tar_create_index."""
+def _encode_hfutils_index(shard: IndexedShard) -> bytes:
     digests = shard.digests
     if digests is None:
         raise TypeError("the shard was not hashed")
@@ -207,12 +197,7 @@ def _iter_members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
             yield f"{key.decode()}.{name.decode()}", offset, length
 
 
-def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
-    """Return how an index of hfutils differs from its shard, or "" if it does not differ.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: The data is not an index of hfutils.
-    """
+def _hfutils_difference(data: bytes, shard: IndexedShard) -> str:
     document = json.loads(data)
     expected = {name: (offset, length) for name, offset, length in _iter_members(shard)}
     files: dict[str, dict[str, object]] = document["files"]
@@ -228,8 +213,7 @@ def compare_hfutils_index(data: bytes, shard: IndexedShard) -> str:
     return "" if is_same else "hashes of different bytes"
 
 
-def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the file `_info.json` for timm."""
+def _timm_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     entries = {}
     check_timm_splits([split.made.split for split in splits])
     for split in sorted(splits, key=split_order):
@@ -240,39 +224,41 @@ def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 
 def check_timm_splits(splits: Iterable[str]) -> None:
-    """Raise InvalidRequest if timm cannot find a split by name."""
+    """Raise `InvalidRequest` if timm cannot find a split by its name."""
     for name in splits:
         if "tar" in name or ".." in name:
             found = f"the split {name}, which timm would read as a shard name"
             raise InvalidRequest(export_text("timm"), found, expected="split names without 'tar' and '..'")
 
 
-def open_clip_sizes(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the file `sizes.json` for open_clip."""
+def _open_clip_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     counts = {shard.name: shard.samples for split in sorted(splits, key=split_order) for shard in split.shards}
     return {OPEN_CLIP_FILE: json.dumps(counts, indent=2).encode() + b"\n"}
 
 
-def timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
-    """Yield the shards in a parsed `_info.json`, with their sample counts."""
+def _timm_shard_counts(info: Any) -> Iterator[tuple[object, object]]:
     for split in info["splits"].values():
         yield from zip(split["filenames"], split["shard_lengths"], strict=True)
 
 
-_TFRECORD_INDEX = ShardIndexFile(dali_tfrecord_index, _matches_start(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference)
+_TFRECORD_INDEX = ShardIndexFile(
+    _encode_tfrecord_index,
+    _matches_start(rb"\d{1,20} \d{1,20}\r?\n"),
+    lambda data, shard: "" if _encode_tfrecord_index(shard).split() == data.split() else _OTHER_OFFSETS,
+)
 SHARD_INDEXES = {
     "dali-webdataset": ShardIndexFile(
-        dali_webdataset_index, _matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
+        _encode_dali_index, _matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _webdataset_difference
     ),
     "dali-tfrecord": _TFRECORD_INDEX,
     "tfrecord": _TFRECORD_INDEX,
-    "energon": ShardIndexFile(energon_index, is_energon_index),
+    "energon": ShardIndexFile(_encode_energon_index, _is_energon_index),
     "huggingface": ShardIndexFile(
-        hfutils_index, _matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), compare_hfutils_index
+        _encode_hfutils_index, _matches_start(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), _hfutils_difference
     ),
 }
 FOLDER_INDEXES = {
-    "energon": FolderIndexFiles(energon_folder_index, lambda info: info["shard_counts"].items(), DATASET_YAML),
-    "timm": FolderIndexFiles(timm_info, timm_shard_counts),
-    "open-clip": FolderIndexFiles(open_clip_sizes, dict.items),
+    "energon": FolderIndexFiles(_energon_folder_files, lambda info: info["shard_counts"].items(), _DATASET_YAML),
+    "timm": FolderIndexFiles(_timm_files, _timm_shard_counts),
+    "open-clip": FolderIndexFiles(_open_clip_files, dict.items),
 }

@@ -1,4 +1,4 @@
-"""The samples and hashes of a shard, as input for index files of other tools."""
+"""Collect the samples and hashes of a shard that index files of other tools contain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` are the int64 offsets of payloads, in file order and without overlap."""
+    """A shard to hash. `starts` and `stops` are the int64 bounds of payloads, in file order and without overlap."""
 
     path: str
     size: int
@@ -36,12 +36,12 @@ class ShardHashTask(NamedTuple):
 
     @classmethod
     def of(cls, path: str, size: int, index: ShardIndex) -> ShardHashTask:
-        """Return the task for a shard."""
+        """Return the task for a shard with this index."""
         return cls(path, size, index.offsets.tobytes(), (index.offsets + index.lengths).tobytes())
 
 
 class ShardHashes(NamedTuple):
-    """The hashes of a shard."""
+    """CRC-32C, Git blob hash and SHA-256 of a shard, and the SHA-256 of each payload."""
 
     crc: int
     git: str
@@ -54,7 +54,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Hash a shard. `report` is called with 0 (samples) and the number of bytes read."""
+    """Hash a shard. After each block, call `report` with 0 (samples) and the size of the block."""
     starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
@@ -100,7 +100,7 @@ class IndexedShard:
         return self.index.fact.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
-        """Yield key and fields of each sample."""
+        """Yield the key of each sample, with name, offset and length of its fields."""
         index = self.index
         names = [name.encode() for name in index.names]
         columns = [[names[code] for code in index.codes.tolist()], index.offsets.tolist(), index.lengths.tolist()]
@@ -113,7 +113,7 @@ class IndexedShard:
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
     def limit(self) -> int:
-        """Return the maximum size of an index of this shard."""
+        """Return the maximum size in bytes that an index of this shard can have."""
         index, fields = self.index, Counter(self.index.codes.tolist())
         name_bytes = int((index.key_sizes * index.counts).sum())
         name_bytes += sum(count * len(index.names[code].encode()) for code, count in fields.items())

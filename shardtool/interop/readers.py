@@ -1,4 +1,4 @@
-"""Find names that some readers of tar shards misread, and describe how. `select.portable` renames such samples.
+"""Find names that some readers of tar shards misread. `select.portable` can rename such samples.
 
 Observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# A rule contains a code, the readers, a noun phrase for the problem, a tuple of bytes, and a pattern. An affected key
-# contains one of the bytes, and the pattern matches the key up to its final NUL.
+# Each rule has a code, a text about the readers, a noun phrase for the problem, a tuple of bytes, and a pattern. An
+# affected key contains one of the bytes, and the pattern matches the key up to its final NUL.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -75,11 +75,12 @@ READERS_BY_PROBLEM = {
 
 @dataclass(frozen=True, slots=True)
 class NameProblem:
-    """A kind of name that a reader would misread.
+    """A problem that some readers have with names in a dataset.
 
     Attributes:
+        readers: Which readers misread the names, and how.
         what: The problem, as a noun phrase that starts with its noun.
-        fixable: Whether `--portable` fixes it.
+        fixable: Whether `--portable` fixes the problem.
     """
 
     code: str
@@ -100,11 +101,11 @@ class ReaderProblems:
         self._found: dict[tuple[str, str], NameProblem] = {}  # the problems so far, by code and `what`
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
-        # A field, the key of a sample that has the field, and the key of a sample that lacks it.
+        # a field that not all samples have, the key of a sample with the field, and the key of a sample without it
         self._uneven: tuple[str, bytes, bytes] | None = None
 
     def add(self, entries: SampleTable) -> None:
-        """Add samples."""
+        """Check the names of these samples."""
         if not len(entries):
             return
         counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
@@ -126,7 +127,7 @@ class ReaderProblems:
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
-        """Add the samples of a shard.
+        """Check the names of a shard's samples.
 
         `texts` contains the NUL-terminated text of each field, or b"" if the texts are unknown.
         """
@@ -164,7 +165,7 @@ class ReaderProblems:
         self._samples = total
 
     def problems(self) -> list[NameProblem]:
-        """Return the problems so far."""
+        """Return the problems of all samples so far."""
         problems = [*self._found.values()]
         if self._uneven is not None:
             name, having, lacking = self._uneven
@@ -181,14 +182,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return the names in these samples that readers would misread."""
+    """Return the problems that readers have with names of these samples."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return the keys that readers would misread."""
+    """Return the problems that readers have with these keys."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None
@@ -255,7 +256,7 @@ _NAME_RULES = (
 
 
 def unopenable_by(name: str) -> dict[str, str]:
-    """Return why a shard with this file name cannot be opened, by reader."""
+    """Return the readers that cannot open a shard with this file name, each with the reason."""
     reasons: dict[str, str] = {}
     for reader, reason, pattern in _NAME_RULES:
         if pattern.search(name):
