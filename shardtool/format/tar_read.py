@@ -1,10 +1,10 @@
-"""Read tar shards that common tools write. This module opens no file.
+"""Parse tar shards that common tools write. This module opens no file.
 
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 In contrast to `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for the next header by its checksum. A payload may contain another tar with its own
-headers. Such a nested header is accepted only if the damaged header has no valid size.
+After damage, `next_header` searches for a block with the checksum of a header. A payload may be another tar with its
+own headers. Such a nested header is accepted only if the damaged header has no valid size.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -21,7 +21,7 @@ from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # from offset and length; shorter only at the end
+    Read = Callable[[int, int], bytes | memoryview]  # arguments: offset and length; shorter only at the end
     Note = Callable[[int, str], None]
 
 
@@ -60,7 +60,9 @@ class TarMember(NamedTuple):
 
     Attributes:
         name: The stored name, including a leading `./`.
-        offset: Offset of the first header of the member. This header may be an extended header.
+        offset: Offset of the member's first header, which may be an extended header.
+        data: Offset of the payload.
+        end: Offset of the next member.
     """
 
     name: bytes
@@ -74,9 +76,9 @@ class TarMember(NamedTuple):
 
 
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
-    """Yield the members of a tar in order, starting at the header at `offset`.
+    """Yield the members of a tar in order, starting with the header at `offset`.
 
-    If readers interpret a header differently, `note` is called with the offset of the header and the reason.
+    If tar readers interpret a header differently, call `note` with the offset of the header and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -84,7 +86,7 @@ def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int 
     while True:
         block = bytes(read(offset, TAR_BLOCK_BYTES))
         if len(block) < TAR_BLOCK_BYTES or block == _ZERO:
-            check_trailer(read, offset, where)
+            _check_trailer(read, offset, where)
             return
         size = _plain_file_size(block)
         if size >= 0:
@@ -107,8 +109,7 @@ def is_tar_start(start: bytes) -> bool:
         return False
 
 
-def check_trailer(read: Read, offset: int, where: str) -> None:
-    """Check that a tar ends at `offset` with two zero blocks, and that only zeros follow."""
+def _check_trailer(read: Read, offset: int, where: str) -> None:
     tail = bytes(read(offset, 2 * TAR_BLOCK_BYTES))
     if len(tail) < 2 * TAR_BLOCK_BYTES or tail.count(0) != 2 * TAR_BLOCK_BYTES:
         found, problem_offset = (
@@ -346,8 +347,7 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next header after a damaged header at `offset`, or None if there is none.
 
-    `first` is the first offset to examine. `size` is the size of the tar, or -1 if `read` is sequential and the size is
-    unknown.
+    `first` is the first offset to examine. `size` is the size of the tar, or -1 for a compressed tar.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -368,7 +368,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on end exactly at `end`. The members of a nested tar end earlier."""
+    # the members of a nested tar do not end exactly at `end`
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -395,10 +395,10 @@ def _candidate_offsets(window: bytes, first: int) -> list[int]:
 
 
 def damaged_name(block: bytes) -> bytes:
-    """Return the name field of a damaged header."""
+    """Return the name field of a header block, which may be damaged."""
     return block[:100].partition(b"\0")[0]
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether a member may have lost an extended header with its full name."""
-    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools write ? for non-ASCII
+    """Return whether a member's full name may have been in an extended header that was lost."""
+    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -1,4 +1,4 @@
-"""Write tar shards: the bytes around a payload, and their exact size.
+"""Encode tar shards: the bytes around each payload, and their exact number.
 
     shard = { record } trailer
     record = [ pax ] header payload padding
@@ -36,10 +36,10 @@ _PAX_NAME = b"././@PaxHeader"
 
 
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, padding: int = 0) -> int:
-    """Write padding and then the header blocks of a member, which have 512 bytes or more. Return the index after them.
+    """Write `padding` zero bytes and the header blocks of a member to `into`. Return the index after them.
 
-    `padding` is the number of zero bytes, and must be below 512. `into` must have space for the padding and for
-    `header_size` bytes. `name` must not contain NUL or end with a slash.
+    `padding` must be below 512. `into` must have space for the padding and for `header_size` bytes. `name` must not
+    contain NUL or end with a slash.
     """
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
@@ -61,7 +61,7 @@ def encode_header(name: bytes, size: int) -> bytes:
 
 
 def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]) -> list[bytes | memoryview]:
-    """Return the records of one sample, as a list of parts."""
+    """Return the bytes of one sample in a tar shard, as a list of parts."""
     parts: list[bytes | memoryview] = []
     for name, payload in fields:
         parts += (encode_header(key + b"." + name, len(payload)), payload, PADDING[padding_size(len(payload))])
@@ -69,10 +69,7 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 
 
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
-    """Return the size of a member's header blocks.
-
-    `splits` is true if `split_prefix` can split the name.
-    """
+    """Return the size of a member's header blocks. `splits` is whether `split_prefix` can split the name."""
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:
         records += _pax_length(b"path", name_length)
@@ -80,7 +77,7 @@ def header_size(name_length: int, size: int, *, splits: bool) -> int:
 
 
 def padding_size(size: int) -> int:
-    """Return the number of zero bytes after a payload."""
+    """Return the number of zero bytes after a payload of `size` bytes."""
     return -size & (TAR_BLOCK_BYTES - 1)
 
 
@@ -124,7 +121,7 @@ def _header_block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:
 
 
 def _pax_length(keyword: bytes, value_length: int) -> int:
-    """Return the length of a pax record. The length includes its own digits: `<length> <keyword>=<value>\\n`."""
+    """Return the length of a pax record, which contains its own length: `<length> <keyword>=<value>\\n`."""
     rest = len(keyword) + value_length + 3
     length = rest + len(str(rest))
     return length if rest + len(str(length)) == length else length + 1

@@ -1,4 +1,4 @@
-"""Read the records of TFRecord shards, and the features of an Example. This module opens no file."""
+"""Parse the records of TFRecord shards, and the features of a `tf.train.Example`. This module opens no file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _DISTANT_BLOCK_BYTES = 2**16
 
 
 class TFRecord(NamedTuple):
-    """A record.
+    """Where a record is in its shard.
 
-    `offset` is the offset of the length field. `data` and `size` are the offset and size of the record's data, and
-    `crc` is the checksum of these data.
+    `offset` is the offset of its length field. `data` and `size` are the offset and size of its data, and `crc` is the
+    masked checksum of the data.
     """
 
     offset: int
@@ -53,12 +53,12 @@ class TFRecord(NamedTuple):
 
 
 class ExampleFeature(NamedTuple):
-    """A feature of an Example.
+    """A feature of an Example, and where its value is in the shard.
 
     Attributes:
-        offset: Offset of the value if the feature has a single value, otherwise offset of the list.
-        whole: True if `offset` and `size` refer to the whole list, with tags and lengths. False if they refer to one
-            value or to packed numbers.
+        values: Number of values.
+        whole: Whether `offset` and `size` are those of the whole list, including tags and lengths. Otherwise, they are
+            those of a single value or of packed numbers.
     """
 
     name: bytes
@@ -70,9 +70,9 @@ class ExampleFeature(NamedTuple):
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
-    """Yield records without checking their data (see `check_record_crc`).
+    """Yield the records of a shard without checking their data (see `check_record_crc`).
 
-    `hold` is for sequential readers. A call keeps the bytes of a large record until the next call.
+    If `read` is sequential, `hold(offset, size)` must keep the bytes of a large record readable until the next call.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -110,12 +110,12 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
 
 
 def is_record_start(start: bytes) -> bool:
-    """Return whether a file starts with a length and its valid checksum."""
+    """Return whether the first bytes of a file are the length of a record and its valid checksum."""
     return len(start) >= FRAME_HEAD_BYTES and _unpack_head(start[:FRAME_HEAD_BYTES])[1] == mask_crc(crc32c(start[:8]))
 
 
 def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
-    """Raise `CorruptShard` if the CRC-32C of a record's data differs from the checksum in the record."""
+    """Raise `CorruptShard` unless `crc`, the CRC-32C of a record's data, matches the checksum in the record."""
     masked = mask_crc(crc)
     if masked != record.crc:
         found = f"record data with checksum {masked:08x}"
@@ -125,7 +125,7 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
 
 
 class LazyBytes:
-    """The data of a record that does not fit into memory."""
+    """The data of a large record, which are read when they are indexed."""
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
@@ -148,8 +148,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
-        CorruptShard: The record is not an Example, or its features would take a hundred times the record's size in
-            memory.
+        CorruptShard: `data` is not an Example, or it has too many features, which would need much more memory than it.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -202,7 +201,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers of a feature's list. The numbers may be packed or separate."""
+    """Return the numbers in an encoded list, which may be packed or separate. Raise `ValueError` if it is invalid."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]
@@ -221,7 +220,7 @@ def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[floa
 
 
 def decode_bytes_list(data: bytes) -> list[bytes]:
-    """Return the values of a bytes_list."""
+    """Return the values of an encoded bytes_list."""
     return [data[first:last] for first, last in _value_spans(data)]
 
 
@@ -299,8 +298,7 @@ def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next record after damage at `offset`, or None if there is none.
 
     A record is recognised by the checksum of its length. `first` is the first offset to examine, which is before
-    `offset` if the previous record may be damaged. `size` is the size of the shard, or -1 if `read` is sequential and
-    the size is unknown.
+    `offset` if the previous record may be damaged. `size` is the size of the shard, or -1 for a compressed shard.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -1,4 +1,4 @@
-"""Write TFRecord shards, one `tf.train.Example` per sample.
+"""Encode TFRecord shards, with one `tf.train.Example` per sample.
 
     shard = { record }
     record = length masked-crc-of-length data masked-crc-of-data
@@ -47,9 +47,9 @@ def mask_crc(crc: int) -> int:
 
 
 class FeatureHead:
-    """Computes the bytes before the payloads of one field.
+    """Computes the bytes before each payload of one field.
 
-    `kind` is a number type, or None for bytes. With `whole`, each payload is a whole list with tags and lengths.
+    `kind` is a number type, or None for bytes. With `whole`, payloads are whole lists, including tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
@@ -78,7 +78,7 @@ def key_feature(key: bytes) -> bytes:
 
 
 def example_head(record_size: int) -> bytes:
-    """Return the tag and length of a record's features."""
+    """Return the first bytes of a record's data: the tag and length of its features."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     width = len(encode_varint(size))
     length = encode_varint(size - 1 - width)
@@ -86,24 +86,24 @@ def example_head(record_size: int) -> bytes:
 
 
 def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
-    """Write a record's length and the checksum of the length. Return the index after the checksum."""
+    """Write a record's length and the checksum of the length to `into`. Return the index after the checksum."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     _put_head(into, at, size, mask_crc(crc32c(_pack_length(size))))
     return at + FRAME_HEAD_BYTES
 
 
 def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
-    """Write the masked checksum of a record's data. Return the index after the checksum."""
+    """Write the masked checksum of a record's data to `into`. Return the index after the checksum."""
     _put_tail(into, at, mask_crc(crc))
     return at + FRAME_TAIL_BYTES
 
 
 def encode_number(text: bytes, number: NumberType) -> bytes:
-    """Return the bytes of a number in a packed list.
+    """Return the bytes of a number, given as text, in a packed list.
 
     Raises:
         ValueError: The text is not a number.
-        OverflowError: The number does not fit.
+        OverflowError: The number does not fit into the type `number`.
     """
     if number == "float":
         return _pack_float(float(text))

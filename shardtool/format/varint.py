@@ -26,7 +26,7 @@ _CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as a varint. The first lines handle most numbers, because this function is called very often."""
+    """Return a number as a varint. Small numbers are handled first, because they are the most frequent."""
     if 0 <= number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if 0 <= number < 1 << 14:
@@ -41,7 +41,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
-    """Return the unsigned varint at `at`, and the index after it.
+    """Return the unsigned number at index `at`, and the index after it.
 
     Raises:
         ValueError: The varint does not end before `end`, or within ten bytes.
@@ -58,7 +58,7 @@ def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
 
 
 def to_signed(number: int) -> int:
-    """Convert a 64-bit unsigned number to the signed number with the same bits."""
+    """Convert an unsigned 64-bit number to the signed number with the same bits."""
     return number - _UINT64_RANGE if number >= _UINT64_RANGE // 2 else number
 
 

@@ -1,9 +1,8 @@
-"""Read zip archives.
+"""Parse zip archives. This module opens no file.
 
-This module opens no file. It supports stored and deflated members, zip64 and data descriptors. Members are found only
-in the central directory. Sizes in the zip are compared with the size of the file, and the CRC-32 of members is
-verified. Encrypted members and members with other compression methods are listed but not read. Split archives are
-refused.
+It supports stored and deflated members, zip64 and data descriptors. Encrypted members and members with other
+compression methods are listed but not read. Split archives are refused. Members are found only in the central
+directory. Sizes in the zip are compared with the size of the file, and the CRC-32 of members is verified.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -32,7 +31,7 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # the first value means that an extra field with this id has the number
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # a number of the first value is stored in the extra field with this id
 _UNIX_SYSTEM = 3
 _MAX_DEFLATE_RATIO = 1032
 _BLOCK_BYTES = 2**18
@@ -45,6 +44,8 @@ class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
+        offset: Offset of the member's local header.
+        packed: Compressed size in bytes.
         mode: Unix mode including the file type, or 0 if unknown.
     """
 
@@ -86,7 +87,7 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
 
 
 def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
-    """Return the offset of a member's payload."""
+    """Return the offset of a member's payload, which is after the local header."""
     head = bytes(read(member.offset, _LOCAL_HEADER.size + len(member.name)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
         raise CorruptShard(where, "not a member header", offset=member.offset)
@@ -103,7 +104,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the payload of a member in blocks. `size` is the decompressed size.
+    """Yield the decompressed payload of the member at `offset` in blocks. `size` is the decompressed size.
 
     Raises:
         CorruptShard: The member is damaged. The checksum is verified after the last block.
