@@ -1,4 +1,4 @@
-"""Convert between Arrow arrays and buffers without importing pandas.
+"""Convert between Arrow arrays and NumPy arrays or bytes without importing pandas.
 
 `pyarrow.array` and `to_numpy` import pandas. The import takes 0.3 s, which is longer than packing 10,000 files.
 
@@ -22,13 +22,13 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def number_array(values: NDArray[np.generic]) -> pa.Array:
-    """Return numbers as an Arrow array."""
+    """Convert a NumPy array to an Arrow array."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Return an Arrow array of strings. `data` is the concatenated strings, and `lengths` are their lengths."""
+    """Split concatenated strings into an Arrow array. `lengths` has the bytes of each string."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -40,13 +40,13 @@ def bytes_array(texts: list[bytes]) -> pa.StringArray:
 
 
 def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
-    """Return the text of each code. `Array.take` is not used because it would import pyarrow.compute."""
+    """Return `texts[code]` for each code. `Array.take` would import pyarrow.compute."""
     lengths = np.array([len(text) for text in texts], np.int64)
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return a table as one batch of an Arrow stream, to compute its hash."""
+    """Return an Arrow stream with the table as one batch, to compute a hash."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -54,7 +54,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts. Times after the year 9999, which Python cannot represent, become text."""
+    """Return the rows as dicts. Times that Python cannot represent, such as in the year 10,000, become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -80,7 +80,7 @@ def _to_python_value(value: pa.Scalar) -> object:
 
 
 def number_values(array: pa.Array) -> NDArray[Any]:
-    """Return the numbers of an array without copying them. The numbers at nulls are undefined."""
+    """Convert an Arrow array of numbers to NumPy without a copy. Nulls become undefined numbers."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.zeros(0, dtype)
@@ -100,7 +100,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
 
 
 def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
-    """Return an array of NUL-terminated texts, without the NULs. `kind` is large_binary or large_string."""
+    """Split NUL-terminated texts into an array of the type `kind`, large_binary or large_string."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw == 0)
     offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
@@ -148,10 +148,7 @@ def _offsets(array: pa.Array) -> NDArray[Any]:
 
 
 def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert an array to a plain type.
-
-    A plain type is not a dictionary, view, extension, run-end encoding or float16.
-    """
+    """Convert dictionaries, views, extension types, run-end encodings and float16 to simpler types."""
     import pyarrow.compute as pc
 
     while True:
@@ -162,8 +159,8 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
             array = pc.run_end_decode(array)
         elif pa.types.is_float16(kind):
             array = pc.cast(array, pa.float32())
-        elif plain_type(kind) != kind:
-            array = _cast(array, plain_type(kind))
+        elif _plain_type(kind) != kind:
+            array = _cast(array, _plain_type(kind))
         else:
             return array
 
@@ -173,14 +170,13 @@ def is_list_type(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type of a type. The value types of lists and structs are converted, too."""
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        value = kind.value_field.with_type(plain_type(kind.value_type))
+        value = kind.value_field.with_type(_plain_type(kind.value_type))
         return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
     if pa.types.is_struct(kind):
         parts = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([part.with_type(plain_type(part.type)) for part in parts])
+        return pa.struct([part.with_type(_plain_type(part.type)) for part in parts])
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -215,7 +211,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. To save memory, the old columns are freed one after the other."""
+    """Return a table with one chunk per column. Each old column is freed before the next is copied, to save memory."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -1,4 +1,4 @@
-"""Assign numbers to classes, in the byte order of their names or in the order of an existing list."""
+"""Assign numbers to class names, in the byte order of the names or in the order of an existing list."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
+        where: Where the names come from, for messages.
         names: Class names by field. The key "" stands for all fields.
         grows: Whether new classes are appended. Otherwise, a new class is an error.
     """
@@ -52,7 +53,7 @@ class Classes(NamedTuple):
 def number_classes(
     labels: Collection[bytes], field: str, class_lists: Classes | None
 ) -> tuple[dict[bytes, int], list[str]]:
-    """Return the number of each label, and the recorded class names.
+    """Return the number of each label, and the class names in the order of their numbers.
 
     Without `class_lists`, labels are numbered in byte order.
     """
@@ -82,15 +83,14 @@ def is_unicode_text(name: object) -> bool:
 
 
 def recorded_names(names: Sequence[str]) -> list[str]:
-    """Return class names as recorded in a dataset file."""
+    """Return class names in the form that a dataset file contains (see `quote_name`)."""
     return [quote_name(name.encode()) for name in names]
 
 
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Merge class names by field.
+    """Merge the class names of each field.
 
-    If both mappings have names for a field, one list must start with the other list, so that class numbers stay the
-    same.
+    If both mappings have names for a field, one list must start with the other list. Class numbers then stay the same.
     """
     classes = dict(old)
     for name, names in new.items():
@@ -107,7 +107,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if the samples are sorted by class, or an empty text."""
+    """Return a note that the samples are sorted by class, or "" if they are not."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

@@ -20,9 +20,9 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row of a table.
+    """Return an id for each row of one of two tables. The same field of the same sample has the same id in both.
 
-    The same field of the same sample has the same id in both tables. Rows that are not compared have the id -1.
+    Rows that are not compared have the id -1.
 
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.
@@ -34,10 +34,10 @@ def field_ids(
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Match two arrays of ids, and ignore the id -1.
+    """Find the ids that two arrays have in common. Ignore the id -1.
 
-    Return the indexes of common ids in `ours` and in `theirs`, sorted by id, and the indexes of ids that are only in
-    `ours` or only in `theirs`.
+    Return four arrays of indexes: common ids in `ours`, common ids in `theirs` (both sorted by id), ids that are only
+    in `ours`, and ids that are only in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)

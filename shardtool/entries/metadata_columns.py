@@ -1,4 +1,4 @@
-"""Metadata columns that commands add to sidecars."""
+"""Add and drop metadata columns of samples. Sidecars store these columns."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add the columns of number fields. Fields whose column is None or whose name is reserved are ignored.
+    """Add the numbers of fields as columns. A field is ignored if its column is None or its name is reserved.
 
-    An existing column of the same name is kept if it is not numeric.
+    An existing column with the name of a field is replaced only if it is numeric.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
@@ -51,9 +51,9 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Replace class numbers by class names, unless the column contains other values.
+    """Replace class numbers by class names, unless the column contains values that are not class numbers.
 
-    Without this, a split by label would depend on the numbers of the classes.
+    A split by label then does not depend on how classes are numbered.
     """
     if not names or not pa.types.is_integer(column.type):
         return column
@@ -64,7 +64,7 @@ def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedA
 
 
 def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: NDArray[np.int16]) -> pa.Table:
-    """Add a column with each sample's split."""
+    """Add a column `split` with the name of each sample's split."""
     values = bytes_array([name.encode() for name in names]).take(number_array(split_numbers))
     return with_column(columns, "split", values)
 
@@ -72,9 +72,9 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: 
 def with_measured_columns(
     columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Add or replace columns of values that were measured while samples were read.
+    """Add or replace columns with values, such as image sizes, that were measured while samples were read.
 
-    `kinds` are the names and types of the columns. `sample_values` has one tuple per sample, with one value per column.
+    `kinds` has the name and type of each column. `sample_values` has one tuple per sample, with a value per column.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

@@ -1,6 +1,7 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before the payload and a tail after it. A record is all heads, payloads and tails of one sample.
+Each payload has a head and a tail: the bytes before and after it. A sample's size includes the heads, payloads and
+tails of all its fields.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-# Whether a format can store numbers. The other formats store numbers as text.
+# whether a format stores numbers as numbers, and not as text
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
 class RecordColumns(NamedTuple):
-    """The content of a shard. The fields of each sample are sorted by the bytes of their names.
+    """What determines record sizes. The fields of each sample are sorted by the bytes of their names.
 
     Attributes:
         first: int64[samples + 1], first row of each sample.
         stored: int64[rows], size of each payload in the shard in bytes.
+        is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
     """
 
     keys: PackedStrings
@@ -47,7 +49,7 @@ def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDA
 
 
 def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64]:
-    """Return the total record bytes of each sample as int64[samples]."""
+    """Return the size of each sample in the shard in bytes, as int64[samples]."""
     sizes = np.empty(len(payloads.keys), np.int64)
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))
@@ -98,7 +100,7 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # A map entry contains a name and a list of one value. `is_list` marks sizes of lists that are already encoded.
+    # a feature is a map entry: a name, and a list with one value; with `is_list`, the size is that of an encoded list
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

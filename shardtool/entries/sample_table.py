@@ -53,7 +53,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate rows without their paths. `codes` contains the new codes of each part."""
+        """Concatenate the rows of several tables, without paths. `codes` has the new `code` column of each part."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -71,14 +71,14 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Locations of SPAN payloads in shards or in a spool file.
+    """Locations of payloads that are in shards, archives or a temporary file (rows of kind SPAN).
 
     Attributes:
-        files: The shards, or the spool file. Empty if the spool file is not written yet.
-        file: uint32[samples], index in `files` of the file with the rows of each sample.
+        files: The files with payloads. Empty if a temporary file is not written yet.
+        file: uint32[samples], index in `files` of the file that contains the sample.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
         is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value.
-        row_file: uint32[rows], index in `files` of each row. None if the rows of each sample are in one file.
+        row_file: uint32[rows], index in `files` of each row. None if no sample has rows in several files.
     """
 
     files: tuple[SpanFile, ...]
@@ -89,11 +89,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of the given samples. `rows` are the rows of these samples."""
+        """Return the locations for the given samples only. `rows` are the rows of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of the given rows. The samples stay the same."""
+        """Return the locations of the given rows only. The samples stay the same."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -103,13 +103,13 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class FieldValues(NamedTuple):
-    """Properties of field values, by field name.
+    """Values and value types, by field name.
 
     Attributes:
         inline: The payloads of INLINE rows as text (see `inline_payload`). There is one text per sample, even for
             samples without the field.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
-        lists: The types of TFRecord list fields. All rows of such a field are SPAN rows.
+        lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -119,11 +119,11 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number types of fields whose text is a number. The output stores these as numbers if its format can."""
+        """The number type of each field whose text is a number. TFRecords store these fields as numbers."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return only the fields in `names`, renamed. `names` maps old names to new names."""
+        """Return the fields in `names`, which maps old names to new names. Drop all other fields."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -133,7 +133,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return the fields of both. If a field is in both, use the values of `other`."""
+        """Return the fields of both. If both have a field, use the values of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 
@@ -153,8 +153,8 @@ class SampleTable:
         first: int64[samples + 1], the first row of each sample.
         metadata: The columns of the sidecar.
         source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
-        identity: The identity of the source, if `root` does not identify the source.
-        folders: The folders of a source with several folders, by the first component of their paths.
+        identity: Text that identifies the source if `root` does not.
+        folders: For a source of several folders, the folder for each first component of a path.
     """
 
     root: bytes
@@ -179,11 +179,7 @@ class SampleTable:
 
     @property
     def known_spans(self) -> FieldSpans:
-        """Locations of SPAN payloads.
-
-        Raises:
-            Bug: The source has no SPAN rows.
-        """
+        """The attribute `spans`, which must not be None."""
         if self.spans is None:
             raise Bug(to_text(self.root), "samples without locations in shards")
         return self.spans
@@ -212,7 +208,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the first, middle and last of the files with payloads."""
+        """Return some of the files with payloads: the first, middle and last."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -229,7 +225,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return the number of samples with each field, in the order of `fields`. A number may be 0."""
+        """Return the number of samples that have each of `fields`."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
@@ -237,11 +233,11 @@ class SampleTable:
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the sample to which each row belongs."""
+        """Return the number of the sample to which each row belongs."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the index in `known_spans.files` of each row."""
+        """Return the index in `known_spans.files` of the file that contains each row."""
         spans = self.known_spans
         return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
 
@@ -269,13 +265,13 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only the given rows. The caller must replace `first`, which stays unchanged."""
+        """Return a table with only the given rows. The caller must replace `first`, which is then wrong."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If all values are equal, the result takes no memory."""
+    """Concatenate columns. If each column repeats the same value without memory, so does the result."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -283,7 +279,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return selected values. If all values are equal, the result takes no memory."""
+    """Return `values[positions]`. If `values` repeats one value without memory, so does the result."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]

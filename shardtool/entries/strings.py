@@ -1,4 +1,4 @@
-"""Columns of byte strings without NULs. The strings are in one buffer, or are computed on demand."""
+"""Columns of byte strings without NULs. The strings are stored in one buffer, or computed on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_SLICED_STRINGS = 2**8  # up to this number, single copies are faster
 
 
 class StringColumn(Protocol):
-    """Byte strings without NULs, packed or computed on demand."""
+    """A column of byte strings without NULs, such as `PackedStrings`."""
 
     def __len__(self) -> int:
         """Return the number of strings."""
@@ -59,7 +59,7 @@ class PackedStrings:
 
     @classmethod
     def of(cls, names: Iterable[bytes]) -> PackedStrings:
-        """Pack strings."""
+        """Return a column of these strings."""
         return cls.parse(b"".join([name + b"\0" for name in names]))
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class PackedStrings:
         return self.data[self.starts[first] : self.starts[last]]
 
     def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield (start position, strings), a chunk at a time."""
+        """Yield the strings in chunks, each with the position of its first string."""
         for chunk in chunk_slices(len(self)):
             yield chunk.start, self.span(chunk.start, chunk.stop)[:-1].split(b"\0")
 
@@ -124,7 +124,7 @@ class PackedStrings:
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sort the strings stably. Return the sorted positions, and the start of each run of equal strings."""
+        """Return the positions in sorted order, and where each run of equal strings starts in this order."""
         order = self.sorted_order()
         is_first, last = np.ones(len(order), np.bool_), b"\0"
         for chunk in chunk_slices(len(order)):
@@ -135,9 +135,9 @@ class PackedStrings:
 
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-    """Return the 8-byte little-endian BLAKE2b hash (RFC 7693) of each text. A hash is the same on every machine.
+    """Return the 8-byte BLAKE2b hash (RFC 7693) of each text as a number, which is the same on every machine.
 
-    Use a different `person` for each purpose, because the hashes are then independent. The salt is the hash of `seed`.
+    Hashes with another `person` are independent. The salt is the hash of `seed`.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]
