@@ -1,4 +1,4 @@
-"""Assign samples to shards by the hash of their keys. A new or removed sample then changes only one shard.
+"""Assign samples to shards by the hash of their keys. Adding or removing a sample then changes only one shard.
 
 Source: docs/format.md, "Shards by hash".
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # leaves space, so that a growing dataset can keep its number of shards
+_HEADROOM = 0.8  # leaves space, because a growing dataset should keep its number of shards
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 
@@ -30,8 +30,8 @@ _MAX_EXHAUSTIVE_SHARDS = 100
 class HashAssignment:
     """Assigns samples to shards by the hash of their keys.
 
-    `sizes` are the record bytes of the samples (int64). `bounds` are the limits that the user requested, and `limits`
-    is the capacity of one shard.
+    `sizes` are the bytes of each sample in its shard (int64). `bounds` are the limits that the user requested, and
+    `limits` is the capacity of one shard.
     """
 
     def __init__(

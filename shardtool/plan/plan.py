@@ -1,8 +1,7 @@
 """Assign samples to shards before a byte is written.
 
-Record sizes are known before writing, so each shard is an independent task with a known name and size.
-
-Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys.
+Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys. Sample sizes are known
+before writing, so each shard is an independent task with a known name and size.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ class Plan:
 
     Attributes:
         stored: int64[rows], payload bytes in the shard. None if they are equal to `entries.rows.size`.
-        order: int64[samples], the sample at each position. None if the order is the order of `entries`.
-        total: int64[samples + 1], record bytes before each position.
+        order: int64[samples], the sample at each position of the plan. None if samples keep the order of `entries`.
+        total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range of the first span file that is read at once. None if
-            spans are read one by one.
+        regions: int64[regions, 2], start and end of each range of the first span file that one read returns. None if
+            each payload is read separately.
     """
 
     format: str
@@ -90,7 +89,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard, and the position after its last sample."""
+        """Return the first position of a shard, and the position after its last."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -113,7 +112,7 @@ class Plan:
         return metadata.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
-        """Return the latest ctime of the files in a shard, in nanoseconds since 1970."""
+        """Return the latest ctime of a shard's source files, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
     def subset(self, positions: NDArray[np.int64]) -> Plan:
@@ -125,12 +124,12 @@ class Plan:
         )
 
     def which(self, shard: int) -> NDArray[np.int64]:
-        """Return the sample indexes of a shard."""
+        """Return the sample numbers of a shard, in order."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
-        """Return the rows of a shard's samples."""
+        """Return the rows in `entries` of a shard's samples."""
         return self.entries.rows_of(self.which(shard))
 
 
@@ -148,7 +147,8 @@ def make_plan(
     Args:
         pattern: Shard names. If the user sets no other limit and there are enough samples, every name gets a shard.
             Otherwise, the number of names is the maximum.
-        estimate: int64[samples], estimated record bytes. Only for samples whose sizes are unknown before writing.
+        which: Numbers of the samples to pack. None for all.
+        estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown before writing.
     """
     shard_format = pattern.format
     requested = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
@@ -248,7 +248,7 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return the note about values of a field that were rounded to 32 bits."""
+    """Return a note that `count` values of a field were rounded to 32 bits."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 

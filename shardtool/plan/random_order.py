@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# Up to this size, a permutation ranks random numbers. This is faster, and all orders are equally frequent.
+# up to this size, a permutation ranks random numbers, which is faster and makes all orders equally likely
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """Return the first `count` numbers of the generator with state `start`."""
+    """Return the first `count` numbers of the random number generator with the state `start`."""
     numbers = np.empty(count, np.uint64)
     # Process chunks that fit into the CPU cache, because whole arrays would need three full copies.
     for chunk in chunk_slices(count):
@@ -35,7 +35,7 @@ def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
 
 
 def random_at(start: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the numbers at the given positions, counted from 0, of the generator with state `start`."""
+    """Return the numbers that `random_numbers` returns at these positions, counted from 0."""
     state: NDArray[np.uint64] = positions + np.uint64(1)
     state *= np.uint64(GAMMA)
     state += np.uint64(start)
@@ -52,7 +52,7 @@ def random_permutation(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def derive_state(purpose: str, *numbers: int) -> int:
-    """Return the state of a generator. Each purpose with its numbers has a different state."""
+    """Derive the state of a random number generator. A different purpose or number gives a different state."""
     text = " ".join([purpose, *map(str, numbers)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -60,13 +60,12 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return the positions to which a pseudorandom permutation moves the given positions.
+    """Apply a pseudorandom permutation of the numbers below `size` to the given positions.
 
-    A Feistel network permutes the numbers with as many bits as `size`. Results that are not below `size` are permuted
+    A Feistel network permutes all numbers with as many bits as `size`. Results that are not below `size` are permuted
     again (cycle walking).
 
     Args:
-        positions: An int64 array of numbers below `size`.
         keys: A uint64 key that selects the permutation, or an array with one key per position.
     """
     if size <= _MAX_RANKED_SIZE:

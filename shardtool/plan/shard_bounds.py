@@ -36,7 +36,7 @@ class ShardBounds(NamedTuple):
 
 
 class RequestedShards(NamedTuple):
-    """The requested number of shards, and the option or pattern that requests it."""
+    """The requested number of shards, and the option or pattern that requests it, for messages."""
 
     number: int
     where: str
@@ -46,8 +46,8 @@ class ShardCapacity(NamedTuple):
     """The capacity of one shard, computed from the requested `ShardBounds`.
 
     Attributes:
-        room: Maximum record bytes in a shard, or `NO_LIMIT`.
-        planned: Record bytes that the plan fills. Less than `room` if sizes are estimates.
+        room: Maximum bytes of a shard's samples, or `NO_LIMIT`.
+        planned: Bytes up to which the plan fills a shard. Less than `room` if sample sizes are estimates.
     """
 
     room: int = NO_LIMIT
@@ -56,7 +56,7 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return the sum of the sizes before each position of `order`, int64[positions + 1]."""
+    """Return, for each position in `order` and for the end, the sum of all sizes before it: int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
@@ -68,7 +68,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards, or of as few shards as possible."""
+    """Return where each shard ends. Cut the requested number of shards, or by default as few as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)
@@ -111,7 +111,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Finds ranges of consecutive samples that fit into one shard. For `total`, see `Plan`."""
+    """Cuts a sequence of samples into shards that keep the limits. `total` is the same as in `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -128,14 +128,14 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether shards with these ends are within the limits."""
+        """Return whether shards with these ends keep the limits. A single sample always fits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
-        """Return the ends of as few shards as possible."""
+        """Return where as few shards as possible end."""
         ends, position = [], 0
         while position < self.samples:
             position = self.last_end(position)
@@ -143,11 +143,11 @@ class ShardRuns:
         return np.array(ends, np.int64)
 
     def divide(self, count: int) -> NDArray[np.int64]:
-        """Return the ends of `count` shards, whose sizes are as similar as the limits allow.
+        """Return where `count` shards end, whose sizes are as similar as the limits allow.
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k] is the first start of shard k with which the remaining samples fit.
+        # if shard k starts before earliest[k], the remaining samples do not fit into the remaining shards
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

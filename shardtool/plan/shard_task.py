@@ -1,4 +1,4 @@
-"""Create the data for writing a planned shard, and the hash of its content."""
+"""Collect the data that a worker needs to write a planned shard, and hash the plan of a shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # with a smaller share of needed bytes, reading the spans one by one is faster
+_MIN_REGION_SHARE = 0.25  # if a smaller share of a region's bytes is needed, reading each payload is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
@@ -112,12 +112,11 @@ def _inline_payloads(e: SampleTable) -> bytes:
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of a shard's plan. If two hashes differ, the shards have different bytes.
+    """Return a hash of the keys, fields, sizes and paths in a shard's plan. `work` is a digest of options.
 
-    The hash does not cover the source's root and times, so a copy of the source gives the same sidecars. `work` is a
-    digest of the options that change payloads.
+    The hash does not cover the root and times of the source, so a copy of the source gives the same sidecars.
     """
-    # Only fields that the shard uses may change the hash.
+    # only names of fields that the shard contains may change the hash
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
@@ -134,7 +133,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
 
 def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
-    """Return a hash of a prefix and columns with their lengths."""
+    """Return a hash of a prefix, and of columns and their lengths."""
     digest = blake2b(prefix, digest_size=16)
     for column in columns:
         digest.update(b"%d:" % memoryview(column).nbytes)
@@ -143,7 +142,7 @@ def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
 
 
 def _unique_codes(numbers: NDArray[np.unsignedinteger]) -> tuple[list[int], NDArray[np.int64]]:
-    # `np.unique` would import half of NumPy.
+    # `np.unique` would import much of NumPy
     seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     seen[numbers] = True
     return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]
