@@ -1,4 +1,1 @@
-"""Finished datasets on disk: dataset files, shards, indexes and sidecars.
-
-Only this package parses sidecars.
-"""
+"""Finished datasets on disk: dataset files, shards, indexes and sidecars."""

@@ -1,6 +1,6 @@
-"""The dataset file: JSON that lists the shards. Only a complete dataset has this file.
+"""Encode and parse dataset files. Only a complete dataset has a dataset file.
 
-The file is a wids index with additional keys. The last line contains the CRC-32C of all bytes before it.
+The file is a wids index with additional keys. It ends with the CRC-32C of all bytes before the checksum.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# There are two marks, so that the file is recognised even if one of them is damaged.
+# one mark is enough to recognise a dataset file, because the other mark may be damaged
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -59,7 +59,7 @@ _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard in the dataset file. `crc` is None if the shard was not read."""
+    """The entry of a shard in a dataset file. `crc` is None if the shard was not read."""
 
     name: str
     samples: int
@@ -72,7 +72,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return the shard as a JSON object, with the keys of wids first. `url` is relative to the dataset file."""
+        """Return the entry as a JSON object. `folder` is the folder of the shards, relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -89,15 +89,15 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: How many samples have each field.
+        fields: Number of samples that have the field, for each field name.
         skipped: Number of rows in `out.skipped`.
-        made: The run that created the dataset, and the runs that appended samples.
+        made: The runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if there is no such file.
-        types: Types of the fields stored as text. For TFRecord, also the types of numeric fields.
-        appends: Number of the first shard of each append, in the order of `appended` in `made`.
-        shards_folder: Subfolder of the shards, such as `train/tars`, or "" for the folder of the dataset file.
-        part_of: For a subset, the number of shards of the whole dataset, else 0. A subset has no `field_bytes`,
+        types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
+        appends: Index of the first shard that each append added, in ascending order.
+        shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
+        part_of: For a subset of a dataset's shards, the number of all shards, else 0. A subset has no `field_bytes`,
             `skipped` or `fingerprint`.
     """
 
@@ -121,7 +121,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """Fields of a tar dataset whose texts are numbers, with the type of these numbers."""
+        """The number type of each field that stores numbers as text. Empty for TFRecord."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -130,7 +130,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content of a dataset file for only some of the shards."""
+        """Return the content of a dataset file for only the named shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -157,7 +157,8 @@ class DatasetFile:
         )
 
     def encode(self) -> bytes:
-        """Return the content as bytes."""
+        """Return the bytes of the dataset file."""
+        types = {name: kind for name, kind in self.types.items() if kind in _RECORDED_TYPES and not is_named_type(name)}
         document = {
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
@@ -181,7 +182,7 @@ class DatasetFile:
                 "classes": dict(self.classes),
                 **({"features": self.feature_texts()} if self.features else {}),
                 **({"numbers": numbers} if (numbers := self.numbers) else {}),
-                **({"types": types} if (types := _types_to_record(self.types)) else {}),
+                **({"types": types} if types else {}),
                 "made": self.made.document,
                 **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
@@ -192,22 +193,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the arguments of `tf.io.parse_single_example`, as Python source."""
+        """Return the argument `features` of `tf.io.parse_single_example`: Python source by feature name."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
-def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    return {
-        name: value_type
-        for name, value_type in types.items()
-        if value_type in _RECORDED_TYPES and not is_named_type(name)
-    }
-
-
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field.
+    """Return the common value type of each field across several groups of shards.
 
-    Each part has the field types and field names of some shards. If the names are empty, they are unknown.
+    Each part contains the value types and field names of a group. Empty field names mean that they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -217,16 +210,15 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shard names in a dataset file, or None for other files. The file may be damaged."""
+    """Return the readable shard names in a dataset file, which may be damaged. Return None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
-    if (names := parse_urls(data)) is None:
+    if (names := _parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]
     return [str(name).encode("utf-8", "replace").decode() for name in names]
 
 
-def parse_urls(data: bytes) -> list[Any] | None:
-    """Return the shard names in a dataset file or wids index, or None for other files."""
+def _parse_urls(data: bytes) -> list[Any] | None:
     try:
         return [shard["url"] for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -234,13 +226,14 @@ def parse_urls(data: bytes) -> list[Any] | None:
 
 
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
-    """Return the shards in a dataset file or wids index, and whether shardtool wrote the file.
+    """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
-    The names are local paths relative to the folder of the file.
+    Raises:
+        CorruptShard: The file is neither, or a path leads out of its folder.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # a wids index of another tool, where a colon marks a URL
-        is_own, names = False, parse_urls(data)
+    if names is None:  # a wids index that another tool wrote: there, a name with a colon is a URL
+        is_own, names = False, _parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
     if outside := [name for name in names if not _is_local_shard(name, "://" if is_own else ":")]:
@@ -255,33 +248,32 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the shards that a dataset file lists in its own folder, and its pattern. The file may be damaged."""
+    """Return the listed shards in the dataset file's own folder, and the shard pattern. The file may be damaged."""
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(match[1])) if match else ""
-    return [to_local_name(name) for name in parse_shard_names(data) or () if is_plain_name(name)], pattern
+    return [to_local_name(name) for name in parse_shard_names(data) or () if _is_plain_name(name)], pattern
 
 
 def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file of shardtool") -> CorruptShard:
     remedy = f"Run the original command with {flag_text('resume')}, or `shardtool index` on the shards "
     remedy += f"with {flag_text('overwrite')}, to write it again."
-    if is_shardtool_dataset_file(data):
+    if _is_own_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _WIDS_HEAD.startswith(data):
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "not a dataset file", expected=expected)
 
 
-def is_shardtool_dataset_file(data: bytes) -> bool:
-    """Return whether shardtool wrote a file as dataset file. The file may be damaged."""
+def _is_own_dataset_file(data: bytes) -> bool:
     return any(mark in data for mark in _DATASET_FILE_MARKS) or (
         data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
     )
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file is a dataset file of shardtool, which may be truncated or empty."""
-    return _WIDS_HEAD.startswith(data) or is_shardtool_dataset_file(data)
+    """Return whether shardtool could have written a dataset file, which may be damaged, truncated or empty."""
+    return _WIDS_HEAD.startswith(data) or _is_own_dataset_file(data)
 
 
 def _is_rewritten(data: bytes) -> bool:
@@ -297,13 +289,14 @@ def has_appends(data: bytes) -> bool:
 
 
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
-    """Parse and check a dataset file.
+    """Parse a dataset file, and check that totals and shard names match the list of shards.
 
-    The content has correct totals, at least one shard, and plain shard names that match the pattern.
+    Raises:
+        CorruptShard: The file is damaged or invalid, or has a newer format version.
     """
     if not all(mark in data for mark in _DATASET_FILE_MARKS):
-        rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
         if _is_rewritten(data):
+            rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
             raise CorruptShard(name, rewritten)
         raise _not_a_dataset_file(name, data)
     body = data[:-_CHECKSUM_BYTES]
@@ -321,15 +314,14 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return the content of a dataset file, or None if the file does not exist or is damaged."""
+    """Return the content of a dataset file, or None if the file cannot be read or is damaged."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
         return None
 
 
-def is_plain_name(name: str) -> bool:
-    """Return whether a name is a printable file name without folders."""
+def _is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name
 
 
@@ -347,8 +339,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Raise an error unless a condition holds. This is too slow to be called for each shard."""
-    if not condition:
+    if not condition:  # not called for each shard, because formatting `problem` takes too long
         raise ValueError(problem)
 
 
@@ -374,14 +365,10 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
     valid = all(type(number) is int for number in appends) and sorted({*bounds}) == bounds
     problem = f"appends at the shards {appends!r:.80}, which must ascend from 1 to {len(shards) - 1}"
     _require(valid or "appends" not in record, problem)
-    fields, features = (
-        _parse_mapping(record, "fields", int),
-        _parse_mapping(record, "features", str) if "features" in record else {},
-    )
-    parsed = {name: TfFeature.parse(text) for name, text in features.items()}
-    types: dict[str, ValueType] = {
-        name: value_type for name, value_type in number_features(parsed).items() if name in fields
-    }
+    fields = _parse_mapping(record, "fields", int)
+    feature_texts = _parse_mapping(record, "features", str) if "features" in record else {}
+    features = {name: TfFeature.parse(text) for name, text in feature_texts.items()}
+    types: dict[str, ValueType] = {name: kind for name, kind in number_features(features).items() if name in fields}
     for key, allowed in (("numbers", _NUMBER_TYPES), ("types", _RECORDED_TYPES)):
         for name, value_type in _parse_mapping(record, key, str).items() if key in record else ():
             valid = value_type in allowed and name in fields and (shard_format == "tar" or key == "types")
@@ -389,7 +376,7 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
             types[name] = cast("ValueType", value_type)
     classes: dict[str, list[str]] = _parse_mapping(record, "classes", list)
     for name, names in classes.items():
-        invalid = [shard for shard in names if type(shard) is not str]
+        invalid = [value for value in names if type(value) is not str]
         _require(not invalid, f"the classes of {name!r:.40} contain {invalid[:1]!r:.80}")
     fingerprint: str = _get_typed(record, "fingerprint", str)
     _require(len(fingerprint) <= _MAX_FINGERPRINT_LENGTH, f"an invalid fingerprint {fingerprint!r:.80}")
@@ -403,7 +390,7 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
         skipped=_get_typed(totals, "skipped", int),
         schema=_parse_mapping(record, "schema", str),
         classes=classes,
-        features=parsed,
+        features=features,
         made=_parse_run(record, len(appends)),
         fingerprint=fingerprint,
         skipped_crc=_parse_crc(record, "skipped_crc32c") if "skipped_crc32c" in record else None,
@@ -436,19 +423,17 @@ def _parse_mapping(record: Json, name: str, value_type: type[Value]) -> dict[str
 def _parse_run(record: Json, appends: int) -> RunRecord:
     made: dict[str, object] = _get_typed(record, "made", dict)
     appended = _get_typed(made, "appended", list) if "appended" in made else []
-    _require(
-        len(appended) == appends, f"{len(appended):,} records of appends, but {appends:,} appends in the list of shards"
-    )
+    problem = f"{len(appended):,} records of appends, but {appends:,} appends in the list of shards"
+    _require(len(appended) == appends, problem)
     for number, run in enumerate([made, *appended]):
         _require(type(run) is dict, f"the record of append {number} is {run!r:.80}")
         for name, kind in _RUN_FIELDS.items():
             if name in run:
                 _get_typed(run, name, kind)
-        _require(
-            is_plain_name(run.get("split", "-").replace("/", "-")), f"an invalid split name {run.get('split')!r:.80}"
-        )
+        split = run.get("split", "-")
+        _require(_is_plain_name(split.replace("/", "-")), f"an invalid split name {split!r:.80}")
     splits = _get_typed(made, "splits", list) if "splits" in made else []
-    valid = all(type(name) is str and is_plain_name(name.replace("/", "-")) for name in splits)
+    valid = all(type(name) is str and _is_plain_name(name.replace("/", "-")) for name in splits)
     is_listed = "splits" not in made or made.get("split") in splits
     _require(valid and is_listed, f"invalid splits {splits!r:.80}, or none of them is {made.get('split')!r:.80}")
     _check_values(made)
@@ -472,12 +457,11 @@ def _parse_shard(entry: Json, folder: str) -> ShardEntry:
         raise ValueError(f"{sidecar!r:.80} is not the name of the sidecar of {name!r:.80}")
     samples, size = (_get_typed(entry, key, int) for key in ("nsamples", "filesize"))
     crc = None if entry["crc32c"] is None else _parse_crc(entry)
-    sidecar_facts = _get_typed(index, "size", int), _parse_crc(index)
-    keys = (_get_typed(entry, key, str) for key in ("first_key", "last_key"))
-    shard = ShardEntry(name, samples, size, crc, sidecar, *sidecar_facts, *keys)
     if samples > size:
         raise ValueError(f"{samples:,} samples in the {size:,} bytes of {name!r:.80}")
-    return shard
+    sidecar_facts = _get_typed(index, "size", int), _parse_crc(index)
+    keys = (_get_typed(entry, key, str) for key in ("first_key", "last_key"))
+    return ShardEntry(name, samples, size, crc, sidecar, *sidecar_facts, *keys)
 
 
 def _get_typed(document: Json, name: str, value_type: type[Value]) -> Value:
@@ -495,6 +479,6 @@ def _parse_crc(entry: Json, name: str = "crc32c") -> int:
 
 def _parse_file_name(document: Json, key: str) -> str:
     name: str = _get_typed(document, key, str)
-    if not is_plain_name(name):
+    if not _is_plain_name(name):
         raise ValueError(f"{name!r:.80} is not a file name")
     return name

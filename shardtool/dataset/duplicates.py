@@ -38,15 +38,17 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd numbers, as the hash requires
+# odd, because multiplication by an odd number is reversible
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
 class Content(NamedTuple):
-    """The content of samples.
+    """The fields that are compared to find duplicates.
 
     Attributes:
-        ranks: For each sample, the kind of its content as uint8. Samples of different rank are never duplicates.
+        rows: Numbers of these fields in their shard.
+        owners: The sample number of each of `rows`, ascending.
+        ranks: uint8, the kind of each sample's content. Samples of different rank are never duplicates.
     """
 
     rows: Rows
@@ -54,14 +56,14 @@ class Content(NamedTuple):
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
-        """Return the content of the chosen samples."""
+        """Return the content of the samples for which `is_chosen` is true."""
         chosen = is_chosen[self.owners]
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a number for each sample. Duplicates have equal numbers. Without content, it is 0.
+        """Return a hash for each sample. Duplicates have equal hashes. The hash is 0 for a sample without content.
 
-        `sizes` and `crcs` have one value for each of `rows`. If `crcs` is None, only sizes are compared.
+        `sizes` and `crcs` have one value for each of `rows`. If `crcs` is None, only sizes are hashed.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -74,14 +76,14 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return the groups of duplicates, in any order.
+        """Return groups of duplicates, each as a list of sample numbers, in any order.
 
-        A digest is b"" if the payload cannot be read.
+        `digests` has one digest for each of `rows`, or b"" if the payload cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():
-            combined[index] = combine_digests(digests[starts[index] : ends[index]].tolist())
+            combined[index] = _combine_digests(digests[starts[index] : ends[index]].tolist())
         samples, combined = samples[combined != b""], combined[combined != b""]
         order = np.lexsort((combined, self.ranks[samples]))
         samples, combined = samples[order], combined[order]
@@ -98,9 +100,12 @@ class Content(NamedTuple):
 def find_content(
     fields: Sequence[str], others: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
 ) -> Content:
-    """Return the content of samples.
+    """Find the fields that are the content of each sample.
 
-    `others` are the fields with labels or numbers. In a damaged shard, the last sample may lack some `codes`.
+    Args:
+        others: Fields with labels or numbers, which are never content.
+        codes: Index in `fields` of each row.
+        counts: Number of rows of each sample. In a damaged shard, the last sample may have fewer rows.
     """
     ranks = np.full(len(fields), _NO_RANK, np.uint8)
     for code, name in enumerate(fields):
@@ -119,7 +124,7 @@ def content_rank(field: str) -> int:
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of the samples whose id occurs more than once."""
+    """Return a mask of the samples whose id (see `Content.ids`) occurs more than once."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)
@@ -127,8 +132,7 @@ def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return is_repeated
 
 
-def combine_digests(digests: Iterable[bytes]) -> bytes:
-    """Combine the digests of several payloads. Return b"" if any payload cannot be read."""
+def _combine_digests(digests: Iterable[bytes]) -> bytes:
     parts = sorted(digests)
     if len(parts) == 1 or b"" in parts:
         return parts[0]
@@ -138,7 +142,7 @@ def combine_digests(digests: Iterable[bytes]) -> bytes:
 
 
 def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
-    """Return the fields that a dataset file records as labels, numbers or lists."""
+    """Return the names of fields that contain labels, numbers or lists according to the dataset file."""
     if file is None:
         return frozenset()
     lists = (name for name, feature in file.features.items() if feature.is_list)
@@ -152,7 +156,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Return the digest of the content of some samples. A digest is b"" if the content cannot be read."""
+    """Read the content of the given samples. Return a digest for each, or b"" if the content cannot be read."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
@@ -165,4 +169,4 @@ def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequ
                 digests[row] = digest.digest()
             except CorruptShard:
                 digests[row] = b""
-    return [combine_digests(map(digests.__getitem__, sample_rows)) for sample_rows in rows]
+    return [_combine_digests(map(digests.__getitem__, sample_rows)) for sample_rows in rows]

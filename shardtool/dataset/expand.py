@@ -1,6 +1,6 @@
-"""Expand a name into datasets. It can be a folder of splits, a pattern with `{split}`, a glob, or a list.
+"""Find all datasets that one argument names: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Unlisted shards are a separate dataset, because their run may be unfinished.
+Shards that no dataset file lists are a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a name stands for, as arguments of `find_dataset`. They need not exist.
+    """Split an argument that names several datasets into arguments of `find_dataset`. The datasets need not exist.
 
-    The shards in a list are one dataset.
+    Shards in a list form one dataset, unless another dataset in the list contains them.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,7 +69,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder that are splits of the same run as `made`."""
+    """Return the dataset files, by file name, of all other splits of the run `made` in a folder."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
@@ -105,7 +105,7 @@ def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
-    """Return the range that a dataset file records as pattern, or None."""
+    """Return the shard pattern of a dataset file if it is a range such as `out-{000000..}.tar`, else None."""
     if not _RANGE_PATTERN.fullmatch(file.pattern):
         return None
     try:
@@ -120,7 +120,8 @@ def _expand_name(name: str) -> list[DatasetLike]:
     if is_folder(name):
         return _datasets_in(name, below=True) or [name]
     if _SPLIT_MARK in name:
-        return _splits_of(name)
+        datasets = datasets_by_split(name)
+        return [dataset for split in _splits_of_one_run(name, datasets) for dataset in datasets[split]]
     if any(mark in name for mark in "*?[") and not (is_file(name) if is_url(name) else os.path.exists(name)):
         matches = expand_glob(name)
         if any(match.endswith(DATASET_SUFFIX) or (not is_url(match) and os.path.isdir(match)) for match in matches):
@@ -167,11 +168,6 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
     return [path for name, path in candidates if not any(pattern.owns(name) for pattern in ranges)]
 
 
-def _splits_of(text: str) -> list[DatasetLike]:
-    names = datasets_by_split(text)
-    return [dataset for split in _splits_of_one_run(text, names) for dataset in names[split]]
-
-
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
     """Return all datasets that match a pattern with `{split}`, by split. They may belong to several runs."""
     if is_web(text):
@@ -197,8 +193,8 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
     files = [
         (split, file)
-        for split, problem in names.items()
-        for dataset in problem
+        for split, datasets in names.items()
+        for dataset in datasets
         if (file := _dataset_file(dataset)) is not None
     ]
     made = {split: file.made for split, file in files if file.made.split == split}

@@ -1,4 +1,4 @@
-"""TFRecord features as Python source for TensorFlow's parser."""
+"""Describe TFRecord features as Python source for TensorFlow's parser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """A feature of TFRecords. If some samples lack the feature, `lacking` is true and a single value gets a default."""
+    """How TensorFlow parses a feature. If some samples lack a feature, `lacking` is true and it needs a default."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False
@@ -31,7 +31,7 @@ class TfFeature:
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return the feature as Python source, as an argument of TensorFlow's parser."""
+        """Return the Python source of the object that TensorFlow's parser expects."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
@@ -58,7 +58,7 @@ _FEATURE_BY_TEXT = {feature.encode(): feature for feature in _ALL_FEATURES}
 def tf_features(
     fields: Mapping[str, int], kinds: Mapping[str, FeatureType], samples: int, lists: Collection[str] = ()
 ) -> dict[str, TfFeature]:
-    """Return the features of samples, including the key.
+    """Return the features of a dataset's records, including the key.
 
     Args:
         fields: How many samples have each field.

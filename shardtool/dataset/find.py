@@ -1,7 +1,7 @@
-"""Find the shards of one dataset.
+"""Find the shards of one dataset that a user names by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches names in a dataset file of the same folder, so that missing shards are reported. On the
-web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside the user's
+A range or glob also matches names in a dataset file of the same folder, because missing shards must be reported. On
+the web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its
 folder.
 """
 
@@ -59,15 +59,15 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` selects the dot of member names where keys end, if the dataset file does not record it. With None, the
-    sidecars decide.
+    If there is no dataset file, `dots` selects the dot of member names where keys end. None derives it from the keys in
+    the sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. With `lacking`, a range may have missing shards, which become `missing`."""
+    """Find the shards of a dataset. With `lacking`, missing shards of a range are no error (see `StoredDataset`)."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not lacking:
@@ -78,7 +78,7 @@ def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDatase
 
 
 def is_local(dataset: DatasetLike) -> bool:
-    """Return whether no name of a dataset is a URL."""
+    """Return whether all names of a dataset are local paths."""
     return not any(map(is_url, list_names("the dataset", dataset, EXPECTED_DATASET)))
 
 
@@ -148,7 +148,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
-    # A glob may also match the sidecars of `train-00000-of-01024`.
+    # A glob for shards without extension, such as `train-00000-of-01024`, may also match their sidecars.
     names = [name for name in names if name not in sidecars] or names
     sizes = [*lookup.plain_sizes(names)]
     for name in names:
@@ -335,7 +335,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
     """Return whether a file is a dataset file, which may be damaged.
 
-    With `listed`, raise an error if the file cannot be read.
+    `listed` means that the file exists. If a store then denies access, raise `AccessRefused`.
     """
     return _read_dataset_file(path, listed=listed) is not None
 
@@ -348,7 +348,7 @@ def names_listed_by(path: str) -> set[str]:
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # without permission to list, the object may also be missing
+    except (OSError, AccessRefused) as error:  # a store may also deny access to an object that does not exist
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -365,7 +365,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the shards' dataset file if it is damaged, else None."""
+    """Return the path of a damaged dataset file that probably belongs to the shards, or None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):

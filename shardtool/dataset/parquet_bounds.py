@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example because of wrong sizes or many dictionary indices of one long text.
 
-Numbers must have the type that Parquet specifies, and the fields of a struct must not repeat. Otherwise, pyarrow
-could read pages that were not checked.
+A header is rejected if a number does not have the type that Parquet specifies, or if a struct repeats a field. Pyarrow
+could interpret such a header differently and read pages that were not checked.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -28,7 +28,7 @@ _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a 
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
 _COLUMNS, _GROUP_ROWS = 1, 3  # field numbers of a row group
-_CHUNK = 3  # field number of a column's chunk in a row group
+_CHUNK = 3  # field number of a column chunk's metadata, which has the fields below
 _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
 # field numbers of a page header
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
@@ -44,11 +44,12 @@ _Struct = dict[int, tuple[int, Any]]  # type and value of each field, by field n
 
 
 class ParquetLeaf(NamedTuple):
-    """A leaf column.
+    """A column that contains values, which may be nested in other columns.
 
     Attributes:
-        path: Names from the top level to the leaf, joined by dots.
-        width: Bytes in memory for each value. For text, bytes for each offset.
+        path: Names from the top-level column `top` to the leaf, joined by dots.
+        width: Bytes in memory per value. For text, only those of its offset.
+        repeated: Whether a row can have several values.
     """
 
     path: str
@@ -63,7 +64,7 @@ class ParquetFooter(NamedTuple):
     """The content of a footer.
 
     Attributes:
-        chunks: For each row group, the number of rows, and the metadata of each leaf.
+        chunks: For each row group, the number of rows, and the metadata of each leaf's column chunk.
     """
 
     rows: int
@@ -77,7 +78,8 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, including nulls and empty lists.
-        coded: Whether values are dictionary indices, so that decoded text can be larger than the pages.
+        uncompressed: Bytes of all pages after decompression.
+        coded: Whether values are dictionary indices. Decoded text can then be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -87,7 +89,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Maximum number of bytes, if the text of dictionaries is not copied."""
+        """Maximum number of bytes in memory if dictionary indices are not decoded."""
         return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
@@ -287,12 +289,12 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and the values of a list. Each value takes at least a byte, which limits `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, kind = byte >> 4, byte & 15
         if count == _LONG_LIST_MARK:
             count = self._varint()
+        # too large a count fails at the end of the data, because each value takes at least a byte
         return kind, [self._value(kind, depth + 1) for _ in range(count)]
 
     def _signed(self) -> int:

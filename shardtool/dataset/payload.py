@@ -1,4 +1,4 @@
-"""Interpret payloads for display. The payloads are untrusted."""
+"""Detect the content type of payloads, and decode payloads for display. Payloads are untrusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the content type that a field name suggests, such as `image`."""
+    """Return the content type that a field's name and TFRecord type (`kind`) suggest, such as `image`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -41,7 +41,7 @@ def content_type(field: str, kind: str = "bytes") -> str:
 
 
 def is_named_type(field: str) -> bool:
-    """Return whether a field name determines the content type."""
+    """Return whether a field name alone shows the content type, as `jpg` does."""
     return content_type(field) not in ("number", "bytes")
 
 
@@ -80,7 +80,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    The numbers may be packed or not. Without `count`, they are read as packed if possible.
+    The numbers may be packed or not. If their number `count` is unknown, `data` is read as packed if possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.
@@ -95,7 +95,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the name of a label. If the label is a number, also return the number."""
+    """Return the text to display for a label, such as its class name, and the label's number or None."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -119,7 +119,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the seconds of audio or video from the headers of WAV, FLAC, MP3, Ogg or MP4. Return None if unknown.
+    """Return the duration that the headers of WAV, FLAC, MP3, Ogg or MP4 state. Return None if it is unknown.
 
     `data` need only be the first few thousand of all `length` bytes, except for Ogg and some MP4 files.
 
@@ -193,7 +193,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
-    # "Xing" or "Info" precedes the number of frames
+    # the first frame may contain the number of frames, after "Xing" or "Info"
     frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))
     if frames_tag >= 0 and data[frames_tag + 7] & 1:
         frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")

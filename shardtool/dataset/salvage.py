@@ -1,7 +1,7 @@
-"""Read the rest of a damaged shard.
+"""Read the undamaged samples of a damaged shard.
 
-A tar does not record which members belong to a sample. A sample next to a lost range is complete only if it has every
-field of the shard.
+A tar does not record how many members a sample has. A sample next to a lost range therefore counts as complete only if
+it has every field that occurs in the shard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class LostRange(NamedTuple):
 
     Attributes:
         end: Offset where reading continues, or -1 if the rest of the shard is lost.
-        name: For tar, the name in the damaged header if the name looks valid.
+        found: The damage.
+        name: For tar, the name field of the damaged header.
     """
 
     start: int
@@ -40,7 +41,7 @@ class LostRange(NamedTuple):
 
 
 def error_text(error: CorruptShard) -> str:
-    """Return the text of an error without location and advice."""
+    """Return the message of an error without its location and advice."""
     return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
 
 

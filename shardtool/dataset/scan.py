@@ -1,4 +1,4 @@
-"""Scan a shard of any tool in a worker, and return its content as columns.
+"""Read all headers of a shard, and return its samples and fields as columns. Any tool may have written the shard.
 
 A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
 ignored. Payloads are read only to compute checksums.
@@ -26,9 +26,10 @@ from shardtool.values import BLOCK_BYTES, Dots, FeatureType
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Return the positions of the first two parts of each sample with interleaved fields.
+    """Find samples whose members are not adjacent. Return the positions of the first two parts of each such sample.
 
-    If two parts have a field in common, they are samples with the same key. The list is then empty.
+    A part is a range of adjacent members with the same key. If two parts with the same key have a field in common, they
+    are two samples. The list is then empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -49,8 +50,8 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# A scan may need as much memory as a plain shard has bytes, but perhaps a thousand times the size of a compressed
-# shard.
+# The scan of a plain shard may need as much memory as the shard has bytes. Without a limit, the scan of a compressed
+# shard could need a thousand times its size.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -95,7 +96,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first value of a feature that is a list or has a different type than before."""
+    """The first sample in which a feature is a list, or has another type than before, and its value there."""
 
     sample: int
     kind: FeatureType
@@ -109,25 +110,25 @@ class ShardScan:
     Attributes:
         size: Size of the file in bytes, or -1 for a compressed file. Offsets in a compressed file count decompressed
             bytes.
-        starts: int64, offset of each sample's first record.
-        sizes: int64, size of each sample in bytes, including padding.
-        counts: uint32, number of fields of each sample.
-        codes: Name of each field, as an index into `names` (uint32).
-        kinds: Type of each name: `bytes`, `int64` or `float`.
-        offsets: Offset of each payload, as int64.
-        lengths: Length of each payload, as int64.
-        crcs: CRC-32C of each payload, as uint32. Empty without checksums.
-        nonzero_padding: Offsets of padding that is not zero. Needs checksums.
+        starts: Offset of each sample's first record.
+        sizes: Size of each sample in bytes, including padding.
+        counts: Number of fields of each sample.
+        codes: Index in `names` of each field.
+        kinds: Type of each of `names`: `bytes`, `int64` or `float`.
+        offsets: Offset of each field's payload.
+        lengths: Length of each field's payload.
+        crcs: CRC-32C of each field's payload. Empty without checksums.
+        nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
         digest: The content fingerprint, or None if unknown, for example for floats.
-        text_rows: Rows of the fields whose payload is one integer, as uint64. Needs checksums.
-        text_lengths: Length of each such integer as text, as uint8.
-        text_crcs: CRC-32C of each such integer as text, as uint32.
+        text_rows: Numbers of the TFRecord fields that are one integer. Empty without checksums.
+        text_lengths: Length of each such integer as decimal text.
+        text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, a value by field code: the first value of another type, or else the first list.
-        list_rows: For TFRecord, the rows with a complete list (see `ExampleFeature.whole`).
+        conflicts: For TFRecord, the first conflict of each field, by code. A list counts only if all types are equal.
+        list_rows: For TFRecord, numbers of the fields whose payload is a whole list (see `ExampleFeature.whole`).
         lost: With `salvage`, the ranges that could not be read.
-        incomplete: With `salvage`, offset, key and problem of each sample that is left out.
+        incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
 
     path: str
@@ -159,7 +160,7 @@ class ShardScan:
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: FeatureType = "bytes") -> int:
-        """Return the code of a field name."""
+        """Return the index of a field name in `names`. A new name is added."""
         code = self._known.setdefault(name, len(self.names))
         if code == len(self.names):
             self.names.append(name)
@@ -172,7 +173,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard. Without `salvage`, the scan stops at the first damage."""
+    """Scan a shard. Without `salvage`, the scan stops at the first damage and stores it in `error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.packing) if kind.packing else file_class(task.path) as shard:
@@ -216,7 +217,7 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
         for sample in [previous] if lost.end < 0 else [previous, following]:
             if 0 <= sample < len(scan.keys):
                 neighbours[sample] = f"next to the range lost at {lost.start:,}"
-                if scan.keys[sample] == _split_name(lost.name, dots)[0] or (size < 0 and lost.end < 0):
+                if scan.keys[sample] == _key_of(lost.name, dots) or (size < 0 and lost.end < 0):
                     incomplete[sample] = f"{neighbours[sample]}: {FIELDS_MAY_BE_LOST}"
     for sample, row_end in enumerate(accumulate(scan.counts)) if size >= 0 else ():
         if (end := scan.offsets[row_end - 1] + scan.lengths[row_end - 1]) > size:
@@ -228,11 +229,11 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
     return dict(sorted(incomplete.items()))
 
 
-def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
+def _key_of(name: bytes, dots: Dots) -> bytes:
     name = name.removeprefix(b"./")
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base + 1) if dots == "first" else name.rfind(b".", base + 1)
-    return (name, b"") if dot < 0 else (name[:dot], name[dot + 1 :])
+    return name if dot < 0 else name[:dot]
 
 
 def _content_digest(scan: ShardScan) -> int:
@@ -258,12 +259,11 @@ def _content_digest(scan: ShardScan) -> int:
 
 
 def index_text(name: bytes) -> str:
-    """Return the name of a key or field as text. If it is not UTF-8, percent-encode it."""
+    """Return a key or field name as text. A name that is not UTF-8 is percent-encoded."""
     return name.decode() if is_utf8(name) else quote_name(name)
 
 
-def payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) -> int:
-    """Return the CRC-32C of a payload of any length."""
+def _payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) -> int:
     crc = 0
     while length > 0 and (block := shard.read(offset, min(length, BLOCK_BYTES))):
         crc = crc32c(block, crc)
@@ -365,7 +365,7 @@ def _checksum_member(shard: ShardFile | CompressedFile, scan: ShardScan, start: 
         scan.crcs.append(crc32c(block[:size]))
         padding = block[size:]
     else:
-        scan.crcs.append(payload_crc(shard, start, size))
+        scan.crcs.append(_payload_crc(shard, start, size))
         padding = shard.read(start + size, end - start - size)
     if bytes(padding) != bytes(len(padding)) and len(scan.nonzero_padding) < _MAX_LISTED_DAMAGE:
         scan.nonzero_padding.append(start + size)
@@ -401,7 +401,7 @@ def _add_record(
     in_memory = record.size <= tfrecord_read.MAX_HELD_RECORD_BYTES
     data = shard.read(record.data, record.size) if in_memory else tfrecord_read.LazyBytes(shard.read, record)
     if task.checksum:
-        crc = crc32c(data) if not isinstance(data, tfrecord_read.LazyBytes) else payload_crc(shard, *record[1:3])
+        crc = crc32c(data) if not isinstance(data, tfrecord_read.LazyBytes) else _payload_crc(shard, *record[1:3])
         tfrecord_read.check_record_crc(record, crc, shard.path)
     features = tfrecord_read.parse_features(data, record.data, shard.path)
     key_feature, key = _key_feature(features, shard.path), default_key
@@ -436,7 +436,7 @@ def _checksum_feature(
 ) -> None:
     offset = feature.offset - record.data
     if isinstance(data, tfrecord_read.LazyBytes):
-        scan.crcs.append(payload_crc(shard, feature.offset, feature.size))
+        scan.crcs.append(_payload_crc(shard, feature.offset, feature.size))
     else:
         scan.crcs.append(crc32c(data[offset : offset + feature.size]))
     if feature.kind != "int64" or feature.values != 1:

@@ -42,7 +42,7 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB, but `xz -9` need
 
 
 class ShardFile:
-    """The bytes of one shard. They are read into a window, so that one request gets many headers."""
+    """An open plain shard. Each read fetches a larger window, because one request can then return many headers."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -88,10 +88,9 @@ class ShardFile:
 
 
 class ChecksummedFile(ShardFile):
-    """The bytes of one shard, and its CRC-32C.
+    """An open plain shard, whose CRC-32C is computed as it is read.
 
-    The CRC of a block is computed while the block is in the CPU cache. The result of `read` is valid only until the
-    next call.
+    Each block is checksummed while it is in the CPU cache. The result of `read` is valid only until the next call.
     """
 
     def __init__(self, path: str) -> None:
@@ -131,7 +130,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read a block to `position` of the window, and return its length. At position 0, it replaces the window."""
+        """Read the next block to `position` of the window, and return its length. Position 0 replaces the window."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -183,9 +182,9 @@ class _XzStream:
 
 
 class CompressedFile:
-    """The bytes of a compressed shard, which can only be read in sequence. Bytes kept by `hold` can be read again.
+    """An open compressed shard. Decompressed bytes must be read in order, but those kept by `hold` can be read again.
 
-    If `packing` is None, the compression is detected. `packed_size` is the size of the compressed file.
+    `packing` is the compression, or None to detect it. `packed_size` is the size of the compressed file.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -193,7 +192,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).packing
-        with ShardFile(path) as shard:  # never blocks on a FIFO
+        with ShardFile(path) as shard:  # does not block if the path is a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:
@@ -224,7 +223,7 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Keep a range of bytes in a temporary file until the next call. Return the temporary file."""
+        """Copy decompressed bytes to a temporary file, and return it. `read` can return them until the next call."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -268,7 +267,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in steps of constant size, so that damage always loses the same bytes."""
+        """Decompress in steps of constant size. Damage then loses the same bytes for every `length`."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -284,14 +283,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened, perhaps because it was not fetched."""
+    """Return the error for a shard that cannot be opened. A broken link means that it was not fetched."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return why a shard is missing, and how to get it."""
+    """Return why a shard is missing, and advice how to get it (or "")."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -323,7 +322,7 @@ def detect_kind(path: str) -> ShardName:
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or an error that the name of the shard does not match its content."""
+    """Return `error`, or a better error if the format in a shard's name differs from its content."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -351,16 +350,16 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 
 
 def iter_payload(
-    shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
+    shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes]:
-    """Yield a payload in blocks of at most `most` bytes."""
+    """Yield a payload, or its first `max_bytes` bytes, in blocks."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         raise CorruptShard(
             location,
             f"{length:,} bytes at {offset:,}",
             expected=f"a range inside the {shard.size:,} bytes of the shard",
         )
-    length = length if most is None else min(length, most)
+    length = length if max_bytes is None else min(length, max_bytes)
     while length > 0:
         block = bytes(shard.read(offset, min(length, _WINDOW_BYTES)))
         if not block:

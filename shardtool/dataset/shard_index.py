@@ -1,4 +1,4 @@
-"""The index of one shard as columns.
+"""The index of one shard: the locations of its samples and fields, as columns.
 
 An index comes from a sidecar (`parse_sidecar`), from a scan (`scanned_index`), or from the worker that wrote the
 shard (`written_index`).
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # `for_reading` makes offsets int32 for shards below 2 GiB.
+    # int32 if `for_reading` made the index of a shard below 2 GiB
     Offsets = NDArray[np.int64]
 
 
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# Replaces NUL in keys of other tools. This byte is invalid UTF-8.
+# replaces NUL in keys that other tools wrote; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
 _MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if it has at most this many keys per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
@@ -60,17 +60,17 @@ class ShardIndex:
 
     Attributes:
         key_ends: Start of each key in `keys`, followed by the length of `keys`.
-        starts: Offset of the first record of each sample.
-        sizes: Size of all records of each sample in bytes.
-        firsts: Number of the first field of each sample, followed by the number of all fields.
-        codes: Name of each field, as an index into `names`.
+        starts: Offset of each sample's first record in the shard.
+        sizes: Bytes of all records of each sample.
+        firsts: Index of each sample's first field, followed by the total number of fields.
+        codes: Index in `names` of each field.
         offsets: Offset of each field's payload in the shard.
-        lengths: Length of each field's payload in bytes.
-        crcs: CRC-32C of each field's payload as uint32, or None if unknown.
-        kinds: After a scan of a TFRecord, the type of each name: `bytes`, `int64` or `float`.
-        metadata: The other columns of the sidecar, each in one chunk. Text columns may be dictionary-encoded.
-        walk: The scan that the index was created from, or None.
-        damage: The error in the sidecar if the shard was scanned instead, or None.
+        lengths: Bytes of each field's payload.
+        crcs: CRC-32C of each field's payload, or None if unknown.
+        kinds: If a TFRecord shard was scanned, the type of each of `names`: `bytes`, `int64` or `float`.
+        metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
+        walk: The scan that returned the index, or None if the index was not scanned.
+        damage: The error in the sidecar that made a scan necessary, or None.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -124,7 +124,7 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The columns of the sidecar without the shard's name. Text columns may be dictionary-encoded."""
+        """The columns of the sidecar, except for the shard's name. Text may be dictionary-encoded."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
@@ -160,7 +160,7 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples. `rows` must be ascending."""
+        """Return the keys of the samples with these ascending numbers."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
         # decode the whole block at once, because this takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
@@ -193,7 +193,7 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return how many of the samples `rows` have each field of `names`."""
+        """Return, for each of `names`, how many of the samples `rows` have the field."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
@@ -208,13 +208,13 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and the position of each field's name among them as uint16."""
+        """Return the sorted field names, and uint16 indexes: the position of each field's name in these names."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard. Return None for TFRecord, or without checksums."""
+        """Return the content fingerprint of a tar shard, or None if payload checksums are unknown."""
         if self.crcs is None:
             return None
         names, codes = self.codes_by_name()
@@ -222,7 +222,7 @@ class ShardIndex:
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
     def for_reading(self) -> ShardIndex:
-        """Return a smaller index without metadata and reserved fields."""
+        """Return a smaller index for reading samples, without metadata and reserved fields."""
         index = self._without_reserved()
         shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
         offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64
@@ -257,7 +257,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the columns as pairs of an offset and bytes, for a memory block."""
+        """Return the index as bytes to write to a memory block, each with its offset in the block (see `unpacked`)."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -269,14 +269,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Move the index into shared block `number` if it fits. Return the index."""
+        """Copy the index into shared block `number`, and return the copy. Return `self` if the index does not fit."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block that `packed` describes, without copying."""
+        """Return the index that a block contains (see `packed`). The block is not copied."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -287,8 +287,9 @@ class ShardIndex:
 
 
 def scanned_index(scan: ShardScan) -> ShardIndex:
-    """Return the index of a scan."""
-    keys, names = _index_texts(scan.keys), tuple(index_text(name) for name in scan.names)
+    """Convert the result of a scan to an index."""
+    keys = scan.keys if is_utf8(b"\0".join(scan.keys)) else [index_text(key).encode() for key in scan.keys]
+    names = tuple(map(index_text, scan.names))
     crcs = np.frombuffer(scan.crcs, np.uint32) if scan.crcs or not scan.codes else None
     return ShardIndex(
         keys=b"".join(keys),
@@ -309,14 +310,10 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the start of each of several adjacent parts, followed by the end of the last part, as int64."""
+    """Return the start of each of several adjacent parts with these sizes, followed by the end of the last part."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
-
-
-def _index_texts(names: list[bytes]) -> list[bytes]:
-    return names if is_utf8(b"\0".join(names)) else [index_text(name).encode() for name in names]
 
 
 def _to_unsigned(offsets: Offsets) -> pa.Array:
@@ -343,7 +340,7 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield a difference in the number of samples, and the first other difference.
+    """Compare two indexes of a shard. Yield a difference in the number of samples, and the first other difference.
 
     If only checksums differ, yield all differences.
     """

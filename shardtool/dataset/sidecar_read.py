@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 FORMAT_VERSION = 2
-READ_VERSIONS = (1, 2)  # version 1 has no column with the shard's name
+_READ_VERSIONS = (1, 2)  # version 1 has no column with the shard's name
 METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
@@ -65,19 +65,20 @@ def _verify_advice() -> str:
 
 
 def load_sidecar(path: str) -> bytes:
-    """Return the bytes of a sidecar. The file must end like a sidecar.
+    """Return the bytes of a sidecar.
 
     Raises:
-        OSError: The file is missing, not a regular file, or cannot be read.
+        OSError: The file cannot be read, is not a regular file, or is large and not a Parquet file.
     """
     return read_small(path, ending=PARQUET_MAGIC)
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The `size` of the shard (None if it is missing) limits how much metadata is accepted.
+    """Parse a sidecar. The larger the shard's `size` (None if the shard is missing), the more metadata is accepted.
 
     Raises:
-        MemoryError: There is not enough memory, so the sidecar may be valid.
+        CorruptShard: The sidecar is invalid.
+        MemoryError: Memory ran out. The sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
     try:
@@ -90,7 +91,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether metadata is so small that all readers certainly accept it."""
+    """Return whether every reader will accept the metadata of a sidecar, without decoding the sidecar."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -99,17 +100,14 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return how many bytes of memory metadata may need. `size` is the size of shard and sidecar together."""
+    """Return the limit of decoded metadata in bytes. `size` is the size of shard and sidecar together."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse the sidecar of the shard `name`. If there is an `entry` in the dataset file, compare both.
-
-    See `parse_sidecar`.
-    """
+    """Parse a sidecar like `parse_sidecar`, and check that it matches its shard and its entry in the dataset file."""
     if entry is not None:
         check_listed_sidecar(data, where, entry)
     index = parse_sidecar(data, where, size, metadata=metadata)
@@ -261,7 +259,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file, or of its footer alone, without metadata."""
+    """Return the schema of a Parquet file without metadata. `data` may be only the end of the file."""
     return _stored_schema(_open_parquet(data))
 
 
@@ -360,7 +358,7 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts of a shard in the sidecar `data`."""
+    """Return the facts about the shard from the footer of a sidecar."""
     return _parse_footer(data, name)[0]
 
 
@@ -409,9 +407,9 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
         ) from None
     except ValueError as error:
         raise CorruptShard(name, f"not a valid sidecar: {error}", remedy=recreate_hint()) from None
-    if version not in READ_VERSIONS:
+    if version not in _READ_VERSIONS:
         found = f"format version {version}"
-        raise CorruptShard(name, found, expected=f"at most {READ_VERSIONS[-1]}", remedy="Use a newer shardtool.")
+        raise CorruptShard(name, found, expected=f"at most {_READ_VERSIONS[-1]}", remedy="Use a newer shardtool.")
     return fact, footer
 
 

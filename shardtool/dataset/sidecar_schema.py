@@ -1,4 +1,4 @@
-"""The columns of a sidecar, and the facts that it records about its shard (docs/format.md, "Sidecar")."""
+"""The columns of a sidecar, and what its footer records about the shard (docs/format.md, "Sidecar")."""
 
 from __future__ import annotations
 
@@ -43,10 +43,13 @@ SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """Facts about a shard of transformed samples.
+    """What a sidecar records in addition if samples were transformed.
 
     Attributes:
-        left_out: Rows of the skipped samples that a later run does not try again.
+        content: The content fingerprint of the shard.
+        consumed: Number of processed source samples.
+        dropped: Number of source samples that `--map` dropped.
+        left_out: The skipped samples, if a later run must not try them again.
     """
 
     content: int
@@ -57,10 +60,11 @@ class TransformFacts(NamedTuple):
 
 
 class ShardFacts(NamedTuple):
-    """The facts about a shard in its sidecar.
+    """What a sidecar records about its shard.
 
     Attributes:
-        crc: CRC-32C of the file, or None if unknown.
+        crc: CRC-32C of the shard, or None if unknown.
+        plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the first shard of the run, or "" if unknown.
         shards: Minimum number of shards of the run, or None if unknown.
     """
@@ -75,7 +79,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """Counts of a shard for the dataset file. `fields` is the number of samples with each field."""
+    """What a dataset file records about the samples of a shard. `fields` counts the samples with each field."""
 
     samples: int
     first_key: str
@@ -103,9 +107,9 @@ _NULL_TYPE = "null"
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add columns with their types to `known`. Yield each metadata column whose types contradict.
+    """Add column types to `known`. Yield the name and both types of each metadata column whose types contradict.
 
-    A column of nulls takes the type of the other column.
+    If one type is null, the other type is used.
     """
     for name, new_type in more.items():
         known_type = known.setdefault(name, new_type)

@@ -45,9 +45,10 @@ def written_index(
     skipped: Sequence[int] = (),
     source_paths: bytes = b"",
 ) -> ShardIndex:
-    """Return the index of a shard that a worker has written.
+    """Compute the index of a shard that a worker has written, from the planned content.
 
     Args:
+        columns: The metadata of the planned samples.
         skipped: Numbers of the planned samples that were not written.
         source_paths: The source path of each field, followed by a NUL byte, or b"" without source paths.
     """
@@ -153,9 +154,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a column with lists of strings. `counts` has the length of each list."""
-    names = [quote_name(name).encode() for name in names]
-    values = bytes_array(names)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    """Return a column with lists of strings. `counts` has the number of strings in each list."""
+    values = bytes_array([quote_name(name).encode() for name in names])
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
-    return pa.ListArray.from_arrays(number_array(offsets), values, type=kind)
+    return pa.ListArray.from_arrays(number_array(part_ends(counts).astype(np.int32)), values, type=kind)

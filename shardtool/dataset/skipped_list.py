@@ -1,4 +1,4 @@
-"""The list of skipped samples, `out.skipped` (docs/format.md)."""
+"""Encode, parse and merge lists of skipped samples, `out.skipped` (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROW_KEYS = ("key", "path", "code", "message")
 
 
 def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
-    """Return the bytes of the list."""
+    """Return the bytes of a list of skipped samples."""
     rows = [{name: printable(getattr(sample, name)) for name in _ROW_KEYS} for sample in skipped]
     return b"".join(json.dumps(row, ensure_ascii=True).encode() + b"\n" for row in rows)
 

@@ -1,4 +1,4 @@
-"""Classes for a finished dataset and its shards. Only names are cached."""
+"""`StoredDataset` and `StoredShard`: a finished dataset and its shards. Files are read again for each call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StoredShard:
     """A shard on disk, in a store or on the web.
 
     Attributes:
-        dots: Which dot of member names ends the key.
+        dots: Whether keys end at the first or last dot of member names.
         index_folder: The folder of the sidecar, or None for the folder of the shard.
     """
 
@@ -55,7 +55,7 @@ class StoredShard:
 
     @property
     def name(self) -> str:
-        """The file name in dataset files."""
+        """The shard's name in dataset files."""
         return to_output_name(self.file_name)
 
     @property
@@ -136,7 +136,8 @@ class StoredDataset:
             folder.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
             that the dataset file does not list are ignored.
-        missing: The first names of a range that neither exist nor are listed.
+        missing: For a range, the first names that neither exist nor are in the dataset file.
+        unlisted: Paths of existing shards that the dataset file does not list.
     """
 
     argument: DatasetLike
@@ -161,12 +162,12 @@ class StoredDataset:
 
     @property
     def where(self) -> str:
-        """The dataset file or, without one, the folder, for messages."""
+        """Location for messages: the dataset file, or the folder if there is no dataset file."""
         return self.dataset_file or self.folder or "."
 
     @property
     def split(self) -> str:
-        """The split in the dataset file or, without this file, in the name; empty without splits."""
+        """The split that the dataset file records, or else a split name in the file name, or ""."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -177,7 +178,7 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Return the dataset with the content of its dataset file.
+        """Read the dataset file, and return the dataset with its content.
 
         If the caller named shards, a dataset file that does not list all of them is ignored.
         """
@@ -202,7 +203,7 @@ class StoredDataset:
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return the dataset with another value of `dots`."""
+        """Return the dataset with this value of `dots` for all shards."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 
@@ -221,9 +222,9 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return at which dot of a name the keys end, according to the sidecars.
+    """Derive from the keys in the sidecars whether they end at the first or last dot of member names.
 
-    If the file name in any key contains a dot, it is the last dot.
+    If the last part of any key contains a dot, it is the last dot.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 

@@ -1,4 +1,4 @@
-"""Detect shards of an unfinished run. The sidecars record how many shards the run planned.
+"""Detect shards of an unfinished run by their sidecars, which record how many shards the run planned.
 
 A dataset file for the existing shards of an interrupted run would hide the missing shards.
 """

@@ -226,7 +226,7 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
     limit = MAX_INSPECTED_IMAGE_BYTES if content in ("image", "array", "video") else text_limit
     max_bytes = length if length <= limit else _MAX_HEAD_BYTES if content == "image" else limit
     try:
-        data = b"".join(iter_payload(file, offset, length, sample.shard.path, most=max_bytes))
+        data = b"".join(iter_payload(file, offset, length, sample.shard.path, max_bytes=max_bytes))
     except CorruptShard as error:
         return FieldView(name, "bytes", offset, length, problem=error.found)
     problem = ""
