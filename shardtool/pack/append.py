@@ -1,4 +1,4 @@
-"""Check that new samples can be appended to a dataset: keys, fields, columns and classes."""
+"""Check whether new samples can be appended to a dataset: their keys, fields, columns and classes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys of the existing datasets, which new samples cannot have.
-
-    The keys of an append that was interrupted at its end are not included.
-    """
+    """Return the keys in the existing datasets. Exclude the last append if this run resumes it."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -55,7 +52,10 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Check that all keys are new. If an earlier run has already appended these samples, make a `FinishedAppend`."""
+    """Raise an error if a dataset already contains a key of the new samples.
+
+    If an earlier run has already appended these samples, the destination gets a `FinishedAppend`.
+    """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
     for output in listed.outputs:
@@ -85,7 +85,7 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop label columns that the dataset lacks, because a query on them would silently exclude the old samples."""
+    """Drop label columns that the dataset lacks, because queries on them would silently skip the old samples."""
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)
@@ -114,7 +114,7 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
-    """Raise an error if the fields, columns or classes of planned samples contradict a dataset."""
+    """Raise an error if planned fields, columns or classes do not match the dataset `old`."""
     values, metadata, field_counts = plan.entries.values, plan.entries.metadata, _count_fields(plan)
     text_fields = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:
@@ -155,7 +155,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about what an append changes in the existing datasets, and which index files become outdated."""
+    """Yield notes about fields, columns and classes that differ between old and new samples, and outdated indexes."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:

@@ -1,7 +1,4 @@
-"""Compare a planned run with an earlier run.
-
-A finished run is described by its dataset file, and an unfinished run by its sidecars.
-"""
+"""Compare a planned run with an earlier run: with its dataset file, or with its sidecars if it has not finished."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of the earlier run if it assigned samples by hash, else None."""
+    """Return the shard count of the earlier run if it assigned samples to shards by hash, else None."""
     if not output.resumes or output.appends:
         return None
     if (file := _read_dataset_file(output)) is not None:
@@ -51,7 +48,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return how many samples a run would add and remove, or None if there is no earlier run."""
+    """Return how many samples the run adds to and removes from the existing shards, or None if none exist."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -78,7 +75,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
 
 
 def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChanges:
-    """Add how many shards would be kept, written and removed."""
+    """Return `changes` with the numbers of shards that the run will keep, write and remove."""
     shards = []
     for output in planned.outputs:
         kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
@@ -87,7 +84,10 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
-    """Add shard counts. For each dataset, `shards` has the number of kept shards and the names of all shards."""
+    """Return `changes` with the numbers of kept, written and removed shards.
+
+    For each dataset, `shards` contains the number of kept shards and the names of all shards.
+    """
     kept = written = removed = 0
     for destination, kept_here, names in shards:
         existing_shards = {name for name in destination.existing if name.endswith(destination.pattern.format)}
@@ -98,7 +98,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination,
 
 
 def other_plan_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each dataset whose earlier run did not finish and had another plan."""
+    """Yield a note for each unfinished dataset that was written with other options or from another source."""
     for output in planned.outputs:
         existing = output.destination.existing
         existing_shards = [
@@ -115,7 +115,7 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note about columns that `index` has added to the sidecars, if this run will not write the columns."""
+    """Yield a note for each dataset whose sidecars lose columns that `index` has added."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     names = {
         "source_paths",
@@ -132,9 +132,9 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
 
 
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
-    """Return an error if a run would replace a dataset with a different one, else None.
+    """Return an error if resuming would replace a dataset by a different one, else None.
 
-    `max_removed` is the share of samples that a run may remove without `--overwrite`.
+    `max_removed` is the largest share of the existing samples that the run may remove.
     """
 
     def refused(output: Output, found: str, expected: str) -> OutputExists:
@@ -165,7 +165,7 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
 
 
 def check_same_options(listed: Listed) -> None:
-    """Raise an error if the samples of the dataset to update were chosen with other options."""
+    """Raise an error if this update selects samples with other options than the first run."""
     for output in listed.outputs:
         old_dataset, new_record = output.destination.old, listed.record(output)
         if old_dataset is not None and (
@@ -178,7 +178,7 @@ def check_same_options(listed: Listed) -> None:
 
 
 def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
-    """Return the splits of the first run that have no samples in this run."""
+    """Return the names of existing splits for which this run has no samples."""
     destination = outputs[0].destination
     file = _read_dataset_file(destination)
     if file is None:

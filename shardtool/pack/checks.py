@@ -11,7 +11,6 @@ from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import format_fingerprint
 from shardtool.messages import option_text
 from shardtool.names import to_output_name, to_text
-from shardtool.pack import append
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish.publish_dataset import check_fingerprint
 from shardtool.request.create_options import CreateOptions, ReshardOptions
@@ -37,7 +36,7 @@ def check_listed(listed: Listed) -> None:
 
 
 def check_shard_sizes(output: PlannedOutput) -> None:
-    """Raise an error if a shard exceeds the maximum file size of the output."""
+    """Raise an error if a planned shard exceeds the maximum file size of the store."""
     max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
     if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
@@ -46,29 +45,22 @@ def check_shard_sizes(output: PlannedOutput) -> None:
         raise InvalidRequest(where, format_size(int(sizes.max())), expected=expected, remedy=remedy)
 
 
-def check_append(planned: Planned) -> None:
-    """Raise an error if samples contradict the existing dataset."""
-    for output in planned.outputs:
-        if (old_dataset := output.destination.old) is not None:
-            append.check_append_schema(old_dataset, output.plan, planned.run.options)
+_REQUIRED_OPTION = {"resize_mode": "resize", "max_removed": "resume"}
+_SCATTER_OPTIONS = ("memory", "temp_dir")
 
 
-_ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "resume"))
-_ONLY_SCATTER = ("memory", "temp_dir")
-
-
-def idle_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
+def unused_option_notes(options: CreateOptions | ReshardOptions) -> Iterator[str]:
     """Yield notes about options that have no effect on this run."""
-    for name, required in _ACTS_WITH:
+    for name, required in _REQUIRED_OPTION.items():
         if options.is_given(name) and not options.is_given(required):
             yield f"{option_text(name)} has no effect without {option_text(required)}"
     if getattr(options, "method", "") == "gather":
-        for name in filter(options.is_given, _ONLY_SCATTER):
+        for name in filter(options.is_given, _SCATTER_OPTIONS):
             yield f"{option_text(name)} has no effect with {option_text('method', 'gather')}"
 
 
 def check_export_targets(planned: Planned) -> None:
-    """Before packing, raise an error if the requested indexes of other tools cannot be written."""
+    """Raise an error if the index files for `--export` cannot be written."""
     run = planned.run
     if not run.exports or run.dry:
         return
@@ -88,9 +80,9 @@ def check_export_targets(planned: Planned) -> None:
 
 
 def check_metadata_size(output: PlannedOutput) -> None:
-    """Raise an error if metadata is too large for a sidecar.
+    """Raise an error if the metadata of a shard is too large for its sidecar.
 
-    Only the sidecar with the most metadata per shard byte is encoded.
+    To save time, only the largest sidecar relative to its limit is encoded.
     """
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
@@ -106,7 +98,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # use pseudorandom values, because checksums cannot be compressed
+        # use pseudorandom bytes, which compress as badly as checksums
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
@@ -114,7 +106,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Raise an error if the written content differs from the content of the source."""
+    """Raise an error if the written samples differ from the source."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

@@ -1,4 +1,4 @@
-"""List, select and split the samples of a source. Planning comes after this."""
+"""List, select and split the samples of a source, before planning."""
 
 from __future__ import annotations
 

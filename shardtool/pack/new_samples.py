@@ -1,7 +1,4 @@
-"""Choose the samples to pack.
-
-Samples that an earlier run has packed, skipped or removed are not packed again. Skipped samples would fail again.
-"""
+"""Choose the samples to pack: not those that an earlier run has packed or skipped, or `remove` has deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-_MTIME_SLACK_NS = 120 * 10**9  # shards are dated a minute before their run, and clocks may differ by another minute
+_MTIME_SLACK_NS = 120 * 10**9  # a shard's mtime is a minute before its run started, and clocks may differ by a minute
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
 
@@ -43,7 +40,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the other samples."""
+    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about other samples."""
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
     inline_fields = [numbers[name] for name in entries.values.inline]
@@ -112,7 +109,7 @@ def _hash_samples(
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # the sums are modulo 2^64
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # sums are modulo 2^64
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 
@@ -126,7 +123,7 @@ def choose_samples(listed: Listed) -> Listed:
         return listed
     if listed.run.updates:
         changes.check_same_options(listed)
-    if listed.run.takes_only_new:
+    if listed.run.skips_existing:
         listed = _skip_existing(listed)
     return append.prepare_append(listed)
 

@@ -33,7 +33,7 @@ StageT = TypeVar("StageT", Listed, Planned)
 
 
 class Spool(NamedTuple):
-    """A temporary file for payloads."""
+    """The temporary file of a shuffle."""
 
     folder: Folder
     name: str
@@ -48,7 +48,7 @@ class FoundOutputs(NamedTuple):
     """The datasets that a run writes.
 
     Attributes:
-        refusal: An error because output exists. It is raised only if the source has no errors.
+        refusal: The error to raise if output exists. Errors in the source are raised first.
     """
 
     outputs: tuple[Output, ...]
@@ -89,7 +89,7 @@ def find_existing_splits(run: Run) -> list[str]:
 
 
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options that keep the class numbers of the existing dataset. New classes get higher numbers."""
+    """Return options with which existing classes keep their numbers and new classes get higher numbers."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
@@ -146,7 +146,7 @@ def check_source_kept(listed: Listed) -> None:
 
 
 def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT:
-    """Lock the outputs, check them again, and delete temporary files of interrupted runs.
+    """Lock the output datasets, check them again, and delete leftover temporary files.
 
     When `stack` closes, it deletes staged files and releases the locks.
     """
@@ -170,7 +170,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
             raise changed_meanwhile_error(old.destination)
     stack.callback(run.pool.close)  # the stack closes the pool first, so that no worker is still staging files
     _discard_staged(locked, spool)
-    return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type] # the outputs of the same stage
+    return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type]
 
 
 def _discard_staged(outputs: Sequence[Output], spool: Spool | None) -> None:
@@ -187,7 +187,7 @@ def remove_lost_splits(planned: Planned) -> None:
         folder = open_folder(pattern.folder)
         with folder.lock(pattern.base):
             stale_indexes = StaleIndexes(folder, pattern, folder.names(), appends=False)
-            stale_indexes.keep_only(())
+            stale_indexes.mark_other_shards(())
             folder.remove([pattern.dataset_file])
-            stale_indexes.remove()
+            stale_indexes.remove_marked()
             folder.remove(sorted(file_name for file_name in folder.names() if pattern.owns(file_name)))

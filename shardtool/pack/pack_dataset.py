@@ -1,8 +1,6 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
 Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
-
-If the output is a folder, shards are named after the source. `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def pack_dataset(
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file. A dry run only plans the shards.
 
-    If the result would differ from the dataset `expected`, fail and change nothing.
+    If `expected` is given, new shards that differ from this dataset are an error, and nothing is changed.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
@@ -89,10 +87,10 @@ def pack_dataset(
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Fork the workers. This must happen before an import starts threads."""
+    """Fork the worker processes. Call this before an import that starts threads."""
     import_module("shardtool.write.pack_shard")
-    how = "again" if options.update else f"with {flag_text('resume')}"
-    return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
+    rerun = "again" if options.update else f"with {flag_text('resume')}"
+    return start_pool(options, f"Run the same command {rerun}: finished shards are reused.", observer)
 
 
 def _write_plan_file(listed: Listed, plan_file: PlanFile) -> None:
@@ -141,13 +139,13 @@ def _publish(packed: Packed) -> list[FinishedOutput]:
 
 
 def _export_indexes(run: Run, destination: Destination) -> None:
-    from shardtool.publish.export_indexes import Exporter, renew_exports
+    from shardtool.publish.export_indexes import Exporter, update_exports
 
     folder, name = destination.folder, destination.pattern.dataset_file
     if run.exports:
         overwrite = run.options.if_exists != "error"
         Exporter(folder, name, run.exports, run.notes).write(folder, run.pool, overwrite=overwrite)
-    renew_exports(folder, name, destination.old, run.exports, run.notes)
+    update_exports(folder, name, destination.old, run.exports, run.notes)
 
 
 def _export_missing_indexes(listed: Listed) -> None:
@@ -176,7 +174,10 @@ _RANGE_OR_GLOB = re.compile(r"[{}<>*?\[]|%\d*d")
 def name_shards(
     output: object, source: object, options: CreateOptions | ReshardOptions, notes: Notes
 ) -> tuple[str, ...]:
-    """Return the shard names. If the output is a folder, return a pattern in this folder and add a note about it."""
+    """Return the shard names. If the output is a folder, name the shards after the source, and add a note.
+
+    For example, `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
+    """
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     if len(names) != 1 or not _is_folder(names[0]):
         if names and "." not in names[0].rpartition("/")[2] and not _RANGE_OR_GLOB.search(names[0]):

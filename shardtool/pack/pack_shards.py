@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return the transform of a shard, with the metadata columns that the condition of the transform needs."""
+    """Return `work` with the metadata columns of a shard that its condition needs."""
     where = work.transform.where
     if where is None or (metadata := plan.metadata(shard)) is None:
         return work
@@ -69,9 +69,9 @@ _MIN_SAMPLES_FOR_SHARE = 100
 
 
 class Packing:
-    """Carries out the plan of one dataset. The caller must hold the lock.
+    """Writes the planned shards of one dataset. The caller must hold the lock.
 
-    Samples that do not fit after a transform go into additional shards.
+    Transformed samples that are larger than estimated go into additional shards.
     """
 
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
@@ -95,7 +95,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # Shards in work. If an existing shard of transformed samples may be kept, the value contains its index.
+        # Shards that workers are packing. For a transform, also the index of an existing shard that may be kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -176,7 +176,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    # the existing dataset lists this shard, so the new file is only compared with it
+                    # this shard is already in the dataset, so the new file is only compared
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
@@ -221,7 +221,7 @@ class Packing:
         return np.concatenate(numbers)
 
     def _count_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
-        """Stop if many URLs fail, because the network is then the likely cause."""
+        """Raise an error if too many URLs fail, because the network is then the likely cause."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
         failed = len(left_out)
@@ -317,9 +317,8 @@ class Packing:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
             if result.compared and resume.is_source_unchanged(planned, stamp):
-                folder.set_mtime(
-                    name, stamp
-                )  # the next run with `--resume` trusts shards that have this modification time
+                # the next run with `--resume` keeps shards that have this modification time
+                folder.set_mtime(name, stamp)
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
@@ -354,7 +353,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._count_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # record no rows, because the next run tries the skipped samples again
+                left_out = ()  # list no samples as skipped, because the next run tries them again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )
@@ -381,15 +380,12 @@ class Packing:
         return fact, sidecar_write.encode_sidecar_table(table, fact)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the number of shards known so far, plus one if there are samples without a shard.
-
-        The sidecars of an interrupted run therefore record more shards than exist.
-        """
+        """Return the number of planned shards, plus one if `shard` is full before all its samples are packed."""
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
-        """Refuse a key that the user's function returns twice, because the plan cannot check such keys."""
+        """Raise an error if the user's function returns a duplicate key, which the plan cannot detect."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)

@@ -1,7 +1,7 @@
-"""Write one part of a run.
+"""Write one part of a run (`--part`).
 
-Parts do not communicate. Each part plans the whole dataset, writes its own shards, and ends with a record of the
-plan's fingerprint. The part that finds the records of all parts merges them.
+Parts do not communicate. Each part plans the whole dataset, writes its own shards, and then a record with the
+fingerprint of the plan. The part that finds the records of all parts merges them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardtool.plan.shard_task import hash_columns
 from shardtool.publish import parts
 from shardtool.publish.append_target import remaining_names
 from shardtool.publish.journal import Journal
-from shardtool.publish.merge_parts import contains_part, find_other_plan, get_part_plan, merge_run_parts
+from shardtool.publish.merge_parts import contains_part, describe_other_plan, get_part_plan, merge_run_parts
 from shardtool.publish.parts import PartRecord
 from shardtool.publish.totals import build_dataset_file
 from shardtool.skipped import sort_rows
@@ -82,7 +82,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_parts(planned: Planned, own_part: RunPart) -> Planned:
-    """Delete the record of an earlier run of this part. Return the plans with their fingerprints."""
+    """Delete the record of an earlier run of this part. Return `planned` with fingerprints."""
     outputs = [replace(output, plan_fingerprint=_start_part(planned, output, own_part)) for output in planned.outputs]
     return replace(planned, outputs=tuple(outputs))
 
@@ -96,7 +96,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
             plans.append(get_part_plan(parts.read_part_record(destination.folder, pattern, part)))
     record = planned.listed.record(output)
     fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
-    found, expected = find_other_plan([*plans, (own_part, fingerprint, record)])
+    found, expected = describe_other_plan([*plans, (own_part, fingerprint, record)])
     if found and not destination.resumes:
         remedy = "Run all parts on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
@@ -109,9 +109,9 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 
 
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
-    """Write the record of a part, and return a dataset file for its shards.
+    """Write the record of a finished part, and return the part as a dataset.
 
-    If a dataset file already contains this part, the dataset file is kept.
+    An existing dataset file is deleted unless it contains this part.
     """
     planned, totals, listed = output.planned, output.totals, run_plan.listed
     destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)
@@ -141,16 +141,13 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
 
 
 def merge_finished_parts(planned: Planned) -> bool:
-    """Merge each dataset whose parts all have records. Return whether all dataset files exist."""
+    """Merge each dataset whose parts have all finished. Return whether the dataset files exist."""
     merged = [merge_if_last(output.destination, planned.run.notes) for output in planned.outputs]
     return all(merged)
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
-    """Merge a dataset if all parts have records. Return whether the dataset file exists.
-
-    If several parts finish at the same time, at least one of them merges.
-    """
+    """Merge the parts of a dataset if all have finished. Return whether the dataset file exists."""
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:
         if not state and output.part is not None:

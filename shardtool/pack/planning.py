@@ -1,7 +1,4 @@
-"""Plan the shards of each dataset, and add notes about the plan.
-
-Sizes of transformed samples are estimated from a few samples.
-"""
+"""Plan the shards of each dataset. If samples are transformed, their sizes are estimated from a few samples."""
 
 from __future__ import annotations
 
@@ -14,14 +11,13 @@ from shardtool.errors import InvalidRequest, format_list, printable, reporting_m
 from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.pack import changes
-from shardtool.pack.append import append_notes
+from shardtool.pack.append import append_notes, check_append_schema
 from shardtool.pack.checks import (
-    check_append,
     check_export_targets,
     check_listed,
     check_metadata_size,
     check_shard_sizes,
-    idle_option_notes,
+    unused_option_notes,
 )
 from shardtool.pack.pack_shards import make_shard_work
 from shardtool.pack.run import Listed, Output, Planned, PlannedOutput
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("planning the shards")
 def plan_shards(listed: Listed) -> Planned:
-    """Assign samples to shards."""
+    """Assign samples to shards, check the plan, and add notes about it."""
     run, entries = listed.run, listed.entries
     check_listed(listed)
     if not listed.outputs:
@@ -75,7 +71,9 @@ def plan_shards(listed: Listed) -> Planned:
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
         check_shard_sizes(outputs[-1])
     planned = Planned(listed, tuple(outputs))
-    check_append(planned)
+    for planned_output in planned.outputs:
+        if (old := planned_output.destination.old) is not None:
+            check_append_schema(old, planned_output.plan, run.options)
     run.notes.add(*append_notes(planned))
     planned = _with_changes(planned)
     _add_plan_notes(planned)
@@ -138,13 +136,13 @@ def _add_plan_notes(planned: Planned) -> None:
     notes.add(*skipped_notes(planned.listed.listing.skipped))
     if run.options.is_given("seed") and "seed" not in run.options.recorded():
         notes.add(f"{option_text('seed')} has no effect without {flag_text('shuffle')} or {option_text('split')}")
-    notes.add(*idle_option_notes(run.options), *_small_shard_notes(planned))
+    notes.add(*unused_option_notes(run.options), *_small_shard_notes(planned))
     if run.verb == "create" and not run.options.shuffle and not planned.listed.appends:
         from shardtool.entries.classes import sorted_labels_note
 
         label_notes = [sorted_labels_note(entries, output.plan.order) for output in planned.outputs]
         notes.add(*dict.fromkeys(filter(None, label_notes)))
-    if run.takes_only_new:
+    if run.skips_existing:
         entries = entries.take(np.sort(np.concatenate([output.numbers(entries) for output in planned.outputs])))
     if run.verb == "create":
         notes.add(*_empty_file_notes(entries), *_label_notes(planned.listed))

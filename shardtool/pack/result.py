@@ -24,7 +24,7 @@ _SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")
 
 
 def make_result(planned: Planned, finished: Sequence[FinishedOutput], *, merged: bool = False) -> CreateResult:
-    """Return the result of a run."""
+    """Return the result of a finished run."""
     run, outputs = planned.run, [*planned.listed.finished, *finished]
     splits = {output.split: _make_split_result(output) for output in outputs}
     totals = {name: sum(getattr(split, name) for split in splits.values()) for name in _SUMMED_FIELDS}
@@ -78,7 +78,7 @@ def _make_appended_part(outputs: Sequence[FinishedOutput]) -> AppendedPart | Non
 
 
 def make_dry_run(planned: Planned) -> CreateResult:
-    """Return what a run would write."""
+    """Return the result of a dry run, with the planned shards."""
     run = planned.run
     folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in planned.outputs}
     common_folder, skipped, shards = os.path.commonpath([*folders.values()] or ["/"]), 0, []

@@ -1,12 +1,11 @@
-"""Choose whether to keep, compare or rewrite a shard of an earlier run. The shard is not read.
+"""Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
 
 Each finished shard has a stamp, which is a time shortly before its run listed the source. The nanoseconds of the
-stamp identify the folder of the source and the versions of objects. A shard is up to date if it has the expected
-stamp and no file of the source is newer.
+stamp are a hash of the source folder and the versions of objects. A shard is up to date if the hash is as expected
+and no source file is newer than the stamp.
 
-While a run is unfinished, its journal records the stamp, size and checksum of each shard. Without a journal, the
-stamp is the modification time of the shard. A copied shard has another time, so it is not trusted. `--trust size`
-ignores stamps.
+The journal of an unfinished run records the stamp, size and checksum of each shard. Without a journal, the stamp is
+the modification time of the shard, so a copy of the shard is not trusted. `--trust size` ignores stamps.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ class ShardPlan(NamedTuple):
     samples: ShardSamples
 
     def fingerprint(self) -> str:
-        """Return a hash of the samples and their transform."""
+        """Return a hash of the samples in the shard and of their transform."""
         listed, plan = self.listed, self.plan
         work = listed.identity
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
             work += " last" if listed.dots == "last" else ""
-            # add checksums, because offsets in source shards do not identify the content
+            # add checksums, because another source can have other content at the same offsets
             if listed.run.shuffle is not None:
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
@@ -66,12 +65,12 @@ class ShardPlan(NamedTuple):
 
 
 def get_run_stamp(listed: Listed) -> int:
-    """Return the stamp of a run's shards."""
+    """Return the stamp for the shards of a run, in nanoseconds."""
     return (int(listed.run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(listed.entries)
 
 
 def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
-    """Return the stamp of a shard. If the samples are objects, the stamp identifies their versions."""
+    """Return the stamp of a shard. If its samples are objects, their versions are hashed too."""
     if not planned.plan.entries.is_remote:
         return run_stamp
     seconds, nanoseconds = divmod(run_stamp, _SECOND_NS)
@@ -79,13 +78,13 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 
 
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
-    """Return whether the stamp of a shard shows that its source has not changed."""
+    """Return whether the source has not changed since the shard got this stamp."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
 
 
 class JournalLine(NamedTuple):
-    """A finished shard in the journal of a run."""
+    """The journal line of a finished shard."""
 
     shard: str
     size: int
@@ -94,7 +93,7 @@ class JournalLine(NamedTuple):
 
 
 class ShardJournal:
-    """The journal of a run. In a store, `--resume` compares each shard with its source instead."""
+    """The journal of a run. A store has no journal: `--resume` compares each shard with its source instead."""
 
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part
@@ -129,7 +128,7 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, output: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return what to do with a planned shard. For a kept shard of transformed samples, also return its index.
+    """Return what to do with a planned shard. To keep a shard of transformed samples, also return its index.
 
     `line` is the line of the shard in the journal, or None.
     """
@@ -188,7 +187,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
 
 
 def list_unwritten_sizes(listed: Listed, output: PlannedOutput) -> list[int]:
-    """Return the planned sizes of the shards that must still be written."""
+    """Return the planned sizes of the shards that do not exist or have a wrong size."""
     existing = output.destination.existing if output.destination.resumes else {}
     may_differ = listed.run.options.on_error == "skip" or listed.transform is not None
     sizes = []

@@ -1,7 +1,6 @@
-"""One run of `create` or `reshard`: the request, and the results of its steps.
+"""One run of `create` or `reshard`: the request (`Run`), and the results of its steps.
 
-Each step uses the result of the previous step. These are `Listed`, `Planned`, `Packed`, and a `FinishedOutput` for
-each dataset.
+Listing returns `Listed`, planning `Planned`, packing `Packed`, and publishing a `FinishedOutput` for each dataset.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Run:
 
     @property
     def updates(self) -> bool:
-        """Whether this run adds only new samples, or creates datasets that do not exist."""
+        """Whether this run adds only new samples, and creates datasets that do not exist yet."""
         return self.options.update
 
     @property
@@ -102,7 +101,7 @@ class Run:
         return flag_text("append", "resume")
 
     @property
-    def takes_only_new(self) -> bool:
+    def skips_existing(self) -> bool:
         """Whether this run skips samples that the existing dataset contains."""
         return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
@@ -123,7 +122,7 @@ class Output:
     """One dataset that a run writes. Each split is a dataset.
 
     Attributes:
-        sample_numbers: The numbers of the samples in this dataset, or None for all samples.
+        sample_numbers: The positions of the dataset's samples in the sample table, or None for all.
     """
 
     split: str
@@ -136,7 +135,7 @@ class Output:
         return self.destination.pattern
 
     def numbers(self, entries: SampleTable) -> NDArray[np.int64]:
-        """Return the sample numbers."""
+        """Return the positions of the dataset's samples in `entries`."""
         from numpy import arange
 
         return arange(len(entries)) if self.sample_numbers is None else self.sample_numbers
@@ -147,7 +146,7 @@ class PlannedOutput(Output):
     """A dataset whose shards are planned.
 
     Attributes:
-        plan_fingerprint: If the run is a part, the fingerprint of the plan of all parts.
+        plan_fingerprint: The fingerprint of the plan if the run is one of several parts, else "".
     """
 
     plan: Plan
@@ -168,7 +167,7 @@ class PackedOutput(NamedTuple):
     """A dataset whose shards are published but whose dataset file is not.
 
     Attributes:
-        kept: Number of shards that already existed.
+        kept: Number of existing shards that were kept.
     """
 
     planned: PlannedOutput
@@ -179,7 +178,7 @@ class PackedOutput(NamedTuple):
 
 
 class FinishedOutput(NamedTuple):
-    """A dataset that a run has written or that was already complete."""
+    """A complete dataset that this run or an earlier run wrote."""
 
     split: str
     destination: Destination
@@ -189,11 +188,7 @@ class FinishedOutput(NamedTuple):
 
 
 class PlanFile(NamedTuple):
-    """The content of a plan file.
-
-    Attributes:
-        listing: The samples before they are split and renamed.
-    """
+    """The plan file that `--plan-only` writes. `listing` contains the samples before they are split and renamed."""
 
     path: str
     request: PlanRequest
@@ -206,9 +201,9 @@ class Listed:
     """The samples of a source, and the datasets that they are written to.
 
     Attributes:
-        transform: The transform of the run. Its `where` has only what workers evaluate.
+        transform: The transform of the run. Its `where` is the part of the query that workers evaluate.
         identity: A text that identifies the transform, or "" without a transform.
-        finished: Datasets that the run would append to but has no new samples for.
+        finished: Existing datasets for which the run has no new samples.
     """
 
     run: Run
@@ -228,12 +223,12 @@ class Listed:
 
     @property
     def is_binary(self) -> bool:
-        """Whether the payloads are in a table in memory, which workers cannot read."""
+        """Whether the payloads are in the memory of this process, which workers cannot read."""
         return self.entries.spans is not None and not self.entries.spans.files
 
     @property
     def appends(self) -> bool:
-        """Whether an existing dataset gets new samples."""
+        """Whether the run adds samples to an existing dataset."""
         return any(output.destination.appends for output in self.outputs)
 
     def record(self, output: Output) -> RunRecord:
@@ -246,7 +241,7 @@ class Planned:
     """The planned shards of all datasets.
 
     Attributes:
-        changes: How the run changes the existing dataset, or None without one.
+        changes: How the run changes an existing dataset, or None.
         lost_splits: Existing splits that the run deletes, because the source has no samples for them.
     """
 
@@ -300,7 +295,7 @@ def make_run(
     started: float,
     expected: DatasetFile | None = None,
 ) -> Run:
-    """Check that the options and the output of a run fit together, and return the run."""
+    """Return a run. Raise an error if the options and the output do not fit together."""
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
@@ -349,7 +344,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split. Without `split`, return the pattern with a placeholder."""
+    """Return the shard pattern of a split. By default, it contains a placeholder for the split name."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

@@ -1,7 +1,7 @@
-"""The first of two passes of a shuffle: copy the payloads into a spool.
+"""The first of two passes of a shuffle: copy the payloads into a temporary file (the spool).
 
-The parent assigns the offsets, and workers copy the payloads. The spool is divided into regions that fit in memory. A
-region contains the payloads of consecutive samples of a shard.
+The parent assigns the offsets, and workers copy the payloads. The spool is divided into regions that fit in memory.
+A region contains the payloads of consecutive samples of a shard.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ class SpoolLimits(NamedTuple):
 def scatter_payloads(
     plans: list[Plan], limits: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "raise"
 ) -> list[Plan]:
-    """Copy all planned payloads into a spool, in shard order. Return the plans with offsets in the spool.
+    """Copy all planned payloads into a spool, in shard order. Return plans that read the spool.
 
-    The caller must delete the spool. With `on_error="skip"`, samples with damaged payloads stay in the plan, and
-    packing skips them.
+    The caller must delete the spool. With `on_error="skip"`, packing skips the samples with damaged payloads.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
@@ -71,15 +70,16 @@ def scatter_payloads(
 
 
 def planned_samples(plan: Plan) -> NDArray[np.int64]:
-    """Return the sample numbers of a plan, in the order of the plan."""
+    """Return the positions of the planned samples in the sample table, in plan order."""
     return np.arange(len(plan)) if plan.order is None else plan.order
 
 
 class SpanPositions:
-    """The positions of the SPAN rows of each sample.
+    """Where the payloads of each sample are in the source shards.
 
     Attributes:
-        start: The first offset of each sample as int64, or `NOWHERE` for a sample without SPAN rows.
+        start: int64[samples], the lowest payload offset, or `NOWHERE` if no payload is in a shard.
+        sizes: int64[samples], total payload bytes.
     """
 
     NOWHERE = 2**62

@@ -1,8 +1,8 @@
 """Choose how to read the samples for a shuffle that exceeds memory.
 
-- `gather` reads each sample at its offset. This is slow in stores and on disks that seek, and impossible in
-  compressed files.
-- `scatter` reads each source file once, and writes every payload to its offset in a temporary file (the spool).
+- `gather` reads each sample at its offset. This is slow in stores and on hard disks, and impossible in compressed
+  files.
+- `scatter` reads each source file once, and copies the payloads in shard order into a temporary file (the spool).
   Packing then reads the spool region by region.
 
 Both methods give the same output.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # ignore this many of the slowest reads, because pauses of the machine cause them
+_DROPPED_OUTLIERS = 8  # ignore the slowest reads, which other activity of the machine may have delayed
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
@@ -53,7 +53,7 @@ REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
     """Return the temporary file of a `reshard`, or None.
 
-    A part of a run uses no such file, because the file would hold the samples of all parts.
+    A run with `--part` uses no such file, because the file would contain the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
@@ -69,7 +69,7 @@ def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
 
 @reporting_memory_errors("arranging the payloads")
 def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
-    """Copy the payloads into shard order before packing, if this is faster."""
+    """If this is faster, copy the payloads into `spool` in shard order before packing."""
     run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
     if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
         return planned
@@ -106,7 +106,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    Reads of local files are measured. For stores, typical times are assumed, because requests vary too much.
+    Reads of local files are measured. For stores, typical times are assumed, because request times vary too much.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -157,7 +157,7 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether `gather` is faster. `scatter_bytes` includes the gaps between samples."""
+    """Return whether `gather` is faster than `scatter`, which reads `scatter_bytes` (with gaps between samples)."""
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s
 
 
@@ -171,7 +171,7 @@ class ReadCost(NamedTuple):
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
     """Measure how long it takes to read `length` bytes at random offsets, and to read in sequence.
 
-    With `opening`, each read at a random offset also opens a file.
+    With `opening`, the times of random reads include opening the file.
 
     Raises:
         OSError: A file cannot be read.

@@ -26,7 +26,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
     """Yield a note for each dataset with fewer shards than a data loader usually has workers.
 
-    `sizes` contains, for each dataset, the size of its new shards in bytes.
+    `sizes` contains the bytes of new shards for each dataset.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
@@ -48,7 +48,7 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 
 
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
-    """Yield notes about output folders that `load_dataset` would misread."""
+    """Yield notes about output folders that `load_dataset` of Hugging Face datasets would misread."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
     for output, shards in () if any(export.has_readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))

@@ -1,7 +1,4 @@
-"""The existing dataset that new samples are appended to.
-
-Only the sizes of its shards and sidecars are checked. The files are not read.
-"""
+"""Check the existing dataset that new samples are appended to, without reading its shards and sidecars."""
 
 from __future__ import annotations
 
@@ -30,12 +27,7 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to the dataset `old`.
-
-    Attributes:
-        data: Content of the old dataset file.
-        first: Number of the first new shard.
-    """
+    """An append to the dataset `old`. The old dataset file contains `data`, and new shards start at number `first`."""
 
     old: DatasetFile
     data: bytes
@@ -43,7 +35,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append that was interrupted after its dataset file was published. The next run only checks the shards."""
+    """An append that was interrupted after it published the dataset file. The next run only checks the new shards."""
 
     __slots__ = ()
 
@@ -51,7 +43,7 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the existing dataset. Raise an error if samples with this shard pattern cannot be appended."""
+    """Parse the dataset file `data`. Check the shard names, and the sizes of shards and sidecars."""
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)
     _check_names(old, pattern, where)
@@ -94,7 +86,7 @@ def list_later_files(pattern: ShardPattern, existing: Collection[str], count: in
 
 
 def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
-    """Return the pattern without its first `used` names."""
+    """Return the shard pattern without its first `used` names."""
     if not used:
         return pattern
     if pattern.count is not None and pattern.count <= used:

@@ -25,12 +25,12 @@ _MAX_LISTED_KEYS = 5
 
 
 def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> PackedStrings:
-    """Return the keys of shards in sample order."""
+    """Return the sample keys of shards, in order."""
     return PackedStrings.parse(b"".join([read_listed_sidecar(folder, shard).keys_with_nul() for shard in shards]))
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
-    """Raise an error if a dataset already contains a key. Hashes are compared first, which needs less memory."""
+    """Raise an error if `existing_keys` contain a new key. Hashes are compared first, which needs less memory."""
     existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
     candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
 

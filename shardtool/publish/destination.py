@@ -1,4 +1,4 @@
-"""Where a dataset is written: the folder, the file names, the existing files, and which files a run may change."""
+"""Where a dataset is written: the folder, the file names, the existing files, and the files that a run may change."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folder and file names of a dataset, and its files when they were last listed.
+    """The folder and file names of a dataset.
 
     Attributes:
-        own_names: For a part, the names of its files.
+        existing: The files of the dataset, when they were last listed.
+        expected: The dataset that the new shards must equal, or None.
+        own_names: For a run with `--part`, the names of its files.
     """
 
     folder: OutputFolder
@@ -55,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """Set the file names of a part. `shards` is the number of shards of all parts."""
+        """Return the destination with the file names of its part. `shards` is the number of shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -76,7 +78,7 @@ class Destination:
 
     @property
     def appends(self) -> bool:
-        """Whether the new shards are added to an existing dataset."""
+        """Whether new shards are added to an existing dataset."""
         if self.if_exists == "update":
             return self.pattern.dataset_file in self.existing
         return self.if_exists in ("append", "append-resume")
@@ -97,7 +99,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Start the publication of this dataset, or of the `part_record` of a writer."""
+        """Start to publish this dataset, or the part of a writer whose record is `part_record`."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -106,7 +108,7 @@ class Destination:
         return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Raise an error if there is not enough space for shards of these sizes."""
+        """Raise an error if there is not enough space for shards of these sizes in bytes."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
         check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
@@ -123,7 +125,7 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete temporary files, unless an interrupted exchange needs them. The caller must hold the lock."""
+        """Delete staged files, unless an interrupted exchange needs them. The caller must hold the lock."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
@@ -136,7 +138,7 @@ class Destination:
         return skipped_list.parse_skipped(data, self.skipped_file)
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `shardtool remove` has deleted, by the hash of the key."""
+        """Return the samples that `shardtool remove` has deleted, by the hash of their key."""
         name = self.pattern.skipped_file
         with suppress(OSError):
             if name in self.existing and b'"removed"' in self.folder.read(name):
@@ -145,7 +147,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Find existing files. Raise an error if the run would change files that `if_exists` protects."""
+    """List the existing files. Raise an error if `if_exists` does not allow the run to change them."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -179,7 +181,7 @@ def inspect_destination(previous: Destination) -> Destination:
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Return the error for a dataset that another run has changed."""
+    """Return the error for a dataset that another run has changed during this run."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
@@ -222,7 +224,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # Shards without sidecars may belong to another tool. An interrupted run leaves at most one of them per worker.
+    # Shards without sidecars may belong to another tool. An interrupted run leaves at most one per worker.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:

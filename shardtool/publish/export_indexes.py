@@ -1,7 +1,6 @@
-"""Write and update the index files that other tools use for a dataset.
+"""Write and update the index files of other tools for a dataset.
 
-Workers read the shards only if an index contains hashes of payloads. The first file is published after all files are
-staged.
+Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is published.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path in the folder, content, whether the file may replace another file, and whether the existing file is already
-# correct.
+# path, content, whether it may replace a file with other content, and whether any existing file is kept
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -68,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if an existing index lists shards of another dataset."""
+    """Raise an error if a folder's index lists existing shards of another dataset. `others` are the shards to check."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -105,7 +103,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Raise an error if indexes of planned shards cannot be written. `outputs` are pairs (pattern, shard count)."""
+    """Raise an error if index files of planned shards cannot be written. `outputs` are pairs (pattern, shard count)."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -128,7 +126,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset. Raise an error if the requested indexes cannot be written for it."""
+        """Return the dataset. Raise an error if it cannot have the requested indexes."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -145,7 +143,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files. Return their names, and how many were already correct.
+        """Publish all index files. Return their names, and the number of existing files that were kept.
 
         Indexes with hashes of payloads need a `pool`.
         """
@@ -286,7 +284,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of the index files of all shards."""
+    """Return the names of the shards' index files. Raise an error if two files would have the same name."""
     shard_exports = {name: export for name, export in requested.items() if export.suffix}
     for name, export in requested.items():
         if dataset_file and export.folder_file == dataset_file:
@@ -305,10 +303,10 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
     return [*owners]
 
 
-def renew_exports(
+def update_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Update the existing indexes after an append. Indexes with hashes of payloads are not updated.
+    """Update existing indexes after an append, except formats in `written` and formats with hashes of payloads.
 
     A failure only adds a note.
     """

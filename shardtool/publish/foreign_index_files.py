@@ -1,7 +1,7 @@
-"""Read the index files of other tools in a folder, and copy the valid ones with a dataset.
+"""Read the index files of other tools, and copy valid index files with a dataset.
 
 An index file has no checksum, so it is compared with the sidecar of its shard. Web servers cannot list files, so
-index files are not copied from there.
+index files are not copied from web servers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
-    """Return a subfolder."""
+    """Return a subfolder. Raise an error if its path contains a file."""
     for name in names.split("/") if names else ():
         file_info = folder.find_entries([name]).get(name)
         if file_info is not None and not file_info.is_folder:
@@ -39,17 +39,17 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the content of a shard's index file, and a text that describes its problem ("" if valid)."""
+    """Return the content of a shard's index file, and its problem ("" if the file is valid)."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
-    except (OSError, AccessRefused):  # without permission to list, stores deny access to objects that do not exist
+    except (OSError, AccessRefused):  # if listing is denied, stores deny access to objects that do not exist
         data, size = b"", 0
     return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
-    """Return the sample count of each shard that the index of a folder lists."""
+    """Return the sample counts of the shards in the index of a folder."""
     subfolder = os.path.dirname(export.folder_file)  # do not follow a symbolic link
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
@@ -68,12 +68,12 @@ def read_or_empty(folder: OutputFolder, path: str) -> bytes:
 
 
 def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
-    """Return the `--export` names of the index files that exist for a dataset."""
+    """Return the `--export` formats whose index files exist for the dataset `old`."""
     if old is None or not old.shards:
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # an index of the whole folder may list only shards of other datasets
+        if export.folder_file:  # the index of a folder may list only shards of other datasets
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -84,7 +84,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield notes about indexes that are incomplete after an append."""
+    """Yield a note if index files are incomplete after an append. Indexes in `renewed` are complete."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -92,7 +92,7 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
 
 
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
-    """Copy the index files of single shards if they are valid, and return how many were copied."""
+    """Copy the valid index files of single shards, and return how many were copied."""
     source = paths.folder_of(dataset_file)
     if address.is_web(source) or dataset.shards_folder:
         return 0
@@ -116,7 +116,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    # Return b"" if the file is not an index, or None if the index does not match the shard.
+    """Return the content of an index file, b"" if the file is not an index, or None if it does not match its shard."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
@@ -131,7 +131,7 @@ def _read_valid_index(path: str, sidecar: str) -> bytes | None:
 
 
 def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
-    """Copy the index files of a whole folder if all shards that they list were copied."""
+    """Copy each index of the folder that lists only copied shards."""
     if address.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, index_paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()

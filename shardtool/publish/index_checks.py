@@ -33,7 +33,7 @@ _LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and clas
 
 
 def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
-    """Sort the shards in the order of the dataset file if this file lists the same shards."""
+    """Sort the shards in the order of the dataset file, if it lists the same shards."""
     file = dataset.dataset_file if dataset.has_own_file else None
     listed = parse_shard_names(read_small(file)) if file else None
     shards = {shard.name: shard for shard in dataset.shards}
@@ -77,7 +77,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path of the shards relative to the folder of the dataset file."""
+    """Return the path of the shards' folder relative to `folder`. Raise an error unless there is one such folder."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -109,7 +109,7 @@ def _get_relative_path(folder: str, target: str) -> str:
 
 
 def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
-    """Raise an error if the folder has other shards whose sidecars would have the same names."""
+    """Raise an error if the folder contains other shards whose sidecars would have the same names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own_names):
@@ -119,7 +119,7 @@ def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) ->
 
 
 def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
-    """Return the dataset in an existing dataset file, or None if the file may be replaced."""
+    """Parse an existing dataset file. Return None if it is invalid but may be replaced."""
     problem, lost = "not valid JSON: truncated or damaged", _LOST_WITH_DATASET_FILE
     if parse_shard_names(data) is not None:
         try:
@@ -141,7 +141,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists other shards that exist."""
+    """Raise an error if the dataset file lists existing shards that are not indexed."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
@@ -167,7 +167,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Raise an error for interleaved fields, because readers would split such samples."""
+    """Raise an error for interleaved fields, because readers would split their samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]
@@ -184,7 +184,7 @@ def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
 
 
 class DifferingSidecar(NamedTuple):
-    """A sidecar that differs from its shard: the problem, and the metadata columns that only the sidecar contains."""
+    """How a sidecar differs from its shard, and the metadata columns that only the sidecar contains."""
 
     found: str
     lost: frozenset[str] = frozenset()

@@ -1,6 +1,6 @@
 """Write sidecars and a dataset file for existing shards, which may come from any tool.
 
-An existing sidecar that matches its shard is kept, with its additional checksums and metadata. A wrong sidecar is
+An existing sidecar that matches its shard is kept, with its metadata columns. A sidecar that does not match is
 replaced only with `--overwrite`.
 """
 
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 
 class Indexer:
-    """Indexes shards. The caller must hold the lock of `folder`.
+    """Writes the sidecars and the dataset file. The caller must hold the lock of `folder`.
 
     Attributes:
         shards_folder: Path of the shards relative to `folder`, or "".
-        old: The existing dataset file, or None if there is none or it may be replaced.
+        old: The existing dataset, or None if no valid dataset file exists.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
@@ -102,7 +102,7 @@ class Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        """The totals of the indexed shards. Creating them imports NumPy, so the workers must have started before."""
+        """The totals of the indexed shards. Start the workers first, because this imports NumPy."""
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
@@ -118,7 +118,7 @@ class Indexer:
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, scan: ShardScan) -> None:
-        """Write the sidecar of a shard, unless the existing sidecar is valid or must be kept."""
+        """Write the sidecar of a shard, unless the existing sidecar is valid or must not be replaced."""
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -171,7 +171,7 @@ class Indexer:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
-        if is_unchanged and old is not None:  # keep checksums that were not checked, so that `verify` can check them
+        if is_unchanged and old is not None:  # keep old checksums if none were computed, for `verify`
             shards = tuple(
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)

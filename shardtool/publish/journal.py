@@ -1,8 +1,8 @@
-"""The journal of an unfinished run. `create` or a writer can continue from it.
+"""The journal of an unfinished run, from which a later run of `create` or a writer can resume.
 
 The journal of the dataset `NAME` is the file `.NAME.journal`. Each line is JSON. The first line describes the run,
-and each other line a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
-shard only if its size, checksum and sidecar match the journal.
+and each other line describes a published shard. An incomplete line and all lines after it are ignored. A resumed run
+keeps a shard only if the size, checksum and sidecar of the shard match the journal.
 
 In a store, each line is an object `.NAME.journal.N` until a resumed run moves all lines into `.NAME.journal`.
 """
@@ -27,7 +27,7 @@ _OLD_SUFFIX = ".writer"
 
 
 class Journal:
-    """The journal of the dataset or part named `base`. The caller must hold the lock."""
+    """The journal of the dataset or part with the name `base`. The caller must hold the lock."""
 
     def __init__(self, folder: OutputFolder, base: str) -> None:
         self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder
@@ -46,15 +46,15 @@ class Journal:
         return []
 
     def start(self, header: Mapping[str, object], lines: Iterable[Mapping[str, object]] = ()) -> None:
-        """Replace the journal by new lines, and sync it to disk."""
+        """Replace the journal by a header and lines, and sync the file to disk."""
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # delete older files last, so that no line is lost if this is interrupted
+        self._folder.remove(older)  # delete older files last, so that no line is lost
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
-        """Append a line. Unless `durable`, a power failure can lose the line."""
+        """Append a line. If `durable` is false, a power failure can lose the line."""
         if isinstance(self._folder, Folder):
             self._folder.append(self.name, _encode(line), durable=durable)
         else:

@@ -32,7 +32,7 @@ def check_file_size(
 
 
 def read_output_file(folder: OutputFolder, name: str) -> bytes:
-    """Return a small output file."""
+    """Return the content of a small output file."""
     try:
         return folder.read(name)
     except OSError as error:
@@ -52,7 +52,7 @@ def read_listed_sidecar(
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)
-    # check the size first, because it limits the memory for reading
+    # check the size before reading, to limit the memory
     check_file_size(folder, name, shard.sidecar_size, existing)
     try:
         data = folder.read(name)

@@ -61,9 +61,9 @@ _SHOWN_DIGITS = 8
 def merge(
     output: OutputNames, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
 ) -> IndexResult:
-    """Create one dataset from parts that several writers, or runs of `create`, have written with the same pattern.
+    """Create one dataset from the parts that several writers or runs of `create` have written with the same pattern.
 
-    To add parts that finish later, merge again.
+    To add parts that finish later, call `merge` again.
 
     Args:
         output: The pattern of the writers, such as `out-{000000..}.tar`.
@@ -191,7 +191,7 @@ class _WriterMerge:
 
 
 def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Return whether a dataset file already lists the shards of a run's part."""
+    """Return whether the dataset file already lists the shards of a part."""
     if not isinstance(record.part, RunPart):
         return False
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
@@ -261,17 +261,17 @@ def _check_all_finished(
         raise InvalidRequest(where, f"parts: {'; '.join(problems)}", expected="all parts finished", remedy=remedy)
 
 
-# a part, its plan fingerprint, and its run record (None if it has no shards)
+# a part, its plan fingerprint, and its run record (None for a part without shards)
 _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
-    """Return the part, the plan fingerprint and the run record of a part of a run."""
+    """Return what `describe_other_plan` compares."""
     return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 
-def find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Compare the plans of parts. Return found and expected texts for an error, or empty texts."""
+def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
+    """Find parts with another plan than most parts. Return the found and expected texts of an error, or empty texts."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:
@@ -298,7 +298,7 @@ def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str
 
 
 def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
-    found, expected = find_other_plan([*map(get_part_plan, records)])
+    found, expected = describe_other_plan([*map(get_part_plan, records)])
     if found:
         remedy = f"Run these again with {flag_text('resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)

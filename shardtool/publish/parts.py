@@ -1,7 +1,7 @@
-"""The parts of a dataset, written by one run each or by several writers.
+"""The parts of a dataset, each written by one of several runs or writers.
 
-A part ends by writing a record, which exists until the parts are merged. For the dataset `out`, `create --part 3/64`
-writes the record `.out.part03of64`, and a writer writes `.out-part3of16.record`.
+A finished part has a record, until the parts are merged. For the dataset `out`, `create --part 3/64` writes the record
+`.out.part03of64`, and a writer writes `.out-part3of16.record`.
 
 Source: docs/format.md, "Parts".
 """
@@ -49,8 +49,9 @@ class PartRecord(NamedTuple):
 
     Attributes:
         part: The part of a run, or the tag of a writer's part.
-        dataset: A dataset file of the part's shards, or None if there are no shards.
-        plan: The fingerprint of the plan. For a writer, it is empty, like all later attributes.
+        dataset: A dataset file that lists the part's shards, or None if there are no shards.
+        plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
+        planned: Number of planned shards of all parts.
         resumed: Whether the merge may delete files that are not in the plan.
         content: The expected content fingerprint of all parts together, or "" if unknown.
     """
@@ -99,7 +100,7 @@ def part_record_name(pattern: ShardPattern, part: RunPart | str) -> str:
 
 
 def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart | str) -> PartRecord:
-    """Read the record of a part. The files that the record lists are not checked."""
+    """Read the record of a part. The shards that the record lists are not checked."""
     name = part_record_name(pattern, part)
     if isinstance(part, str) and not folder.find_entries([name]):
         return _read_old_writer_part(folder, add_tag(pattern, part), part)
@@ -169,7 +170,7 @@ def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str)
 
 
 def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the parts that have a record, and the parts that have a lock because they are running or interrupted."""
+    """Return the parts that have a record, and the parts that have a lock file (running or interrupted)."""
     name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []
@@ -193,14 +194,14 @@ def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Raise an error if other parts have another total number of parts."""
+    """Raise an error if other finished or running parts have another total number of parts."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:
         if other.parts != part.parts:
             try:
                 with folder.lock(part_record_name(pattern, other)[1:]):
-                    pass  # the lock is free, so an interrupted part has left it
+                    pass  # no process holds the lock, so the part was interrupted
             except OutputExists:
                 others.append(other)
     if others:
@@ -212,7 +213,7 @@ def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart)
 
 
 def make_part_tag(part: int | str, parts: int | None) -> str:
-    """Return the tag in the file names of a writer's part, such as `part03of16`."""
+    """Return the tag for the file names of a writer's part, such as `part03of16`."""
     if isinstance(part, str):
         if parts is not None:
             raise InvalidRequest(option_text("parts"), f"used with the part name {part!r}", expected="a part number")
@@ -229,7 +230,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a part. Raise an error for a pattern that cannot have parts."""
+    """Return the shard pattern of a writer's part. Only an open range can have parts."""
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "a closed pattern, used with parts", expected=expected)
@@ -237,13 +238,13 @@ def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return a shard pattern with a tag in its names."""
+    """Return a shard pattern with the tag after the prefix of the names."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 
 
 def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, WriterPart]:
-    """Return the parts of writers by tag, sorted by number and name."""
+    """Return the parts of writers by tag, sorted by part number or name."""
     tags = re.compile(rf"\.?{re.escape(pattern.prefix)}(?P<tag>{_WRITER_TAG_PATTERN})")
     parts: dict[str, WriterPart] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
@@ -271,7 +272,7 @@ def old_empty_name(part_pattern: ShardPattern) -> str:
 
 
 def list_writer_part_files(pattern: ShardPattern, tag: str, names: Iterable[str]) -> list[str]:
-    """Return the files of a writer's part that are no longer needed after a merge."""
+    """Return the files of a writer's part that a merge deletes."""
     part_pattern, existing = add_tag(pattern, tag), {*names}
     own = [part_record_name(pattern, tag), part_pattern.dataset_file, part_pattern.skipped_file]
     own += [old_empty_name(part_pattern), *list_journals(part_pattern.base, existing)]

@@ -1,9 +1,9 @@
 """Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
-- The dataset file always lists complete files. It is replaced last, or deleted before a listed file changes.
-- An index file of another tool that no longer matches is deleted before its shard changes (see `StaleIndexes`).
-- A shard gets its final name before its sidecar does.
-- Only the parent process uses final names. A worker that outlives its run therefore cannot publish anything.
+- The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
+- Index files of other tools that no longer match are deleted before their shard changes (see `StaleIndexes`).
+- A shard is published before its sidecar.
+- Only the parent process publishes files, so a worker that outlives the run cannot publish anything.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OldDataset: TypeAlias = Literal["keep", "withdraw", "replace", "exchange"]
 
 
 class Publication:
-    """Publishes one dataset. The caller must hold its lock.
+    """Publishes one dataset. The caller must hold the lock of the dataset.
 
     `old` selects what happens to an existing dataset:
 
-    - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
+    - "keep": No listed file changes. The old dataset file exists until the new dataset file replaces it.
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. A store has no staging,
       so this is the same as "withdraw" there.
@@ -53,7 +53,8 @@ class Publication:
         stale_indexes: Index files of other tools, or None if no shard changes.
 
     Attributes:
-        old_list: The name that a withdrawn dataset file has until the end, or "" if the file is deleted.
+        old_list: The name that a withdrawn dataset file gets, or "" to delete the file.
+        waits: Whether `finish` publishes all files.
     """
 
     def __init__(
@@ -71,22 +72,22 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # lists of shards and of other files that wait for `finish`
+        # staged shards and other staged files that `finish` publishes
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
-        """Delete the old dataset file, unless the file stays valid."""
+        """Delete the old dataset file before a listed file changes. With "keep", do nothing."""
         if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
             if self.old_list:
                 self.folder.publish_bytes(self.old_list, self.folder.read(self.dataset_file))
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """Before a worker replaces an old shard in a store, delete the files that refer to the old shard."""
+        """Before a worker replaces a shard in a store, delete the files that refer to the old shard."""
         if not self.folder.has_staging:
             self.withdraw()
-            self.stale_indexes.drop(name)
-            self.stale_indexes.remove()
+            self.stale_indexes.mark_shard(name)
+            self.stale_indexes.remove_marked()
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
         """Publish a shard and its sidecar. `shard` is None if the shard already exists."""
@@ -104,9 +105,9 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar.
+        """Publish a staged shard and sidecar, or None for a file that already exists.
 
-        `shard` or `sidecar` is None if this file already exists. `replaces` is true if other files may be replaced.
+        `replaces` is false if no existing file is replaced.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
@@ -117,15 +118,15 @@ class Publication:
             return
         if replaces:
             self.withdraw()
-        self.stale_indexes.remove()
+        self.stale_indexes.remove_marked()
         self._publish(shards, others)
 
     def read_sidecar(self, shard: str) -> bytes:
-        """Return the sidecar of a shard, which may be staged or published."""
+        """Return the sidecar of a shard, staged or published."""
         return (self.folder.read_staged if self.waits else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace sidecars. The dict maps the name of a shard to the new sidecar."""
+        """Replace the sidecars of shards. `sidecars` contains the new content by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
         if staged and not self.waits:
             self.withdraw()
@@ -144,17 +145,17 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            shards: The names of all listed shards. Indexes of other shards are deleted. With None, no index is
-                deleted.
+            shards: The names of all listed shards. Indexes of other shards are deleted, unless this is None.
             before: Small files to publish before the dataset file, by name.
-            stale_shards: If the shards are in another folder, this folder and the shards that only the old dataset
-                file lists.
+            stale: Files to delete before the dataset file is published.
+            stale_shards: Another folder, and the shards to delete there.
+            leftovers: Files to delete last.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
         if shards is not None:
-            self.stale_indexes.keep_only(shards)
-        self.stale_indexes.remove()
+            self.stale_indexes.mark_other_shards(shards)
+        self.stale_indexes.remove_marked()
         is_changed = bool(self._waiting or stale or stale_shards[1] or small)
         if is_changed or not self._has_file(self.dataset_file, dataset_file):
             staged = [self.folder.stage_bytes(name, data) for name, data in small.items()]
@@ -173,7 +174,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files for these final names, unless a published plan lists them."""
+        """Delete the staged files with these names, unless an interrupted exchange needs them."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -219,7 +220,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If there is no dataset file, an interrupted run has already checked the other files.
+    # If the dataset file was deleted, an interrupted run has already checked the other files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -244,7 +245,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted exchanges in the folders of a dataset. Return whether there were any."""
+    """Finish interrupted exchanges in the folders of a dataset. Return whether an exchange was finished."""
     # Search the folders for plans, because an interrupted run may have left no dataset file.
     paths = [
         path

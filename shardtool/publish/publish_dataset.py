@@ -1,4 +1,4 @@
-"""Publish the dataset file of packed shards after the last checks.
+"""Publish the dataset file of packed shards.
 
 For an append or a merge, join the dataset files of all shards.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the list of skipped samples and the dataset file, or the record of the `part` of a writer."""
+    """Publish the list of skipped samples and the dataset file, or the record of a writer's `part`."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -77,7 +77,7 @@ def finish_dataset(
     skipped: Sequence[Skipped],
     part: str = "",
 ) -> None:
-    """Finish a publication. Delete journals, records of parts, and files that the dataset does not list."""
+    """Publish the dataset file, and delete journals, part records and files that the dataset does not list."""
     pattern, old, rows = destination.pattern, destination.old, skipped_list.encode_skipped(skipped)
     small = {pattern.skipped_file: rows} if rows and not part else {}
     kept_names = {*new_shards, *map(sidecar_name, new_shards), *small, *([] if part else [pattern.dataset_file])}
@@ -104,7 +104,7 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
 def check_append_is_unchanged(
     append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
 ) -> None:
-    """Raise an error if the dataset already contains the appended keys with other content."""
+    """Raise an error if shard `number` of the interrupted append is not `shard`. If None, it must not exist."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")
@@ -113,7 +113,7 @@ def check_append_is_unchanged(
 
 
 def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:
-    """Raise an error if the content fingerprint of samples differs from the fingerprint of their source."""
+    """Raise an error if the fingerprint of the samples differs from the fingerprint of their source."""
     if found != expected_fingerprint:
         problem, expected = f"samples with fingerprint {found}", f"{expected_fingerprint}, as in the source dataset"
         remedy = "No dataset file was written. Run `shardtool verify` on the source."
@@ -121,7 +121,7 @@ def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> Non
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return one dataset file for old and new shards. `new.skipped` already counts the samples of both."""
+    """Return one dataset file for old and new shards. `new.skipped` already counts the skipped samples of both."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}
@@ -146,7 +146,7 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
 
 
 def join_kinds(old: DatasetFile, new: Mapping[str, FeatureType]) -> dict[str, FeatureType]:
-    """Return the types of the TFRecord features of old and new samples together."""
+    """Return the types of all TFRecord features. Raise an error if a feature has two types."""
     old_kinds = number_features(old.features)
     kinds: dict[str, FeatureType] = {name: old_kinds.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):
@@ -158,7 +158,7 @@ def join_kinds(old: DatasetFile, new: Mapping[str, FeatureType]) -> dict[str, Fe
 
 
 def join_schemas(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return the column types of old and new samples together. Old columns come first."""
+    """Return the types of all columns, old columns first. Raise an error if a column has two types."""
     schema = dict(old)
     for name, old_type, new_type in sidecar_schema.merge_types(schema, new):
         expected = f"{old_type}, as in the dataset"

@@ -28,8 +28,8 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        pattern: The shard pattern. With None, no index file is found.
-        appends: Whether existing shards are kept. Indexes of the folder are then incomplete, but not wrong.
+        pattern: The shard pattern, or None to find no index files.
+        appends: Whether existing shards are kept. An index of the whole folder is then incomplete, but not wrong.
 
     Attributes:
         removed: The `--export` name of each deleted file, by file name.
@@ -40,9 +40,9 @@ class StaleIndexes:
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._files: dict[str, dict[str, str]] = {}  # export names, by shard and file name
+        self._files: dict[str, dict[str, str]] = {}  # export formats by shard and file name
         self._stale: dict[str, str] = {}
-        self._counts: dict[str, dict[str, int]] = {}  # sample counts, by export name and shard
+        self._counts: dict[str, dict[str, int]] = {}  # sample counts by export format and shard
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
             return
@@ -63,7 +63,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Raise an error if there are index files of shards that do not exist."""
+        """Raise an error if there are index files whose shards do not exist."""
         leftovers = sorted(
             name for shard, names in self._files.items() if shard not in existing_names for name in names
         )
@@ -74,7 +74,7 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not match a shard. `written` is false if an earlier run wrote the shard."""
+        """Mark the index files that do not match a shard. `written` tells whether this run wrote the shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
@@ -97,8 +97,8 @@ class StaleIndexes:
             [export_name for export_name, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)]
         )
 
-    def drop(self, shard: str) -> None:
-        """Mark the index files of a shard, and the indexes of the whole folder that list the shard."""
+    def mark_shard(self, shard: str) -> None:
+        """Mark the index files of a shard, and indexes of the folder that list the shard."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -108,7 +108,7 @@ class StaleIndexes:
             del self._counts[export_name]
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
-    def keep_only(self, shards: Iterable[str]) -> None:
+    def mark_other_shards(self, shards: Iterable[str]) -> None:
         """Mark the index files of all shards that are not in `shards`."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
@@ -125,7 +125,7 @@ class StaleIndexes:
             if listed_shards and listed_shards != current_shards:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
-    def remove(self) -> None:
+    def remove_marked(self) -> None:
         """Delete the marked files, before a shard changes."""
         for name in self._stale:
             subfolder, _, file_name = name.rpartition("/")
@@ -134,7 +134,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about the deleted files. Files of `renewed` exports are not included."""
+        """Yield a note about deleted index files, except the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

@@ -1,4 +1,4 @@
-"""The totals of the shards that a run has published, and the dataset file with these totals."""
+"""The totals of the shards that a run has published, and the dataset file that lists these shards."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class DatasetTotals:
 
     Attributes:
         shards: Entries for the dataset file, which are sorted at the end.
+        fields: Number of samples with each field.
     """
 
     values: FieldValues
@@ -66,7 +67,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard and return its entry for the dataset file. Digest and skipped samples are added separately."""
+        """Add a shard, except its digest and skipped samples. Return its entry for the dataset file."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

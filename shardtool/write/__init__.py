@@ -1,1 +1,1 @@
-"""Write planned shards to files, in worker processes."""
+"""Write planned shards to files. This code runs in workers."""

@@ -1,6 +1,6 @@
-"""Buffers that a worker uses again and again.
+"""Buffers that a worker reuses for all its shards.
 
-With a new buffer for each shard of small files, page faults would take as long as packing.
+If each shard of small files had a new buffer, page faults would take as long as packing.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-# Larger payloads are streamed, because buffers larger than the L2 cache take up to twice the time.
+# Larger payloads are copied in blocks, because a buffer larger than the L2 cache takes up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # a smaller gap is read and ignored, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # a smaller gap is read too, because seeking takes as long
 
 _arena = memoryview(b"")
 
@@ -23,7 +23,7 @@ def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for scattered payloads. Data from earlier calls becomes invalid."""
+    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses this memory."""
     global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
     if len(_arena) < size:
         _arena = memoryview(b"")

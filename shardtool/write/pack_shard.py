@@ -1,4 +1,4 @@
-"""Pack one planned shard into one file, in a worker."""
+"""Pack one planned shard into a file."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard to a staged file. If the existing shard is already correct, keep it instead."""
+    """Write a shard to a staged file, unless the existing shard can be kept."""
     try:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
-        # threads that read ahead need more descriptors and memory than reading one file at a time
+        # threads that read ahead need more descriptors and memory, so try again without them
         if error.of_file or task.reads == 1:
             raise
     return _pack_or_keep(task._replace(reads=1), report)
@@ -41,7 +41,7 @@ def _pack_or_keep(task: task.ShardTask, report: packer.Report) -> task.ShardResu
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # A store shows a new file at once, so the parent must first delete the dataset file.
+        # A store publishes each written file immediately, so the parent must first delete the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -100,7 +100,7 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # stores report the MD5 of an object that is not encrypted
+        md5 = task.folder.md5(task.name)  # stores report the MD5 of unencrypted objects
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (
@@ -126,6 +126,6 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
 
 
 def read_fingerprint(task: task.ShardTask) -> int | None:
-    """Return the content fingerprint of samples, or None if a file changes while it is read."""
+    """Return the content fingerprint of the task's samples, or None if a file changes during reading."""
     result, _ = _reread_source(task, hashes=False)
     return None if result is None else result.digest

@@ -1,7 +1,7 @@
-"""Base class of the packers. It reads payloads, fills a buffer, skips samples and reports progress.
+"""Base class of the packers, which read payloads, fill a buffer, skip samples and report progress.
 
-Files are read into one buffer, which is written when it is full. A sample larger than the buffer is written in
-blocks. If such a sample must be skipped, the shard is packed again from the start.
+Payloads are read into one buffer, which is written when it is full. A sample larger than the buffer is written in
+blocks. If such a sample must be skipped after its first block, the shard is packed again from scratch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 
 def _open_root(root: bytes) -> int | None:
-    """Return a descriptor of a local folder, or None if there is none. Paths relative to the descriptor are shorter."""
+    """Open a local folder, so that paths can be relative to it. Return None if it cannot be opened."""
     if root and not is_address(root):
         with suppress(OSError):
             return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
@@ -59,11 +59,11 @@ _REPORT_INTERVAL_S = 0.1
 
 
 def no_report(*_: object) -> None:
-    """Ignore a report of progress."""
+    """Ignore a progress report."""
 
 
 class Packer:
-    """Writes one shard. Subclasses write headers and padding of their format.
+    """Writes one shard. Subclasses write the headers and padding of their format.
 
     Args:
         put: Writes bytes of the shard.
@@ -78,7 +78,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # For each number list with one element: its index in `field_crcs`, and the length and CRC-32C of its text.
+        # for each number list with one element: its index in `field_crcs`, and the length and CRC-32C of its text
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -96,8 +96,8 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A ctime after the listing means that the file has changed. If the time of the listing is unknown (links,
-        # several file systems, a clock that is ahead), compare the ctime before and after reading.
+        # A file whose ctime is later than the listing has changed. If the time of the listing is unknown (links,
+        # several file systems, a clock that is ahead), compare the ctimes before and after reading instead.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -139,17 +139,14 @@ class Packer:
             raise SourceFailed(self.span_path(row, self._field_name(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the name of the file with a row's span, for messages.
-
-        For an archive, the `name` of the member is added. For a spool, it is only `name`.
-        """
+        """Return the path of the shard or archive that contains a row, for messages. For a spool, return `name`."""
         file = self.files[self.file_of_row[row]]
         if file.form:
             return file.path + b":" + name
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
-        """Return the path of a row's payload for messages, or `name` if the plan has no path."""
+        """Return the path of a row's payload for messages, or `name` if the plan contains no paths."""
         if self.kinds[row] == SPAN:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
@@ -158,7 +155,7 @@ class Packer:
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
-        """Write a payload in blocks, and return its CRC-32C."""
+        """Write the payload of a row in blocks, and return its CRC-32C."""
         kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
@@ -199,7 +196,7 @@ class Packer:
             raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
-        """Fill `payload` with the bytes of a row.
+        """Read the payload of a row into `payload`.
 
         Raises:
             SourceFailed: The payload cannot be read, or differs from the plan.
@@ -217,7 +214,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan. If only the ctime is later, read the file again."""
+        """Raise an error if a file differs from the plan. If only the ctime differs, read the file again first."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -241,7 +238,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or raise its error."""
+        """Skip a failed sample or raise its error. `streamed` tells whether the sample was partly written."""
         path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":
@@ -255,7 +252,7 @@ class Packer:
             fix_text = f"Fix the sample and run again with {flag_text('resume')}"
             remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        # remove folder names, because an output must not contain folder names of this machine
+        # remove folder names, because the output must not contain folders of this machine
         for file in self.files:
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
@@ -267,7 +264,7 @@ class Packer:
             raise RestartShard
 
     def flush(self, used: int, samples: int) -> None:
-        """Write the first `used` bytes of the buffer. `samples` is the total number of finished samples."""
+        """Write the first `used` bytes of the buffer. `samples` is the number of finished samples."""
         if used:
             self.write(self.view[:used])
         self.report_progress(samples)
@@ -283,11 +280,11 @@ class Packer:
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return additional numbers for the next progress report."""
+        """Return additional arguments for the next progress report."""
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report that `samples` samples are finished. Do nothing if the last report was recent."""
+        """Report that `samples` samples are finished, unless the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

@@ -1,7 +1,4 @@
-"""Read the files of a shard in advance, in threads. This helps if opening a file is slow, for example on NFS.
-
-If a file differs from the plan, the caller reads the file again.
-"""
+"""Read the files of a shard in advance, in threads. This is faster if opening a file is slow, for example on NFS."""
 
 from __future__ import annotations
 
@@ -44,9 +41,9 @@ class _FileRead(NamedTuple):
 class ReadAhead:
     """Reads files in advance, in threads.
 
-    The caller requests files in the order of `files`, may omit some, and calls `close` at the end. Files that were
-    read but not yet requested use at most `memory` bytes. The caller reads larger files, and files changed after
-    `max_ctime_ns`.
+    The caller requests the files in the order of `files`, may skip some, and calls `close` at the end. Files that
+    were read but not yet requested use at most `memory` bytes. The caller reads larger files, and files that differ
+    from the plan or changed after `max_ctime_ns`.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class ReadAhead:
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
-        """Do the same as `read_file`, but take the file from memory if it was read in advance."""
+        """Read a file as `read_file` does, but copy it from memory if it was read in advance."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)
@@ -77,13 +74,13 @@ class ReadAhead:
         return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
-        """Return a file that was read and matches the plan, or None if the caller must read the file."""
+        """Return a file that was read in advance, or None if the caller must read the file."""
         if size > self.largest:
             return None
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            # wait for omitted files as well, because they use memory
+            # wait for skipped files too, because they use memory
             error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):

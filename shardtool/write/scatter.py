@@ -1,7 +1,6 @@
-"""First pass of a two-pass shuffle: copy payloads from a source file into a spool.
+"""First pass of a two-pass shuffle: copy payloads from a source file into a temporary file (the spool).
 
-This code runs in a worker. Several workers can write to the same spool, because the parent assigns the offset of
-every payload.
+Several workers can write to the same spool, because the parent process assigns the offset of every payload.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ _MAX_READ_ROWS = MAX_IOVEC // 2
 
 
 class ScatterTask(NamedTuple):
-    """The payloads of one source file, in file order.
+    """The payloads to copy from one source file, in file order.
 
     Attributes:
-        packed: Whether the file is compressed. The offsets of a compressed file refer to the decompressed bytes.
+        packed: Whether the file is compressed. Its `offsets` then refer to the decompressed bytes.
+        targets: int64, the offset of each payload in the spool.
+        stop: Whether to stop at the first wrong checksum.
     """
 
     source: SpanFile
@@ -55,8 +56,8 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Number and CRC-32C of each payload whose checksum differs from the index.
-        failed: Code and message if the file cannot be read. In this case, no copied payload may be used.
+        wrong: Index and CRC-32C of each payload whose checksum is not `expected`.
+        failed: Code and message if the file cannot be read. The copied payloads are then invalid.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -71,7 +72,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
             for _ in range(MAX_READS):
                 with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                     result = _Scatterer(task, source, spool).run(report)
-                # open the file again to find changes made while it was read
+                # open the file again to detect changes during reading
                 with closing(open_span_file(task.source)) as reopened:
                     if has_crcs or reopened.fact().st_ctime_ns == source.ctime_ns:
                         return result
@@ -113,7 +114,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that fit in memory together."""
+        """Copy payloads that fit in memory together, and write adjacent payloads at once."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Encode samples as records of a shard, and collect their columns."""
+"""Encode samples as records of a shard, and collect the content of its index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
-_MAX_COPIED_BYTES = 2**16  # up to this size, copying a part takes less time than another write
+_MAX_COPIED_BYTES = 2**16  # copying a smaller part takes less time than another write
 
 
 class EncodedField(NamedTuple):
@@ -39,7 +39,7 @@ class EncodedField(NamedTuple):
 def encode_record(
     shard_format: str, key: bytes, fields: list[EncodedField], numbers: Mapping[bytes, NumberType]
 ) -> Parts:
-    """Return the record of a sample as parts. `fields` must be sorted by name."""
+    """Return the record of a sample as byte strings to write. `fields` must be sorted by name."""
     stored = [(field.name, field.stored) for field in fields]
     return (
         tar_write.encode_tar_sample(key, stored)
@@ -83,7 +83,7 @@ class ShardRecords:
             self.flush()
 
     def flush(self) -> None:
-        """Write all pending parts."""
+        """Write all collected records."""
         small_parts: Parts = []
         for part in self._pending:
             if len(part) < _MAX_COPIED_BYTES:
@@ -97,7 +97,7 @@ class ShardRecords:
         self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, NumberType], *, texts: bool) -> ShardContent:
-        """Return the columns that describe the samples. With `texts`, include the texts of numbers."""
+        """Return the content of the shard. With `texts`, include the texts of number fields."""
         return ShardContent(
             keys=b"".join([key + b"\0" for key in self.keys]),
             counts=self._counts.tobytes(),

@@ -1,4 +1,4 @@
-"""Errors of source files that cannot be read or have changed."""
+"""Errors for source files that cannot be read or have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SourceFailed(Exception):
-    """A file cannot be read or differs from the plan, or a transform rejects the sample."""
+    """A source file cannot be read or differs from the plan, or a transform rejects the sample."""
 
     def __init__(self, path: bytes, code: SkipCode, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class SourceFailed(Exception):
 
 
 def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
-    """Return how a file differs from the plan, or "" if it matches. If `mtime_ns` is None, the time is not compared."""
+    """Describe how a file differs from the plan ("" if it matches). If `mtime_ns` is None, the time is not compared."""
     if info.st_size != size:
         return f"changed while it was {action}: {size:,} bytes in the plan, {info.st_size:,} now"
     if mtime_ns in (None, info.st_mtime_ns):
@@ -32,11 +32,11 @@ def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str
 
 
 class RestartShard(Exception):
-    """A sample failed after part of it was written, so the shard must be packed again."""
+    """A sample failed after it was partly written, so the shard must be packed again."""
 
 
 class SourceTouched(RestartShard):
-    """The ctime of a file changed while it was read, so the shard may mix two versions of the file."""
+    """The ctime of a file changed while it was read, so the shard may mix two versions."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__(path)
@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the failure for a file that cannot be read. Errors of this machine are raised instead."""
+    """Return the error for a file that cannot be read. Errors of this machine, such as no memory, are raised."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)
@@ -55,7 +55,7 @@ def read_error(path: bytes, error: OSError) -> SourceFailed:
 
 
 def change_error(path: bytes, size: int, mtime_ns: int, size_read: int, info: FileInfo) -> SourceFailed:
-    """Return the failure for a file that differs from the plan."""
+    """Return the error for a file that differs from the plan."""
     if size_read != size == info.st_size:
         return SourceFailed(path, "changed", f"contains {size_read:,} bytes, but the file system reports {size:,}")
     return SourceFailed(path, "changed", describe_change(info, size, mtime_ns, "packed"))

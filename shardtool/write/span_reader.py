@@ -1,7 +1,7 @@
-"""Read byte ranges (spans) of shards, archives and spools.
+"""Read byte ranges (spans) of shards, archives and the temporary file of a shuffle (the spool).
 
-Consecutive spans are read in advance, so that one system call serves many samples. The first span in a region of a
-spool reads the whole region.
+Consecutive spans are read in advance, so that one system call reads many samples. Each region of a spool is read at
+once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
     source = open_source_file(planned.path)
     info = source.fact()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
-    # a spool changes during the run, so do not compare its time
+    # the spool changes during the run, so its time is not compared
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
     problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
@@ -52,9 +52,9 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 
 
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
-    """Check that a file still matches the plan after it was read.
+    """Raise an error if a file has changed since it was planned.
 
-    If `ctime_ns` is None, the ctime is not compared, because payload checksums are verified.
+    If payload checksums are verified, `ctime_ns` is None, and the ctime is not compared.
 
     Raises:
         SampleFailed: The size or modification time has changed.
@@ -70,7 +70,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
 
 class SpanReader:
-    """Reads spans of `files`. A file stays open until `close`, or until too many files are open.
+    """Reads spans of `files`. Files stay open until `close`, or until too many files are open.
 
     Args:
         regions: Start and end of each region of the first file, as ascending int64 pairs.
@@ -86,10 +86,10 @@ class SpanReader:
         self._ctimes: dict[int, int | None] = {}
         self._file = -1
         self._start = self._held = 0
-        self._end = self._ahead = 0  # end of the last span, and number of bytes last read in advance
+        self._end = self._ahead = 0  # end of the last span, and how many bytes were last read in advance
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from an offset of a file."""
+        """Fill `into` with the bytes at an offset of the file with index `file`."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
@@ -101,7 +101,7 @@ class SpanReader:
         self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
-        """Do the same as `read`, but use bytes that were read in advance if possible."""
+        """Fill `into` like `read`, but read consecutive spans in advance and decompress zip members."""
         if self._regions:
             self.read(file, offset, into)
             return
@@ -146,7 +146,7 @@ class SpanReader:
             raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
-        """Check that no open file has changed while it was read."""
+        """Raise an error if an open file has changed since it was opened."""
         for file, source in self._open.items():
             check_unchanged(source, self._files[file], self._ctimes[file])
 

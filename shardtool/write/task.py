@@ -1,4 +1,4 @@
-"""The task and result of packing one shard."""
+"""The task of packing one shard, and its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if it matches its sidecar. If `trusts_size` is true, compare only the size."""
+    """Keep the existing shard if its checksum is `crc`. If `trusts_size` is true, the checksum is not compared."""
 
     crc: int
     field_crcs: bytes
@@ -31,10 +31,10 @@ ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
 
 
 class TransformWork(NamedTuple):
-    """The transform that a task applies to its samples. Planned sizes are only estimates.
+    """The transform that a task applies to its samples, and the limits of the shard.
 
     Attributes:
-        known: The plan's columns for the transform's condition, as an Arrow stream.
+        known: The metadata columns that the transform's condition needs, as an Arrow stream.
     """
 
     transform: Transform
@@ -49,9 +49,10 @@ class TransformedSamples(NamedTuple):
     """The samples of a shard after a transform.
 
     Attributes:
-        content: The written samples. `inline` contains only the texts of numbers.
-        sources: int64, for each written sample the index of its source sample.
-        consumed: Number of processed source samples. The other source samples need another shard.
+        content: The written samples. Its `inline` contains only the texts of numbers.
+        sources: int64, for each written sample, the index of its source sample.
+        consumed: Number of processed source samples. The remaining source samples do not fit in this shard.
+        dropped: Number of source samples for which the user's function returned no sample.
     """
 
     content: ShardContent
@@ -65,8 +66,8 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        action: Whether to write the shard or keep an existing one. `compare` keeps an existing shard if packing gives
-            the same bytes.
+        action: `compare` keeps an existing shard if packing would write the same bytes.
+        reads: Number of files to read in parallel.
     """
 
     shard: int
@@ -87,8 +88,8 @@ class ShardResult(NamedTuple):
 
     Attributes:
         staged: The file to publish, or None to keep the existing file.
-        field_crcs: CRC-32C of each written field's bytes in the shard, as uint32.
-        compared: Whether the existing file was verified by packing the source again.
+        field_crcs: uint32, CRC-32C of each written field's bytes in the shard.
+        compared: Whether the existing file was compared with its source.
         wrong: Whether the existing file cannot be kept. All other values are then empty.
     """
 
@@ -112,10 +113,10 @@ def split_names(names: bytes) -> list[bytes]:
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples, without the samples whose indexes are in `skipped`.
+    """Return the content fingerprint of the samples, except the samples with an index in `skipped`.
 
     Args:
-        field_crcs: CRC-32C of each written field, as uint32.
+        field_crcs: uint32, CRC-32C of each written field.
         single_numbers: For each number list with one element, three numbers: its index in `field_crcs`, and the
             length and CRC-32C of its text.
     """

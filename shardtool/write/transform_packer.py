@@ -1,6 +1,6 @@
 """Pack transformed samples, whose sizes are known only after the transform.
 
-A shard ends before the sample that would exceed the size limit. The parent plans further shards for the rest.
+If a sample does not fit in the shard, the parent plans another shard for this sample and all later samples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
 
 
-# A condition is evaluated for batches of at most this many samples or bytes (docs/decisions/025-what-is-found.md).
+# Maximum batch for which a condition is evaluated (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
@@ -45,7 +45,7 @@ fetchers: dict[FetchOptions, HttpFetcher] = {}
 
 
 def get_fetcher(options: FetchOptions) -> HttpFetcher:
-    """Return the fetcher of this process that uses the given options."""
+    """Return the fetcher of this process for these options."""
     if options not in fetchers:
         from shardtool.fetch.fetcher import HttpFetcher
 
@@ -67,7 +67,7 @@ def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: pac
 
 
 def measure_samples(task: task.ShardTask) -> list[int]:
-    """Return the record size of each sample in bytes, or -1 for a sample that fails. Nothing is written."""
+    """Return the record size of each transformed sample in bytes (see `TransformPacker.measure`)."""
     if task.work is None:
         return []
     with closing(TransformPacker(task, task.work, packer.no_report, packer.no_report)) as measuring:
@@ -78,7 +78,8 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        rejection: Why the sample is not packed, or None if the sample is packed.
+        found: The measured values, such as the image size.
+        rejection: Why the sample is not packed, or None.
     """
 
     sample_index: int
@@ -89,7 +90,7 @@ class ReadSample(NamedTuple):
 
 
 class TransformPacker(packer.Packer):
-    """Reads each sample completely, transforms the sample, and writes the result."""
+    """Reads, transforms and writes one sample after another."""
 
     def __init__(self, task: task.ShardTask, work: task.TransformWork, put: packer.Put, report: packer.Report) -> None:
         super().__init__(task, put, report, {})
@@ -115,7 +116,7 @@ class TransformPacker(packer.Packer):
             self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return the number of samples whose URLs failed."""
+        """Return the number of samples whose URLs failed since the last report."""
         if self._fetcher is None:
             return ()
         skips = len(failed_rows(self.skipped.values()))
@@ -123,7 +124,7 @@ class TransformPacker(packer.Packer):
         return (new_skips,)
 
     def run(self) -> None:
-        """Write samples until the shard is full, then the end of the file."""
+        """Write samples until the shard is full, and the end of the file."""
         for sample in self._read_samples():
             if not self._pack_sample(sample):
                 break
@@ -134,7 +135,7 @@ class TransformPacker(packer.Packer):
             self.write(tar_write.TRAILER)
 
     def measure(self) -> list[int]:
-        """Return the record size of each sample. The size is 0 for an excluded sample and -1 for a failed one."""
+        """Return the record size of each sample in bytes: 0 for an excluded sample, and -1 for a failed sample."""
         sizes = []
         for sample in self._read_samples():
             try:
@@ -156,7 +157,7 @@ class TransformPacker(packer.Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            # report samples that wait in the batch, because a worker without progress would be reported as stuck
+            # report progress before the batch is full, or the worker would be reported as stuck
             self.report_progress(sample_index + 1)
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)

@@ -1,4 +1,4 @@
-"""Write the samples of one shard to files, in a worker, without NumPy or pyarrow.
+"""Extract the samples of one shard to files.
 
 A payload is verified and then written under its final name by one system call. A payload larger than the buffer is
 written in blocks, and its file is deleted if the checksum is wrong. A killed process therefore leaves at most one
@@ -35,7 +35,7 @@ _FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples to write as files. `task.samples.paths` has their file names below `task.folder`."""
+    """Samples to extract. `task.samples.paths` contains their file names below `task.folder`."""
 
     task: ShardTask
     packed: bool
@@ -48,7 +48,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Write the files of samples, and return how many of the files existed already."""
+    """Extract samples to files, and return how many of the files already existed."""
     with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
@@ -56,7 +56,7 @@ def unpack_samples(task: UnpackTask, report: Report) -> int:
 
 
 class SampleUnpacker(Packer):
-    """Writes the files of one task. `kept` is the number of files that existed already."""
+    """Writes the files of one task. `kept` is the number of files that already existed."""
 
     def __init__(self, task: UnpackTask, report: Report) -> None:
         super().__init__(task.task, no_report, report, {})

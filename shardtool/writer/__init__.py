@@ -1,1 +1,1 @@
-"""Write a dataset from a program's samples, in the calling process."""
+"""`ShardWriter`, with which a program writes its own samples to a dataset."""

@@ -44,9 +44,10 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return the bytes of a value and the name of its type.
+    """Return the bytes of a value and the name of its type, or "" for values that a table cannot contain (bytes).
 
-    The type is "" for values that a table cannot contain, such as bytes.
+    Raises:
+        BadValue: The field cannot store the value.
     """
     if value is None:
         raise BadValue("None", "a value, or no such field")
@@ -62,7 +63,7 @@ def encode_value(value: object, field: str) -> EncodedValue:
     for kind, encode in _ENCODERS.items():
         if isinstance(value, kind):
             return encode(value)
-    # recognise images by their methods, because Pillow is optional and importing it is slow
+    # recognise Pillow images by their methods, because importing Pillow is slow
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return _encode_image(value, field)  # type: ignore[arg-type]
     if hasattr(value, "__array__"):
@@ -84,7 +85,7 @@ def _describe_expected(field: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON, formatted as `create` formats JSON."""
+    """Return a value as JSON, in the same format as `create`."""
     try:
         try:
             text = json.dumps(
@@ -138,7 +139,7 @@ def _encode_float(value: float) -> EncodedValue:
 
 def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
-        return _encode_float(float(str(value)))  # str() gives the shortest text that is read as the same number
+        return _encode_float(float(str(value)))  # str() returns the shortest text of the same number
     plain = value.item()
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")

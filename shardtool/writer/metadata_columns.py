@@ -1,4 +1,4 @@
-"""Collect the metadata of samples in Arrow columns. The type of a column widens if a later sample needs it."""
+"""Collect the metadata of samples in Arrow columns. A column gets a wider type if a later sample requires it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MetadataColumns:
-    """The metadata columns of a run. `schema` lists the columns that samples have used so far."""
+    """The metadata columns of a writer. `schema` contains the columns of all samples so far."""
 
     def __init__(self) -> None:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # for each column of numbers: whether it has floats, or integers that are too large for an exact float
+        # for each column of numbers: whether it contains floats, or integers that a float cannot represent
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 
     def convert_row(self, row: Row, where: str) -> dict[str, object]:
-        """Return the metadata of a sample, with each value converted to the type of its column."""
+        """Return the metadata of a sample as Python values. Raise `SampleRefused` if a column cannot store a value."""
         if not isinstance(row, Mapping):
             raise make_refusal(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
         values, self._row_types = dict[str, object](), {}
@@ -111,11 +111,11 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the state that the journal must store, because Parquet does not preserve it."""
+        """Return the column types for the journal, because Parquet does not preserve all types."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore the state from a journal, and return whether the state was valid."""
+        """Restore the column types from a journal. Return whether the journal's data was valid."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}
@@ -127,7 +127,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the metadata of a shard as a table with all columns used so far, or None if there are no columns."""
+        """Return the metadata of a shard as a table with all columns so far, or None without columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

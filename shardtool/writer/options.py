@@ -12,7 +12,7 @@ from shardtool.request.option_spec import Given, option, options_class
 
 
 class WriterKeywords(TypedDict, total=False):
-    """The options as keyword arguments; see `WriterOptions`."""
+    """`WriterOptions` as keyword arguments."""
 
     max_size: str | int | None
     max_count: int | None
@@ -33,7 +33,7 @@ class WriterOptions(BaseOptions):
 
     Attributes:
         on_error: What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.
-        resume: Continue after the last shard that an earlier writer published.
+        resume: Continue after the last shard that an interrupted writer published.
         overwrite: Replace the existing dataset once the new one is complete.
         part: Part that this writer writes: a number, with `parts`, or a name.
         parts: Total number of parts.

@@ -1,7 +1,7 @@
-"""The dataset of a writer. Each full shard is published at once, and the dataset file at the end.
+"""The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
-A sidecar records the number of shards and all columns of the dataset, but both are known only at the end. Until then,
-a sidecar records one shard more than exists. At the end, outdated sidecars are rewritten.
+A sidecar records the number of shards and all columns of the dataset, which are known only at the end. Until then,
+each sidecar records one shard more than exists. At the end, outdated sidecars are rewritten.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class JournalEntry:
 
     Attributes:
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in its object store, or "" if unknown. If it is known, a resumed run need
-            not read the shard.
+        version: The version of the shard in a store, or "" if unknown. While the version is the same, a resumed
+            writer does not read the shard.
     """
 
     shard: str
@@ -75,7 +75,7 @@ class JournalEntry:
 
 
 def parse_entry(line: dict[str, Any]) -> JournalEntry:
-    """Convert a journal line to an entry. An invalid line raises `ValueError`, `TypeError` or `AttributeError`."""
+    """Parse a journal line. Raise `ValueError`, `TypeError` or `AttributeError` for an invalid line."""
     entry = JournalEntry(**line)
     int(entry.digest, 16)
     texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]
@@ -88,11 +88,7 @@ def parse_entry(line: dict[str, Any]) -> JournalEntry:
 
 
 class WriterOutput:
-    """The dataset of a writer, locked until `close`.
-
-    Attributes:
-        reader_problems: Samples that other readers would misread.
-    """
+    """The dataset of a writer, locked until `close`. `reader_problems` are names that other readers would misread."""
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns, tag: str) -> None:
         self._whole_pattern, self._tag = pattern, tag
@@ -117,7 +113,7 @@ class WriterOutput:
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the complete dataset (or part of a dataset) that exists, or None if none exists."""
+        """Return the dataset or part if an earlier writer has finished it, else None."""
         pattern, existing = self.pattern, self.destination.existing
         dataset = None
         if self._tag:
@@ -135,7 +131,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of an earlier part without samples, because this part gets samples now."""
+        """Delete the record of an earlier writer that wrote no samples to this part."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
@@ -145,14 +141,14 @@ class WriterOutput:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Refuse to resume an interrupted `overwrite`, because a file may belong to the old or the new dataset."""
+        """Raise an error if an `overwrite` was interrupted, because a file may be old or new."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the existing shards that match the journal of an earlier writer. Return the last shard's entry."""
+        """Keep the shards that match the journal of an earlier writer. Return the last kept entry."""
         entries = self._read_entries()
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):
@@ -210,7 +206,7 @@ class WriterOutput:
         return index if found == {(entry.shard, entry.size, entry.crc)} else None
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard."""
+        """Publish a shard and its sidecar, and add the shard to the journal."""
         self.publication.prepare_shard(shard.name)
         if not self.publication.waits:
             self._remove_old_part_file()
@@ -241,7 +237,7 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file. The dataset file's run record includes `record`."""
+        """Update the sidecars and publish the dataset file, with `record` in its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()
@@ -253,10 +249,7 @@ class WriterOutput:
             self.folder.remove([self.pattern.dataset_file])
 
     def close(self) -> None:
-        """Delete staged files and release the lock.
-
-        The journal is kept if there are shards, because a later writer can resume from them.
-        """
+        """Delete staged files and release the lock. Keep the journal if a later writer can resume."""
         raised = sys.exc_info()
         try:
             self.destination.discard_staged()
@@ -267,7 +260,7 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write a new journal that starts with the entries of the reused shards."""
+        """Write a new journal with the entries of the kept shards."""
         self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:
@@ -285,7 +278,7 @@ class WriterOutput:
                 self.publication.replace_sidecars(updated)
                 updated = {}
         self.publication.replace_sidecars(updated)
-        # read the types from Parquet, because Parquet does not preserve all Arrow types
+        # read the types from the sidecar, because Parquet does not preserve all Arrow types
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 

@@ -1,7 +1,7 @@
 """Check a sample by the same rules as `create`, and encode it as a record.
 
-A written sample restricts later samples. For example, a field keeps the type of its first value. `accept` applies
-these restrictions once a sample is certain to be written.
+A written sample restricts later samples. For example, a field keeps the type of its first value. `encode` checks
+these restrictions, and `accept` adds those of a sample that will be written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 SAMPLE_KEY = "__key__"
 _SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-_KEY_HASH_BYTES = 12  # short hashes are enough: among 10^11 runs with 10^9 keys each, one run has a collision
+_KEY_HASH_BYTES = 12  # a collision is expected in one of 10^11 runs with 10^9 keys each
 
 
 class SampleRefused(Exception):
-    """A sample that cannot be written."""
+    """A sample cannot be written, because of `error`. `code` is the reason code if the sample is skipped."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)
@@ -57,8 +57,8 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         kinds: The type of each field, as returned by `encode_value`.
-        inline: Whether any value has a type that a table can contain.
-        has_early_dot: Whether the last part of the key contains a dot.
+        inline: Whether any value has a type that a table column can contain.
+        has_dotted_key: Whether the key contains a dot after its last slash.
     """
 
     key: bytes
@@ -69,17 +69,17 @@ class EncodedSample(NamedTuple):
     layout: FieldLayout
     kinds: tuple[str, ...]
     inline: bool
-    has_early_dot: bool
+    has_dotted_key: bool
 
 
 class SampleEncoder:
     """Encodes samples, and remembers how accepted samples restrict later samples.
 
     Attributes:
-        kinds: The type of each field so far, or "" for bytes and for fields with several types.
-        inline: Whether any value so far has a type that a table can contain.
-        dotted_field: An earlier field whose name contains a dot, or "".
-        has_dotted_key: Whether the last part of an earlier key contains a dot.
+        kinds: The type of each field, or "" for bytes and for fields with several types.
+        inline: Whether any value has a type that a table column can contain.
+        dotted_field: A field whose name contains a dot, or "".
+        has_dotted_key: Whether any key contains a dot after its last slash.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
@@ -93,22 +93,22 @@ class SampleEncoder:
 
     @property
     def numbers(self) -> dict[str, values.NumberType]:
-        """The fields that are numbers."""
+        """The fields whose values are numbers, with their number types."""
         return values.number_fields(self.kinds)
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """The types of fields whose values have one type."""
+        """The type of each field whose values all have this type."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
     def stored_numbers(self) -> dict[bytes, values.NumberType]:
-        """The fields that the format stores as numbers."""
+        """The fields that the shard format stores as numbers."""
         stored = self.numbers if STORES_NUMBERS[self._format] else {}
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> EncodedSample:
-        """Check a sample and encode it."""
+        """Check and encode a sample. Raise `SampleRefused` if it cannot be written."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
             raise make_refusal("a sample", found, expected="a dict with a key and fields")
@@ -117,7 +117,7 @@ class SampleEncoder:
         if layout is None:
             layout = self._layouts[field_names] = self._make_layout(field_names)
         raw_key = sample[SAMPLE_KEY]
-        key, has_early_dot = self._encode_key(raw_key, layout)
+        key, has_dot = self._encode_key(raw_key, layout)
         key_hash = blake2b(key, digest_size=_KEY_HASH_BYTES).digest()
         if key_hash in self._key_hashes:
             found, remedy = "a duplicate key", "Give each sample a unique key."
@@ -127,12 +127,12 @@ class SampleEncoder:
             raw: STORED_TYPES[kind] for (_, raw), kind in zip(layout.names, kinds, strict=True) if kind in STORED_TYPES
         }
         parts = encode_record(self._format, key, fields, numbers)
-        return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_early_dot)
+        return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Apply the restrictions of a sample that will be written to later samples."""
+        """Let a sample that will be written restrict later samples."""
         self._key_hashes.add(sample.key_hash)
-        self.has_dotted_key = self.has_dotted_key or sample.has_early_dot
+        self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds
         if layout_and_kinds not in self._accepted_layouts:
             self._accepted_layouts.add(layout_and_kinds)
@@ -142,12 +142,12 @@ class SampleEncoder:
         self.inline = self.inline or sample.inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
-        """Add the keys of existing samples, so that no later sample can have one of these keys."""
+        """Add the keys of existing samples. A later sample cannot have one of these keys."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the restrictions of existing samples."""
+        """Restore the restrictions of the fields of existing samples."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
@@ -191,18 +191,18 @@ class SampleEncoder:
             size = f"1 to {names.MAX_NAME_BYTES:,} bytes"
             expected = f"text of {size} without control characters or parts such as '', '.' and '..'"
             raise make_refusal(f"key {raw_key[:80]!r}", found, "unsafe-name", expected=expected)
-        has_early_dot = self._is_tar and names.has_early_dot(key)
-        if has_early_dot or (layout.dotted_field and self._is_tar):
-            self._check_dots(printable(key), layout, has_early_dot=has_early_dot)
-        return key, has_early_dot
+        has_dot = self._is_tar and names.has_early_dot(key)
+        if has_dot or (layout.dotted_field and self._is_tar):
+            self._check_dots(printable(key), layout, has_dot=has_dot)
+        return key, has_dot
 
-    def _check_dots(self, key: str, layout: FieldLayout, *, has_early_dot: bool) -> None:
+    def _check_dots(self, key: str, layout: FieldLayout, *, has_dot: bool) -> None:
         fields = layout.dotted_field or self.dotted_field
-        if has_early_dot and self._dots == "first":
+        if has_dot and self._dots == "first":
             found, expected = "a dot in the last part of the key", "no dot, because keys end at the first dot"
             remedy = f"Use {option_text('dots', 'last')}."
             raise make_refusal(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
-        if fields and (has_early_dot or self.has_dotted_key or self._dots == "last"):
+        if fields and (has_dot or self.has_dotted_key or self._dots == "last"):
             found = f"fields with dots ({fields!r})"
             if self._dots != "last":
                 found = f"keys with dots in their last part, and {found}"
@@ -262,5 +262,5 @@ def _describe_field(key: bytes, field: str) -> str:
 def make_refusal(
     where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = ""
 ) -> SampleRefused:
-    """Return a `SampleRefused` with an `InvalidRequest` that has these parts."""
+    """Return a `SampleRefused` whose error has these parts."""
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)

@@ -1,4 +1,4 @@
-"""Base class of the writers that accept samples one by one and fill one shard after another."""
+"""Base class of writers that accept samples one by one and write one shard after another."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Write a sample.
 
         Args:
-            sample: The key as `__key__`, and the fields. Bytes are stored unchanged. Other values are encoded as in
-                `create`. Numbers and text become text (in TFRecord, numbers stay numbers). Dicts and lists become
+            sample: The fields, and the key as `__key__`. Bytes are stored unchanged. Other values are encoded as in
+                `create`: numbers and text become text (in TFRecord, numbers stay numbers), dicts and lists become
                 JSON, arrays become npy, and Pillow images get the format of the field's extension.
-            metadata: Additional columns of the sample's row in the sidecar.
+            metadata: Values for additional columns of the sidecar.
 
         Raises:
             InvalidRequest: The sample cannot be written. The writer remains usable.
@@ -140,7 +140,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
 
     @abstractmethod
     def _accepts(self, sample: EncodedSample) -> bool:
-        """Return whether to write a sample. False means that the sample is skipped.
+        """Return whether to write a sample. If not, the sample is skipped.
 
         Raises:
             SampleRefused: The sample cannot be written and must not be skipped.
@@ -152,11 +152,11 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
 
     @abstractmethod
     def _publish(self, shard: ShardBuilder) -> None:
-        """Publish a shard and release it."""
+        """Publish a shard."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Publish the samples that are not yet published, and the dataset."""
+        """Publish the last shard and the dataset."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""The shard that a writer currently fills: a staged file and the index of its samples."""
+"""The shard to which a writer adds samples: a staged file and the index of its samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SYNC_STEP_BYTES = 2**25
 
 
 class ShardBuilder:
-    """A shard being written."""
+    """A shard to which samples are added."""
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
@@ -46,7 +46,7 @@ class ShardBuilder:
 
     @property
     def size(self) -> int:
-        """Number of bytes of the records so far."""
+        """Number of record bytes so far."""
         return self._records.size
 
     def add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
@@ -79,9 +79,9 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file that keeps track of its size and checksum.
+    """A staged file with its size and checksum.
 
-    While the writer appends bytes, a thread syncs the file to disk. `finish` raises the errors of this thread.
+    While bytes are appended, a thread syncs the file to disk. `finish` raises the errors of this thread.
     """
 
     def __init__(self, staged: StagedFile) -> None:

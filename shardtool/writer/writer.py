@@ -1,4 +1,4 @@
-"""`ShardWriter` writes the samples of a program as a dataset, with the same guarantees as `create`."""
+"""`ShardWriter` lets a program write its own samples to a dataset, with the same guarantees as `create`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 class ShardWriter(SampleWriter):
     """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
 
-    Use a writer in a `with` block, in one thread. If the block raises an exception, no dataset file is written. The
-    full shards are kept, and another writer can continue from them with `resume=True`.
+    Use a writer in a `with` block, in one thread. If the block raises an exception, no dataset file is written. Full
+    shards are kept, and another writer can continue after them with `resume=True`.
 
     Args:
         pattern: A shard pattern such as `out-{000000..}.tar`. Its extension selects tar or TFRecord.
-        options: See `WriterOptions`. Keyword arguments override them.
+        options: See `WriterOptions`. Keyword arguments override these options.
         observer: Receives notes.
 
     Raises:
@@ -109,7 +109,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def samples(self) -> int:
-        """Number of samples written, including the samples of the writers that this writer resumes."""
+        """Number of written samples, including samples that an earlier writer wrote before this writer resumed."""
         return self._output.totals.samples + (0 if self._shard is None else len(self._shard))
 
     @property
@@ -119,7 +119,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last written sample, or None. A program that resumes continues after this sample."""
+        """Key of the last written sample, or None. After `resume`, a program continues with the next sample."""
         return self._last_key
 
     @property
