@@ -1,4 +1,4 @@
-"""Download one file of a URL: follow redirects, retry, apply limits and check the content.
+"""Download the file at one URL: follow redirects, retry, apply limits and check the content.
 
 Only public addresses may be contacted. This excludes this machine, local networks and the metadata services of
 clouds. The IP address is checked when the socket is created, for every resolved address and every redirect. A later
@@ -167,15 +167,13 @@ _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
 )  # fmt: skip
 
 
-class RefusedAddress(OSError):
-    """An address that must not be contacted."""
-
+class _RefusedAddress(OSError):
     def __init__(self) -> None:
         super().__init__("refused: not an address of the public internet")
 
 
-def download_error(error: Exception, timeout_s: float) -> FetchFailed:
-    """Convert the error of a request to a `FetchFailed`. Raise errors of this machine, such as too little memory."""
+def _download_error(error: Exception, timeout_s: float) -> FetchFailed:
+    # Raise errors that this machine causes, such as too little memory. Convert other errors.
     if is_out_of_memory(error):
         raise error
     number = getattr(error, "errno", None)
@@ -184,7 +182,7 @@ def download_error(error: Exception, timeout_s: float) -> FetchFailed:
         raise OutputFailed("the web", "too many open files", remedy=remedy)
     if isinstance(error, asyncio.TimeoutError):
         return FetchFailed("timeout", f"no data for {timeout_s:g} s")
-    if isinstance(error, OSError) and str(RefusedAddress()) in f"{error} {getattr(error, 'os_error', '')}":
+    if isinstance(error, OSError) and str(_RefusedAddress()) in f"{error} {getattr(error, 'os_error', '')}":
         return FetchFailed("refused-address", "not a public address: this machine, a local network, or reserved")
     for kinds, code, message, is_temporary in _ERROR_MEANINGS:
         if isinstance(error, kinds):
@@ -228,7 +226,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file. While memory is full, `limits` makes the download wait."""
+        """Download the file of URL `number`. If too much is in memory, `limits` makes the download wait."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)
@@ -255,7 +253,7 @@ class DownloadClient:
                 try:
                     response = await self._request(url, download, limits)
                 except (OSError, aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
-                    raise download_error(error, self._options.timeout_s) from None
+                    raise _download_error(error, self._options.timeout_s) from None
             if isinstance(response, bytes):
                 return response
             url = response
@@ -308,7 +306,7 @@ class DownloadClient:
     def _make_socket(self, info: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, address = info
         if not self._options.allow_private and not is_public(address[0]):
-            raise RefusedAddress
+            raise _RefusedAddress
         return socket.socket(family, kind, protocol)
 
 

@@ -25,7 +25,7 @@ _MAX_LISTED_RETRIES = 10
 
 
 class HttpFetcher:
-    """Downloads lists of URLs for one thread, one list after the other."""
+    """Downloads lists of URLs, one list after the other. Use it from one thread only."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -47,7 +47,10 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Cancel the downloads of the previous URLs and start to download new ones."""
+        """Cancel the downloads of the previous URLs, and start to download new ones.
+
+        While `take` waits, it calls `on_wait` repeatedly.
+        """
         if self._urls:
             self._report_progress(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._replace_urls(urls), self._loop).result()

@@ -112,7 +112,7 @@ class DownloadLimits:
     """Limits the downloads of one shard.
 
     Attributes:
-        head: Number of the file that the caller takes next.
+        head: The number of the URL whose file the caller takes next.
     """
 
     def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:

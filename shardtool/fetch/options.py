@@ -30,7 +30,7 @@ class FetchOptions:
         timeout_s: Maximum seconds to wait for a connection, or for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         images: Require that a file starts with the signature of an image.
-        memory: Maximum bytes downloaded ahead.
+        memory: Maximum bytes of downloaded files in memory.
         max_failed: Share of a shard's samples that may fail before the run stops.
         retry_failed: When a run is resumed, rebuild shards that have failed samples.
     """

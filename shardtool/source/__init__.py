@@ -1,1 +1,1 @@
-"""Sources of samples. A source lists its samples as a table, and knows how to read their payloads."""
+"""Sources of samples. A source lists its samples as a table."""

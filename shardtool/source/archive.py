@@ -1,7 +1,7 @@
-"""A zip or tar archive as a source. The archive is packed like the folder to which it would be extracted.
+"""A zip or tar archive as a source. Packing it gives the same samples as packing the extracted files.
 
-Members are read directly from the archive. Only a compressed tar is first copied to a temporary file in the output
-folder.
+Workers read the members from the archive. Only members of a compressed tar are first copied to a temporary file in the
+output folder.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class _ArchiveMember(NamedTuple):
     problem: tuple[SkipCode, str] | None
 
 
-def is_unsafe_path(name: bytes) -> bool:
-    """Check whether a name is unsafe, because it is not a path below a folder."""
+def _is_unsafe_path(name: bytes) -> bool:
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
 
 
@@ -68,7 +67,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as heads:  # a second reader for headers, because each reader should only read forward
+    with ShardFile(file.path) as heads:  # reads the headers of members, so that each reader only moves forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
@@ -116,8 +115,7 @@ class ArchiveSource(FolderSource):
             self._stat = lookup.stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        # The offset and size of each payload that is copied from a compressed tar.
-        self._copied: list[tuple[int, int]] = []
+        self._copied: list[tuple[int, int]] = []  # offset and size of each payload to copy from a compressed tar
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples."""
@@ -177,7 +175,7 @@ class ArchiveSource(FolderSource):
             if not name.startswith(folder) or len(name) == len(folder):
                 continue
             name = name[len(folder) :]
-            if is_unsafe_path(name) or len(name) > _MAX_NAME_BYTES:
+            if _is_unsafe_path(name) or len(name) > _MAX_NAME_BYTES:
                 path = to_text(name[:_MAX_NAME_BYTES])
                 skipped.append(Skipped("", path, "unsafe-name", "a name that is not a valid path below a folder"))
                 continue

@@ -36,14 +36,15 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        name: The name of the source for the dataset file. It contains no folders of this machine.
-        recorded: Facts about the selection of samples that the dataset file records in addition to the options.
+        name: The name of the source, as recorded in the dataset file. It contains no folders of this machine.
+        recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
-        compressed: Whether some shards can only be read in sequence.
-        later: The part of `where` that workers evaluate.
-        dropped: Fields whose number columns are needed only to choose splits.
+        compressed: Whether some shards are compressed, and can only be read from start to end.
+        later: The part of `where` that workers evaluate, because it needs the content of files.
+        dropped: Fields that are not packed. Their number columns are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
+        joined: The columns that the option `join` added.
     """
 
     entries: SampleTable
@@ -67,11 +68,11 @@ class Listing:
 
     @property
     def all_classes(self) -> dict[str, list[str]]:
-        """Class names by field, including labels that this run numbers."""
+        """Class names by field, including labels that this run converts to numbers."""
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without the number columns of dropped fields."""
+        """Return the listing without the number columns of the fields in `dropped`."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
@@ -89,11 +90,11 @@ class Writable(Protocol):
 
 
 class Source(ABC):
-    """A folder, a manifest or datasets.
+    """A folder, an archive, a manifest, a plan file or datasets.
 
     Attributes:
-        may_skip_names: Whether `--on-error skip` skips samples with names that a shard cannot store.
-        by_key: Whether samples are sorted by key. They are then sorted again if keys change.
+        may_skip_names: Whether `--on-error skip` also skips samples whose names cannot be stored in a shard.
+        by_key: Whether samples are sorted by key. If so, they are sorted again when keys are renamed.
         may_lack_values: Whether a sample may have no value for a field. Otherwise, a missing value is an error.
     """
 
@@ -105,22 +106,28 @@ class Source(ABC):
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return the samples, with the requested fields and metadata."""
 
-    def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Return the requested samples in the requested order. `taken` returns keys that already exist."""
+    def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
+        """Select and sort the listed samples as the options request.
+
+        If samples are appended to a dataset, `read_existing_keys` returns the keys in it.
+        """
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return the column by which samples are split. Class numbers become names."""
+        """Return the column `name`, by which samples are split. Class numbers are replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
 
     @abstractmethod
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column of the samples."""
+        """Return the column `name`, with one value per sample."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of SPAN rows of a table, each at its offset."""
+        """Write the payloads of all SPAN rows to `file` in the order of their offsets.
+
+        Only tables and compressed archives need this, because workers cannot read single payloads from them.
+        """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
@@ -142,7 +149,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files cannot be packed, unless the user wants to skip such files."""
+    """Raise `SampleFailed` if files had to be skipped and `on_error` is `raise`. `otherwise` is advice to the user."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])
@@ -151,7 +158,7 @@ def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, 
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
-    """Return a note for each reason code among the skipped rows."""
+    """Return a note for each reason code, with the number and some names of the skipped files."""
     by_code: dict[str, list[str]] = {}
     for row in skipped:
         code = _EMPTY_SAMPLE if row.code == "no-field" and row.key else row.code

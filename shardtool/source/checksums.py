@@ -1,4 +1,4 @@
-"""Compute checksums of the payloads of a source. Workers import neither NumPy nor pyarrow."""
+"""Compute checksums of payloads before they are packed. Workers import this module without NumPy and pyarrow."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of each payload as int64, or -1 if the payload cannot be read. No row may be INLINE.
+    """Return the CRC-32C of the payload of each row as int64, or -1 if a payload cannot be read.
 
-    `source` is needed only for tables, and for archives that are read in sequence.
+    INLINE rows are not allowed. `source` is needed only for payloads in tables and compressed archives.
     """
     import numpy as np
 
@@ -78,7 +78,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the 16-byte digest of each row's payload. The digest is all 0 if the payload cannot be read."""
+    """Return the 16-byte digest of each row's payload. All bytes are 0 if the payload cannot be read."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")
@@ -93,7 +93,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the sizes and CRC-32C of INLINE payloads. The CRC-32C of other rows is -1."""
+    """Return the payload size and CRC-32C of each row. The CRC-32C of rows that are not INLINE is -1."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -132,7 +132,7 @@ def _read_checksums(
         source.write_binary(sink)
         for index, value in zip(spans.tolist(), sink.sums, strict=True):
             sums[index] = value
-    function, observer = checksum_payloads if kind is _Crc32c else digest_payloads, observer or Observer()
+    function, observer = checksum_payloads if kind is _Crc32c else _digest_payloads, observer or Observer()
     observer.phase("comparing", int(entries.rows.size[rows].sum()))
     for number, values in pool.map(function, [task for _, task in tasks]):
         indices = tasks[number][0]
@@ -173,12 +173,11 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Read the files again that failed in threads. Threads may take too much memory or open too many files.
+    # Read failed files again without threads, which may have needed too much memory or opened too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 
-def digest_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the digest of each payload, or -1 if a file cannot be read."""
+def _digest_payloads(task: FileReads | SpanReads) -> list[int]:
     return checksum_payloads(task, _Digest)
 
 

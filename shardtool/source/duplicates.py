@@ -36,9 +36,10 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, sorted by key. Existing samples come first. Groups are sorted by their first
-            samples.
-        differ: The labels and other fields of a sample that differ from the first sample of its group.
+        groups: The samples of each group, sorted by key. Samples that already exist in the output come first. Groups
+            are sorted by their first samples.
+        sizes: For each group, the content size of one sample in bytes.
+        differ: By sample, the labels and other fields that differ from the first sample of its group.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -52,7 +53,7 @@ def find_duplicates(
 ) -> DuplicateGroups:
     """Return the groups of samples with the same content.
 
-    `source` is None if the samples are in shards. `exists` marks samples that come first in their groups.
+    `source` is None if the samples are in shards. `exists` marks the samples that already exist in the output.
     """
     values = entries.values
     labels = {*values.numbers, *values.lists, *values.classes}
@@ -113,14 +114,14 @@ def drop_duplicate_samples(
     options: SelectingOptions,
     pool: Pool,
     observer: Observer,
-    taken: Callable[[], PackedStrings | None],
+    read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Drop duplicates if the user requests this. The first sample of each group stays."""
+    """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
     # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)
-    if (existing_keys := taken()) is not None:
+    if (existing_keys := read_existing_keys()) is not None:
         exists = contains_hashes(hash_keys(entries.keys), np.sort(hash_keys(existing_keys)))
     duplicates = find_duplicates(entries, source, pool, observer, exists)
     skipped = {

@@ -131,7 +131,7 @@ class FolderSource(Source):
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a metadata column, one of `key`, `path`, `folder` and `size`, or the label of `cls`."""
+        """Return a metadata column, `key`, `path`, `folder` or `size`, or the names of the top folders as `cls`."""
         from shardtool.select.sample_table import make_sample_table
 
         table = make_sample_table(listed.entries, listed.shards)
@@ -153,7 +153,7 @@ class FolderSource(Source):
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Open a source folder. Outputs of this run in the folder are not part of the source."""
+    """Open a source folder. Files of `outputs` in the folder are not part of the source."""
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
@@ -162,15 +162,15 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a folder for outputs. For a link, this is the name of its target."""
+    """Return the name of a source folder, as outputs record it. For a link, this is the name of its target."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Return notes about ignored files that operating systems create."""
-    counts = sum((part.left_behind for part in parts), Counter[bytes]())
+    """Return a note about ignored files of operating systems, such as Thumbs.db."""
+    counts = sum((part.system_files for part in parts), Counter[bytes]())
     if not counts:
         return []
     names = [printable(name) for name, _ in counts.most_common()]
@@ -179,7 +179,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples below `root`, and the skipped files."""
+    """Merge the parts of a listing. Return the samples below `root`, and the skipped files."""
     import numpy as np
 
     from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -213,7 +213,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Drop each sample with a skipped file."""
+    """Drop each sample of which a file was skipped."""
     incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
     if not incomplete_keys:
         return entries
@@ -221,10 +221,9 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 
 
 def check_dots(entries: SampleTable) -> None:
-    """Refuse names that WebDataset's rule would split at the wrong dot, such as `scan.2019.01.jpg`.
+    """Raise an error for names that WebDataset's rule would split at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is refused only if a part of it is a number, or if nearly every file has a different
-    field.
+    A field such as `seg.png` is refused only if a part of it is a number, or nearly every file has a different field.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -247,7 +246,7 @@ def check_dots(entries: SampleTable) -> None:
     raise InvalidRequest(name, found, remedy=remedy)
 
 
-# These modules are imported early, because they import NumPy and pyarrow.
+# A thread imports these modules while workers list files, because importing them takes long.
 _SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")
 _OBJECTS_PER_REPORT = 1000
 
@@ -259,10 +258,7 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the samples of the tree in key order, as one part for the top folder and one per task.
-
-        While workers list a local folder, a thread imports modules that are needed next.
-        """
+        """Return the samples of the tree in key order, as one part for the top folders and one per task."""
         if is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check((self.root,))

@@ -29,10 +29,10 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Add the field `cls` to each sample. Its value is the number of the top folder in byte order, as in ImageFolder.
+    """Add the class number of each sample as the field `cls`. Each top folder is a class, as in ImageFolder.
 
-    Samples must be sorted by key. `depth` is the number of folder levels above the class folders. The folders of
-    skipped files also count as classes.
+    Classes are numbered in byte order, unless `known` lists them. Samples must be sorted by key. `depth` is the number
+    of folder levels above the class folders. The folders of skipped files are classes too.
     """
     import numpy as np
 
@@ -47,7 +47,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Classes of skipped samples keep their numbers, because a later run may read these samples.
+    # Class numbers must stay the same if a later run can read the skipped files.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -58,7 +58,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the top folder of each sample, which is the name of its split."""
+    """Return the top folder of each sample. `in_order` means that keys are sorted."""
     import numpy as np
     import pyarrow as pa
 
@@ -73,7 +73,7 @@ def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArra
 
 
 def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
-    """Return a note if classes have names of splits."""
+    """Return a note if class folders have names of splits, such as train and val."""
     classes = entries.values.classes.get("cls", [])
     split_names = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(split_names) < min(2, len(classes)) or not split_names:

@@ -22,7 +22,7 @@ _UNUSUAL_IN_FIELDS = re.compile(r"[^a-z0-9_]+")
 
 
 def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | None:
-    """Return which columns of the `join` table are in sidecars and which are in shards, or None without a table."""
+    """Describe which columns of a joined table are in sidecars and which in shards. Return None without a table."""
     metadata = listing.entries.metadata
     if not listing.joined or metadata is None:
         return None

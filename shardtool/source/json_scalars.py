@@ -1,4 +1,4 @@
-"""Read the top-level scalars of JSON payloads. A payload can also be one number or a short text.
+"""Read the texts, numbers and booleans at the top level of JSON payloads. A payload can also be one number or text.
 
 Workers return JSON lines, and import neither NumPy nor pyarrow.
 """
@@ -24,9 +24,9 @@ from shardtool.storage import files, lookup, paths
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
-MAX_TEXT_LENGTH = 2**15  # texts with more characters, such as labelme's images, are not metadata
+MAX_TEXT_LENGTH = 2**15  # longer texts are not metadata: for example, labelme stores images as texts
 _MAX_PLAIN_BYTES = 2**10
-# A text such as 007 does not match, and stays text.
+# A text such as 007 does not match, so it stays a text.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER_LIMIT = 2**63
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
@@ -36,8 +36,9 @@ class JsonScalars(NamedTuple):
     """The scalars of payloads.
 
     Attributes:
-        lines: One line per payload with a JSON object. The object is empty if the payload cannot be read.
-        long: Number of ignored texts that are longer than `MAX_TEXT_LENGTH`, by name.
+        lines: A line with a JSON object for each payload. The object is empty if the payload cannot be read.
+        kinds: By name, the number of values of each type.
+        long: By name, the number of ignored texts that are longer than `MAX_TEXT_LENGTH`.
     """
 
     lines: bytes
@@ -47,13 +48,13 @@ class JsonScalars(NamedTuple):
 
 
 def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
-    """Return the scalars of a field's payloads, in a worker."""
+    """Read the payloads of a field in a worker, and return their scalars."""
     field, payloads = task
     return parse_scalars(field, _read_payloads(payloads))
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads."""
+    """Return the scalars of payloads. For a payload that could not be read, `payloads` contains the problem."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):
@@ -73,8 +74,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    # Numbers that JSON cannot represent become null. Unless the field name ends in json, a payload can also be a number
-    # or text. Its column then gets the name of the field.
+    # NaN and infinity become null. Unless the field name ends in json, a payload can also be a number or text. Its
+    # column then gets the name of the field.
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
     if not isinstance(values, dict):
@@ -120,7 +121,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
         return files.read_small(paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=flags)
     except OSError as error:
         return "unreadable", os_error_text(error)
-    except StoreFailed as failed:  # an unreadable file is skipped, but a store that does not respond is an error
+    except StoreFailed as failed:  # skip a file that cannot be read, but fail if the store does not respond
         if failed.of_file and isinstance(failed.__context__, OSError):
             return "unreadable", os_error_text(failed.__context__)
         raise

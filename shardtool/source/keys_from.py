@@ -32,32 +32,32 @@ _MAX_LISTED_KEYS = 5
 _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 
 
-def find_samples_by_key(keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
-    """Return the numbers of the samples with the given keys, in ascending order.
+def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
+    """Return the positions of the given keys in `keys`, in ascending order.
 
-    An unknown key is an error, unless `is_known` returns True for the key. A known key may be missing, for example
-    because its sample was skipped.
+    A key that is missing in `keys` is an error, unless `is_known` returns True, for example because its sample was
+    skipped.
     """
-    samples, unknown, problem = match_keys(keys, given, is_known)
+    samples, unknown, problem = match_keys(keys, key_list, is_known)
     if unknown:
         example = f", such as {printable(keys[0])}" if len(keys) else ""
         similar = [key for name in unknown for key in _similar_keys(name, keys)][:_MAX_SIMILAR_KEYS]
         hint = f"Did you mean {format_list([*dict.fromkeys(similar)])}? " if similar else ""
         expected, remedy = f"keys of the dataset{example}", f"{hint}Nothing was changed."
-        raise InvalidRequest(_option(given), problem, expected=expected, remedy=remedy)
+        raise InvalidRequest(_option(key_list), problem, expected=expected, remedy=remedy)
     return samples
 
 
 def match_keys(
-    keys: PackedStrings, given: object, is_known: Callable[[bytes], bool] | None = None
+    keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None
 ) -> tuple[Rows, list[bytes], str]:
-    """Return the numbers of the samples, the first few unknown keys, and a text that describes all unknown keys.
+    """Return the positions of the given keys, the first few unknown keys, and a text that describes all unknown keys.
 
-    `given` is a text file with one key per line, a table with a column `key`, `-` for standard input, or a list.
+    `key_list` is a text file with one key per line, a table with a column `key`, `-` for standard input, or a list.
     """
-    requested = _read_keys(given)
+    requested = _read_keys(key_list)
     if not len(requested):
-        raise InvalidRequest(_option(given), "no key", expected="one key per line")
+        raise InvalidRequest(_option(key_list), "no key", expected="one key per line")
     matches = find_positions(keys, requested)
     is_unknown = np.ones(len(requested), bool)
     is_unknown[matches[matches >= 0]] = False
@@ -69,29 +69,29 @@ def match_keys(
     return np.flatnonzero(matches >= 0), first, f"{pluralize(len(unknown), 'key')} that no sample has: {listed}"
 
 
-def key_list_name(given: object) -> str:
-    """Return the name of a list of keys for the dataset file. The name contains no folders of this machine."""
-    if isinstance(given, str | os.PathLike):
-        return base_name(real_path(os.fspath(given)))
-    return type(given).__name__ if _is_table_object(given) else "keys"
+def key_list_name(key_list: object) -> str:
+    """Return the name of a list of keys as the dataset file records it, without folders of this machine."""
+    if isinstance(key_list, str | os.PathLike):
+        return base_name(real_path(os.fspath(key_list)))
+    return type(key_list).__name__ if _is_table_object(key_list) else "keys"
 
 
-def _option(given: object) -> str:
-    return option_text("keys" if isinstance(given, list | tuple) else "keys_from")
+def _option(key_list: object) -> str:
+    return option_text("keys" if isinstance(key_list, list | tuple) else "keys_from")
 
 
-def _is_table_object(given: object) -> bool:
-    return is_frame(given) or isinstance(given, Mapping) or hasattr(given, "__arrow_c_stream__")
+def _is_table_object(key_list: object) -> bool:
+    return is_frame(key_list) or isinstance(key_list, Mapping) or hasattr(key_list, "__arrow_c_stream__")
 
 
-def _read_keys(given: object) -> PackedStrings:
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
-    if table_ending(path or "") or _is_table_object(given):
-        keys = _read_key_column(given)
-    elif isinstance(given, PackedStrings):
-        keys = given
+def _read_keys(key_list: object) -> PackedStrings:
+    path = os.fspath(key_list) if isinstance(key_list, str | os.PathLike) else None
+    if table_ending(path or "") or _is_table_object(key_list):
+        keys = _read_key_column(key_list)
+    elif isinstance(key_list, PackedStrings):
+        keys = key_list
     else:
-        keys = PackedStrings.of(_listed_keys(given) if path is None else _read_lines(path))
+        keys = PackedStrings.of(_listed_keys(key_list) if path is None else _read_lines(path))
     return PackedStrings.parse(bytes(arrow.concat_values(keys.array().unique())))
 
 
@@ -108,23 +108,23 @@ def _read_lines(path: str) -> list[bytes]:
     return [line for line in data.removeprefix(b"\xef\xbb\xbf").splitlines() if line]
 
 
-def _listed_keys(given: object) -> list[bytes]:
-    if isinstance(given, Iterable) and not isinstance(given, bytes):
-        keys = [*given]
+def _listed_keys(key_list: object) -> list[bytes]:
+    if isinstance(key_list, Iterable) and not isinstance(key_list, bytes):
+        keys = [*key_list]
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
             with suppress(UnicodeEncodeError):  # a lone surrogate cannot be encoded
                 return [to_bytes(key) for key in keys]
         if "" in keys:
-            raise InvalidRequest(_option(given), "an empty key", expected="keys such as cat/0001")
-    raise InvalidRequest(_option(given), type(given).__name__, expected="a file with one key per line, or keys")
+            raise InvalidRequest(_option(key_list), "an empty key", expected="keys such as cat/0001")
+    raise InvalidRequest(_option(key_list), type(key_list).__name__, expected="a file with one key per line, or keys")
 
 
-def _read_key_column(given: object) -> PackedStrings:
+def _read_key_column(key_list: object) -> PackedStrings:
     from shardtool.table.open import open_table, read_columns
     from shardtool.table.payloads import missing_positions
     from shardtool.table.rows import TableRows
 
-    table = open_table(given, _KEY_COLUMNS)
+    table = open_table(key_list, _KEY_COLUMNS)
     name = next((name for name in _KEY_COLUMNS if name in table.schema.names), None)
     if name is None:
         found = f"no column 'key' among {format_list(table.schema.names)}"
@@ -146,7 +146,7 @@ def _similar_keys(name: bytes, keys: PackedStrings) -> list[str]:
     import pyarrow.compute as pc
 
     array, shortest, longest = keys.array(), 0, len(name)
-    while shortest < longest:  # a longer prefix matches fewer keys
+    while shortest < longest:  # search for the longest prefix of `name` that a key has
         length = (shortest + longest + 1) // 2
         is_shared = pc.any(pc.starts_with(array, name[:length])).as_py()
         shortest, longest = (length, longest) if is_shared else (shortest, length - 1)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys are sampled in runs, because neighbours often belong together
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # adjacent keys are inspected in runs, because they often belong together
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
 _MIN_GROUP_SHARE = 0.05
-_MAX_FOLDERS = 8  # more sibling folders are probably classes
+_MAX_FOLDERS = 8  # if there are more sibling folders, they are probably classes
 _MAX_STRAY_FILES = 64
 _MAX_DEPTH = 4
 _MAX_SUFFIXES = 6
@@ -39,6 +39,7 @@ _MAX_TABLES = 10
 _SHOWN_FIELDS = 3
 _MIN_CLASS_IMAGES = 2
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
+_DOT = re.compile(rb"\.")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _ROLES = frozenset((
     "mask", "masks", "seg", "segmentation", "segmentations", "segmap", "label", "labels", "gt", "groundtruth", "truth",
@@ -53,14 +54,14 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # LibriSpeech's table with a line for each clip
+_TRANSCRIPTS = "trans.txt"  # the extension of LibriSpeech's tables, which have one line per audio clip
 
 
 class Advice(NamedTuple):
     """An observation about a folder, and the command that probably packs the folder as the user wants.
 
-    `effect` says what `command` does. If no single command can pack the files, `command` is empty, and `effect` is the
-    page that describes the layout.
+    `effect` describes what `command` does. If no single command can pack the files, `command` is empty, and `effect`
+    is a documentation page.
     """
 
     found: str
@@ -80,16 +81,17 @@ class _Tree(NamedTuple):
     def keys(self) -> Sequence[bytes]:
         return cast("Sequence[bytes]", self.entries.keys)
 
+    def find(self, key: bytes) -> int | None:
+        sample = bisect_left(self.keys, key)
+        return sample if sample < len(self.keys) and self.keys[sample] == key else None
+
     def has(self, key: bytes) -> bool:
-        index = bisect_left(self.keys, key)
-        return index < len(self.keys) and self.keys[index] == key
+        return self.find(key) is not None
 
     def has_file(self, path: bytes) -> bool:
-        for match in re.finditer(rb"\.", path[path.rfind(b"/") + 1 :]):
-            end = path.rfind(b"/") + 1 + match.start()
-            index = bisect_left(self.keys, path[:end])
-            if index < len(self.keys) and self.keys[index] == path[:end]:
-                return path[end + 1 :] in self.fields(index)
+        for match in _DOT.finditer(path, path.rfind(b"/") + 1):
+            if (sample := self.find(path[: match.start()])) is not None:
+                return path[match.end() :] in self.fields(sample)
         return False
 
     def fields(self, sample: int) -> set[bytes]:
@@ -112,7 +114,7 @@ class _Tree(NamedTuple):
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
     """Return advice if files with different keys probably belong to the same samples.
 
-    `source` is the name of the folder as the user wrote it. For an archive, folders are not suggested as sources.
+    `source` is the folder as the user wrote it. For an archive, the advice does not use folders as sources.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair
@@ -142,9 +144,18 @@ def _is_role(name: bytes) -> bool:
     return not _ROLES.isdisjoint(word.lower() for word in _WORD.findall(to_text(name)))
 
 
+def _option_words(options: Mapping[str, object]) -> list[str]:
+    return [quote(word) for name, value in options.items() for word in cli_words(name, value)]
+
+
 def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
-    words = [word for name, value in options.items() for word in cli_words(name, value)]
-    return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
+    return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *_option_words(options)])
+
+
+def _create_each_split(splits: Iterable[bytes], sources: Iterable[str], options: Iterable[str] = ()) -> str:
+    names = " ".join(quote(to_text(name)) for name in splits)
+    command = " ".join([*sources, "out/\"$split\"-'{000000..}'.tar", *options])
+    return f"for split in {names}; do shardtool create {command}; done"
 
 
 def _create_call(sources: Sequence[str], **options: object) -> str:
@@ -192,11 +203,10 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
 
 def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
     stems = [tree.keys[sample][: -len(tail)] for sample in group]
-    partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
         (sample, partner)
-        for sample, partner, stem in zip(group, partners, stems, strict=True)
-        if _file_name(stem) and partner < len(tree.keys) and tree.keys[partner] == stem + partner_tail
+        for sample, stem in zip(group, stems, strict=True)
+        if _file_name(stem) and (partner := tree.find(stem + partner_tail)) is not None
     ]
     if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
@@ -268,10 +278,8 @@ def _find_siblings(tree: _Tree) -> Advice | None:
     if len(groups) == 1:
         folders = next(filter(None, inner.values()))
         return Advice(found, _create_call([tree.inside(folder.path) for folder in folders]))
-    shown = " ".join(quote(to_text(name)) for name in groups)
-    sources = " ".join(f'{quote(parent)}/"$split"/{quote(to_text(name))}' for name in names)
-    command = f"for split in {shown}; do shardtool create {sources} out/\"$split\"-'{{000000..}}'.tar; done"
-    return Advice(found, command)
+    sources = [f'{quote(parent)}/"$split"/{quote(to_text(name))}' for name in names]
+    return Advice(found, _create_each_split(groups, sources))
 
 
 def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
@@ -288,13 +296,9 @@ def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
 
 
 def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
-    hits = []
     group = _sample_evenly(range(folder.low, folder.high))
-    for sample in group:
-        key = larger.path + tree.keys[sample][len(folder.path) :]
-        partner = bisect_left(tree.keys, key, larger.low, larger.high)
-        if partner < larger.high and tree.keys[partner] == key:
-            hits.append((sample, partner))
+    partners = [tree.find(larger.path + tree.keys[sample][len(folder.path) :]) for sample in group]
+    hits = [(sample, partner) for sample, partner in zip(group, partners, strict=True) if partner is not None]
     if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
     has_role = _is_role(folder.name) or _is_role(larger.name)
@@ -342,16 +346,11 @@ class _Packed(NamedTuple):
         return not self.folder.startswith(b"*")
 
 
-def _glob(tree: _Tree, location: _Packed) -> str:
-    folder = location.folder if location.is_one_folder else b""
-    levels, ending = to_text(location.folder.removeprefix(folder)), quote(to_text(location.ending))
-    return f"{quote(tree.inside(folder))}/{levels}*.{ending}"
-
-
 def _archives_command(tree: _Tree, location: _Packed) -> str:
-    name = f'"$(basename "$zip" .{to_text(location.ending)})"'
-    each = f"shardtool create \"$zip\" parts/{name}-'{{000000..}}'.tar"
-    return f"for zip in {_glob(tree, location)}; do {each}; done; shardtool reshard 'parts/*.json' OUTPUT"
+    folder, ending = location.folder if location.is_one_folder else b"", to_text(location.ending)
+    archives = f"{quote(tree.inside(folder))}/{to_text(location.folder.removeprefix(folder))}*.{quote(ending)}"
+    create = f'shardtool create "$zip" parts/"$(basename "$zip" .{ending})"' + "-'{000000..}'.tar"
+    return f"for zip in {archives}; do {create}; done; shardtool reshard 'parts/*.json' OUTPUT"
 
 
 def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> Advice:
@@ -423,19 +422,23 @@ def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match] | None:
     return next(((root, match) for root, match in matches if match), None)
 
 
+def _lacking_columns_text(tree: _Tree, tables: Sequence[bytes], names: str) -> str:
+    return f"{pluralize(len(tree.entries) - len(tables), 'sample')} lack the columns of {names}"
+
+
 def _advise_table(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
     if (matched := _match_table(tree, tables[0])) is None:
         return None
     root, match = matched
-    samples, names = pluralize(len(tree.entries) - len(tables), "sample"), [printable(name) for name in tables]
+    names = [printable(name) for name in tables]
     if len(tables) > 1:
-        found = f"{samples} lack the columns of {format_list(names)}, which are packed as separate samples"
+        found = f"{_lacking_columns_text(tree, tables, format_list(names))}, which are packed as separate samples"
         if not match.as_source:
             return Advice(found, "", _PAGES["Parquet"])
         options = {"root": tree.inside(root), **match.options, "split_by": "file"}
         command = _create_call([tree.inside(name) for name in tables], **options)
         return Advice(found, command.replace("OUTPUT", "'out/{split}-{000000..}.tar'"))
-    found = f"{samples} lack the columns of {names[0]}, which is packed as a separate sample"
+    found = f"{_lacking_columns_text(tree, tables, names[0])}, which is packed as a separate sample"
     folder = tables[0][: tables[0].rfind(b"/") + 1]
     if match.as_source:
         options = {**({"root": tree.inside(root)} if root != folder else {}), **match.options}
@@ -459,12 +462,10 @@ def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | No
     matched = _match_table(tree, prefix + splits[0] + b"." + ending)
     if matched is None or matched[0] != splits[0] + b"/" or matched[1].as_source:
         return None
-    found = f"{pluralize(len(tree.entries) - len(tables), 'sample')} lack the columns of {printable(prefix)}*"
-    shown = " ".join(quote(to_text(name)) for name in splits)
+    found = _lacking_columns_text(tree, tables, f"{printable(prefix)}*")
     folder, annotations = f'{quote(tree.inside())}/"$split"', f'{quote(tree.inside(prefix))}"$split".{to_text(ending)}'
-    words = [word for option, value in matched[1].options.items() for word in cli_words(option, value)]
-    typed = " ".join([folder, "out/\"$split\"-'{000000..}'.tar", *cli_words("join", annotations), *map(quote, words)])
-    return Advice(found, f"for split in {shown}; do shardtool create {typed}; done")
+    options = [*cli_words("join", annotations), *_option_words(matched[1].options)]
+    return Advice(found, _create_each_split(splits, [folder], options))
 
 
 def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
@@ -472,12 +473,11 @@ def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None
     if matched is None or not matched[1].as_source or matched[0] != tables[0][: tables[0].rfind(b"/") + 1]:
         return None
     parent, name = tables[0].rpartition(b"/")[0].rpartition(b"/")[0], _file_name(tables[0])
-    splits = " ".join(quote(to_text(_file_name(table.rpartition(b"/")[0]))) for table in tables)
-    found = f"{pluralize(len(tree.entries) - len(tables), 'sample')} lack the columns of {printable(name)} in {splits}"
-    words = [word for option, value in matched[1].options.items() for word in cli_words(option, value)]
-    typed = " ".join([f'{quote(tree.inside(parent))}/"$split"/{quote(to_text(name))}', *map(quote, words)])
-    command = f"for split in {splits}; do shardtool create {typed} out/\"$split\"-'{{000000..}}'.tar; done"
-    return Advice(found, command)
+    splits = [_file_name(table.rpartition(b"/")[0]) for table in tables]
+    shown = " ".join(quote(to_text(split)) for split in splits)
+    found = _lacking_columns_text(tree, tables, f"{printable(name)} in {shown}")
+    source = f'{quote(tree.inside(parent))}/"$split"/{quote(to_text(name))}'
+    return Advice(found, _create_each_split(splits, [source, *_option_words(matched[1].options)]))
 
 
 _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _find_table)

@@ -1,8 +1,7 @@
 """Several folders as one source. Files in different folders that share a key form one sample.
 
 Keys are relative to each folder. For example, `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample
-`cat/1`. If two folders have files with the same extension, the field names start with the folder names, for example
-`images.png` and `masks.png`.
+`cat/1`. If two folders have the same extension, field names start with the folder name, such as `images.png`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _MAX_LISTED_NAMES = 3
 
 
 class MultiFolderSource(FolderSource):
-    """Folders whose files share keys."""
+    """Several folders. Files with the same key in different folders form one sample."""
 
     def __init__(self, sources: Sequence[str], options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._options, outputs = options, [*outputs]
@@ -159,7 +158,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a unique name for each folder. The name consists of as few components of the path as possible."""
+    """Return a unique name for each folder, which consists of as few of the last components of its path as possible."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

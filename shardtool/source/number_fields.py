@@ -1,6 +1,6 @@
-"""Find the fields of datasets that are numbers or lists, and read the numbers.
+"""Find the fields of source datasets that contain numbers or lists, and read the numbers.
 
-All TFRecord shards must have the same type for a field. A tar shard stores only texts.
+A field must have the same type in all TFRecord shards. A tar shard stores numbers as texts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
 
 class NumberFields(NamedTuple):
-    """The fields that are numbers or lists.
+    """The fields that contain numbers or lists.
 
     Attributes:
-        numbers: The type of each number field, which is the same in all shards.
-        texts: For each shard, the texts of fields with INLINE rows.
-        lists: The type of each field that does not have exactly one value in every sample. These fields are not in
-            `numbers`.
+        numbers: The type of each field that contains one number per sample.
+        texts: For each shard, the numbers as texts, by field. The rows of these fields become INLINE.
+        lists: The type of each TFRecord field that does not have exactly one value in every sample.
     """
 
     numbers: Mapping[str, NumberType]
@@ -42,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return a text for each sample, by field. The text is empty if the row is not INLINE."""
+        """Return one text per sample, by field. The text is empty if the sample has no INLINE row of the field."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -51,7 +50,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return the samples with a damaged number, and the names of their shards."""
+        """Return the number of each sample with a damaged value, and the name of its shard."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():
@@ -77,9 +76,9 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 def find_number_fields(
     parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
-    """Find the fields that are numbers, and read their texts.
+    """Find the fields that contain numbers, and read the numbers as texts in workers.
 
-    `run` is `Pool.map`. A damaged number raises an error. With `salvage`, it is recorded instead.
+    `run` is `Pool.map`. A damaged number is an error or, with `salvage`, recorded in `NumberTexts.damaged`.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)
@@ -137,7 +136,7 @@ def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bo
         return False
     for part in holders if kind != "bytes" else ():
         if part.format == "tar":
-            raise _kind_conflict(part.describe_first(name), name, "text", f"a list of {kind}, as in {first.name}")
+            raise _kind_conflict(part.describe_value(name), name, "text", f"a list of {kind}, as in {first.name}")
     return True
 
 
@@ -146,7 +145,7 @@ def _stored_kind(name: str, holders: Sequence[SourceShard]) -> FeatureType | Non
     for part in stored:
         if part.kind(name) != (first := stored[0]).kind(name):
             expected = f"{first.kind(name)}, as in {first.name}"
-            raise _kind_conflict(part.describe_first(name), name, part.kind(name), expected)
+            raise _kind_conflict(part.describe_value(name), name, part.kind(name), expected)
     return stored[0].kind(name) if stored else None
 
 

@@ -34,7 +34,7 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the values. For texts, the type that the texts may represent.
+        number: The type of the numbers. In a tar shard, the type to which the texts may be converted.
         stored: Whether the shard stores numbers and not texts.
     """
 
@@ -47,7 +47,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard to read. A damaged number raises an error. With `salvage`, it is recorded instead."""
+    """The fields to read from a shard. A damaged number is an error or, with `salvage`, recorded in the result."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -59,8 +59,9 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. The texts are not valid if `bad` is above 0.
-        bad: Number of texts that would change if they were stored as numbers.
+        data: The texts in order, each followed by NUL. Empty if `bad` is above 0.
+        bad: The number of texts that would change if they were stored as numbers.
+        rounded: How many of these texts are numbers, which floats would round.
     """
 
     data: bytes = b""
@@ -71,7 +72,7 @@ class NumberTexts:
 
 
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
-    """Return the texts of each requested field."""
+    """Read the values of each field of a task as texts."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
     values_in_order = sorted(  # file order, because a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
@@ -112,7 +113,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number, or None if `data` is not exactly one number."""
+    """Return the text of an int64 that a TFRecord stores as the varint `data`, or None if it is not one varint."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")
     except ValueError:
@@ -121,7 +122,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text for a 32-bit float, or None if `data` is not exactly one float."""
+    """Return the shortest text that represents the 32-bit float `data`, or None if the length of `data` is wrong."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -129,7 +130,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Floats above a power of two have twice the distance of floats below it. Try the next text away from zero.
+        # Above a power of two, floats are twice as far apart as below. Also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -1,4 +1,4 @@
-"""Open a source. Modules for one kind of source are imported only if that kind is opened."""
+"""Open a source. Modules for manifests, plan files and datasets are imported only if such a source is opened."""
 
 from __future__ import annotations
 

@@ -31,21 +31,19 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, NumberType
 
 
-def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the datasets and their shards. Only dataset files are read.
-
-    For `givens`, see `list_datasets`. The examined files are added to `seen`.
-    """
+def open_datasets(sources: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
+    """Return the given datasets and their shards. Only dataset files are read. The files are added to `seen`."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
-    for number, given in enumerate(givens):
-        dataset = find_dataset(given).read()
+    for number, source in enumerate(sources):
+        dataset = find_dataset(source).read()
         file = dataset.file
         if file is not None and dataset.dataset_file is not None:
             seen.add(dataset.dataset_file, file_info(dataset.dataset_file))
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        is_ours = file is not None and file.made.verb != "index"  # only a scan can find lists written by other tools
+        # `index` runs on shards of other tools, in which only a scan can find lists
+        is_ours = file is not None and file.made.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
         for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
@@ -62,7 +60,7 @@ def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[
 
 
 def dataset_notes(dataset: StoredDataset) -> list[str]:
-    """Return notes about shards that the dataset file does not list, or about an unfinished run."""
+    """Return a note about shards that the dataset file does not list, or about an unfinished run."""
     if dataset.unlisted and dataset.dataset_file:
         name, unlisted = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
         return [f"{name} does not list {pluralize(len(unlisted), 'shard')}, excluded: {format_list(unlisted)}"]
@@ -91,7 +89,7 @@ def _shard_name(path: str) -> str:
 
 
 def source_dataset_name(dataset: StoredDataset) -> str:
-    """Return the name of a dataset for messages. The name contains no folders."""
+    """Return the name of a dataset for messages, without folders."""
     if dataset.file is not None:
         return dataset.file.name
     if not isinstance(dataset.argument, (str, os.PathLike)):
@@ -106,7 +104,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Raise an error if two datasets have different names."""
+    """Return the class names by field, and notes. Datasets with different names for a field are an error."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -133,7 +131,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field. Omit a field if two datasets have different names for it."""
+    """Return the class names by field. Omit fields for which two datasets have different class names."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
@@ -144,7 +142,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop label columns that are missing in some shards with the field. Return the metadata and notes."""
+    """Drop each label column that is missing in a shard with the label's field. Return the metadata and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -157,7 +155,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Return the metadata of all parts, or None if there is none. A missing column becomes null."""
+    """Concatenate the metadata of all shards, or return None if there is none. A missing column becomes null."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -197,12 +195,12 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the fingerprints. Return None if a fingerprint may not match the samples."""
+    """Return the sum of the datasets' fingerprints, or None if a fingerprint may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may cover texts that the numbers do not reproduce.
+        # The fingerprint may cover texts that cannot be recreated from the stored numbers.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

@@ -1,7 +1,7 @@
-"""Plan files, which store the samples of a source. Other runs create the same plan from a plan file.
+"""Plan files, which store the listed samples of a source, so that other runs need not list the source again.
 
-A plan file is a Parquet file with one row per sample. Plan files are untrusted. The source and the options must match,
-memory is limited by the file size, and paths must stay inside the source.
+A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
+run, the file size limits how much memory is used, and paths must stay inside the source.
 
 Source: docs/format.md, "Plan files".
 """
@@ -65,12 +65,12 @@ class PlannedSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
         """Return the samples of the plan."""
-        listed, self._split_values, self.by_key = read_plan(self._path, self._request)
+        listed, self._split_values, self.by_key = _read_plan(self._path, self._request)
         observer.listed(len(listed.entries))
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - a plan has only the split column
-        """Return the column for splitting."""
+        """Return the column by which samples are split."""
         if self._split_values is None:
             raise InvalidRequest(self._path, f"a plan without the column {name}")
         return self._split_values
@@ -78,7 +78,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The columns may take the first number of bytes, plus the second number times the file size.
+# All columns together may need the first number of bytes, plus the second number for each byte of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -88,11 +88,17 @@ _METADATA_TYPES: dict[str, type] = {
 
 @reporting_memory_errors("writing the plan")
 def write_plan(
-    path: str, listed: Listing, divides: pa.ChunkedArray | None, request: PlanRequest, *, by_key: bool, overwrite: bool
+    path: str,
+    listed: Listing,
+    split_values: pa.ChunkedArray | None,
+    request: PlanRequest,
+    *,
+    by_key: bool,
+    overwrite: bool,
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    `divides` is the column for splitting. `by_key` means that samples are sorted by key.
+    Samples are split by `split_values`. `by_key` means that samples are sorted by key.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -113,7 +119,7 @@ def write_plan(
             "types": entries.values.types,
             "classes": entries.values.classes,
             "paths": entries.rows.paths is not None,
-            "divides": divides is not None,
+            "divides": split_values is not None,
             "joined": listed.joined,
         }
     )
@@ -122,17 +128,17 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            # Without dictionaries, the page sizes in the file limit the memory for reading.
+            # Without dictionaries, page sizes show how much memory a reader needs.
             with pq.ParquetWriter(
                 target,
-                entries_schema(entries, divides).with_metadata(schema_metadata),
+                entries_schema(entries, split_values).with_metadata(schema_metadata),
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=False,
                 write_statistics=False,
                 write_page_checksum=True,
             ) as writer:
-                for table in entries_tables(entries, divides):
+                for table in entries_tables(entries, split_values):
                     writer.write_table(table)
             with file.written() as written, _open_bounded(written):
                 return file.tell()
@@ -143,21 +149,20 @@ def write_plan(
 def check_plan_target(path: str, *, overwrite: bool) -> None:
     """Raise an error if a plan file cannot be written or replaced."""
     check_target_name(path, "plan.parquet")
-    cure = flag_text("overwrite")
-    check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)
+    marker, option = _METADATA_KEY.encode(), flag_text("overwrite")
+    check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=marker, option=option)
 
 
 @reporting_memory_errors("reading the plan")
-def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray | None, bool]:
-    """Return the samples, the column for splitting, and whether the samples are sorted by key."""
+def _read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray | None, bool]:
     try:
         with open_mappable(path, PARQUET_MAGIC) as opened, _open_bounded(opened) as file:
             metadata = _read_metadata(file, path)
             _check_request(path, metadata, request)
-            divides = file.read([SPLIT_COLUMN]).column(0) if metadata["divides"] else None
-            listed = _read_listing(file, metadata, request, None if divides is None else divides.type)
-            check_plan_paths(listed.entries, request, path)
-            return listed, divides, metadata["by_key"]
+            split_values = file.read([SPLIT_COLUMN]).column(0) if metadata["divides"] else None
+            listed = _read_listing(file, metadata, request, None if split_values is None else split_values.type)
+            _check_plan_paths(listed.entries, request, path)
+            return listed, split_values, metadata["by_key"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
         if is_out_of_memory(error):
             raise
@@ -246,11 +251,7 @@ def _check_texts(values: object) -> list[str]:
 _MAX_PROBED_FILES = 16
 
 
-def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
-    """Refuse paths that leave the source without permission, and a plan whose files do not exist.
-
-    Each folder and link is checked once.
-    """
+def _check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
     kind = entries.rows.kind
     is_file = (kind == FILE) | (kind == LINK)
     if not is_file.any():

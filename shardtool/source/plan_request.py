@@ -1,4 +1,4 @@
-"""Find the facts that a plan file must match: the source, and the options that affect its samples."""
+"""Describe what a plan file must match: the source of a run, and the options that affect its samples."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _UNCHECKED_OPTIONS = frozenset({
 
 
 class PlanRequest(NamedTuple):
-    """The facts that a plan file must match.
+    """The source and the options of a run, which must match its plan file.
 
     Attributes:
         stamps: Size and modification time of each manifest or archive.
-        root: The folder of relative paths, with a final slash.
-        folders: If there are several folders, the folder for each first component of a path.
+        root: The folder to which paths are relative, with a final slash.
+        folders: If there are several source folders, the folder for each first component of a path.
         identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """
 
@@ -53,7 +53,7 @@ class PlanRequest(NamedTuple):
 
 
 def make_plan_request(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
-    """Return the facts that the plan file of a run must match."""
+    """Return the source and the options of a run, to write or check its plan file."""
     recorded: dict[str, object] = {"format": shard_format}
     checked_options = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
     for option in fields(options):
@@ -73,21 +73,21 @@ def make_plan_request(source: object, options: CreateOptions, shard_format: str)
 
 def _find_source(source: object, options: CreateOptions) -> PlanRequest:
     sources: list[Any] = [*source] if isinstance(source, list | tuple) else [source]
-    if url := next((given for given in sources if isinstance(given, str) and is_url(given)), None):
+    if url := next((item for item in sources if isinstance(item, str) and is_url(item)), None):
         raise InvalidRequest(url, "a URL", expected="a source on a file system, for a plan file")
     follows = options.symlinks == "follow"
     if len(sources) != 1:
-        paths = [os.fspath(given) for given in sources]
-        roots, labels = [source_root(given, needed=True) for given in paths], name_folders(paths)
+        paths = [os.fspath(item) for item in sources]
+        roots, labels = [source_root(item, needed=True) for item in paths], name_folders(paths)
         folders, identity = dict(zip(labels, roots, strict=True)), " ".join(map(source_identity, roots))
         names = tuple(map(printable, labels))
         return PlanRequest("folders", names, folders=folders, identity=identity, outside=follows)
-    (given,) = sources
-    if not isinstance(given, str | os.PathLike) or given == "-":
-        found, name = "standard input" if given == "-" else "a table in memory", "plan" if options.plan else "plan_only"
+    (item,) = sources
+    if not isinstance(item, str | os.PathLike) or item == "-":
+        found, name = "standard input" if item == "-" else "a table in memory", "plan" if options.plan else "plan_only"
         remedy = "Write the table to a file first, because each run must read the same table."
         raise InvalidRequest(option_text(name), found, expected="a source that other runs can read", remedy=remedy)
-    path = os.fspath(given)
+    path = os.fspath(item)
     if (archive := find_archive(path)) is not None:
         path, folder = archive
         stamp, file_path = _file_stamp(path), os.fsencode(path)

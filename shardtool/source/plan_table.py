@@ -33,10 +33,10 @@ _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
 
-def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
-    """Return the columns of a plan file before the metadata columns.
+def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
+    """Return the schema of a plan file without its metadata columns.
 
-    `inline` is the number of fields with inline payloads. Without `paths`, the path of a field is key + "." + field.
+    `inline` is the number of fields with INLINE payloads. Without `paths`, the path of each field is key + "." + field.
     """
     type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
     field_types = {name: pa.type_for_alias(kind) for name, kind in type_names.items()}
@@ -45,26 +45,29 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
     columns = {KEY_COLUMN: pa.large_binary(), FIELDS_COLUMN: pa.list_(pa.field("element", element, nullable=False))}
     columns |= {_INLINE_COLUMN.format(index): pa.large_binary() for index in range(inline)}
     fields = [pa.field(name, kind, nullable=False) for name, kind in columns.items()]
-    return pa.schema(fields if divides is None else [*fields, pa.field(SPLIT_COLUMN, divides)])
+    return pa.schema(fields if split_type is None else [*fields, pa.field(SPLIT_COLUMN, split_type)])
 
 
-def entries_schema(entries: SampleTable, divides: pa.ChunkedArray | None) -> pa.Schema:
-    """Return the columns of a plan file for these samples, with metadata columns."""
-    split_type, metadata = None if divides is None else divides.type, entries.metadata
+def entries_schema(entries: SampleTable, split_values: pa.ChunkedArray | None) -> pa.Schema:
+    """Return the schema of the plan file for `entries`, including metadata columns."""
+    split_type, metadata = None if split_values is None else split_values.type, entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
     schema = plan_schema(len(entries.values.inline), split_type, paths=paths, spans=spans)
     return schema if metadata is None else pa.schema([*schema, *metadata.schema])
 
 
-def entries_tables(entries: SampleTable, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
-    """Yield a table for each row group."""
-    schema, group_rows = entries_schema(entries, divides), max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
+def entries_tables(entries: SampleTable, split_values: pa.ChunkedArray | None) -> Iterator[pa.Table]:
+    """Yield the rows of a plan file as one table per row group."""
+    schema, group_rows = (
+        entries_schema(entries, split_values),
+        max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS)),
+    )
     for first in range(0, len(entries), group_rows):
         last = min(first + group_rows, len(entries))
         texts: list[StringColumn] = [entries.keys, *entries.values.inline.values()]
         key, *inline = (strip_nuls(text.span(first, last), pa.large_binary()) for text in texts)
         columns = [key, _field_lists(entries, schema.field(FIELDS_COLUMN).type, first, last), *inline]
-        columns += [] if divides is None else [divides.slice(first, last - first)]
+        columns += [] if split_values is None else [split_values.slice(first, last - first)]
         columns += [] if entries.metadata is None else entries.metadata.slice(first, last - first).columns
         yield pa.Table.from_arrays(columns, schema=schema)
 
@@ -94,9 +97,9 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file. The caller must check beforehand how much memory the columns take.
+    """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
 
-    `schema` does not contain metadata columns. `values` does not contain inline payloads.
+    `schema` comes from `plan_schema`. The keys of `values.inline` are the fields with INLINE payloads.
 
     Raises:
         ValueError: The rows are invalid.

@@ -1,4 +1,4 @@
-"""Divide payloads into tasks for workers. Workers import this file without NumPy and pyarrow."""
+"""Divide the payloads to read into tasks for workers. Workers import this module without NumPy and pyarrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read. `links` marks links, and `reads` is the number of files that are read in parallel."""
+    """Files to read. In `links`, the byte of a link is 1. `reads` is the number of files to read in parallel."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -35,7 +35,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads in a shard or archive, as int64 offsets in ascending order, lengths and CRC-32C (-1 if unknown)."""
+    """Payloads to read from a shard or archive: int64 offsets (ascending), lengths and CRC-32C (-1 if unknown)."""
 
     path: str
     offsets: bytes
@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks of at most `max_files` files, each with its indices in `rows`. Each task reads `reads` at a time."""
+    """Return tasks of at most `max_files` files that read the payloads of `rows`, each with its indices in `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]
@@ -79,7 +79,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # with this prime number, files of all fields and folders are measured
+_PROBE_STRIDE = 2_654_435_761  # a prime, so that the probed files have different fields and folders
 _PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of starting a thread
 _MAX_READS_PER_WORKER = 16
@@ -88,7 +88,7 @@ _REMOTE_READS = 32
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the number of parallel reads per worker. If it was measured, also return a text with the reason."""
+    """Return the number of parallel reads per worker, and the reason as a text if opening files is slow."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)

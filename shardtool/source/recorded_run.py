@@ -1,7 +1,7 @@
-"""The run that a dataset file records, and the options that can be repeated.
+"""The run that a dataset file records, whose options are used to list the source again.
 
-A dataset file is untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
-never used, so the user must pass them to `verify` again. Only the table of `--join` may also be found by `find_table`.
+Dataset files are untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
+never used, so the user must pass them again. Only the table of `--join` is also searched for by name.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Change errors of a source so that they name only options of `verify` and `diff`.
+    """Rewrite errors about a source, so that they name only options of `verify` and `diff`.
 
-    `remedy` replaces the advice of an error, unless the advice names an option about a source.
+    `remedy` replaces the advice in an error, unless the advice names an option such as `root`.
     """
     try:
         yield
@@ -44,10 +44,7 @@ def verify_options_in_errors(source: object, join: object, remedy: str) -> Itera
             error.where = f"{option_text('join')} {error.where}"
             raise
         if join is not None and error.where == option_text("on"):
-            error.where, error.found = (
-                f"{option_text('join')} {_display_path(join)}",
-                f"{error.found}, the key column",
-            )
+            error.where, error.found = f"{option_text('join')} {_display_path(join)}", f"{error.found}, the key column"
             error.remedy = f"{option_text('join')} takes the table that the dataset was created with."
             raise
         if any(error.where == option_text(name) for name in REPEATABLE_OPTIONS):
@@ -60,8 +57,8 @@ def verify_options_in_errors(source: object, join: object, remedy: str) -> Itera
         raise
 
 
-def _display_path(given: object) -> str:
-    return redact_secrets(printable(os.fspath(given))) if isinstance(given, str | os.PathLike) else ""
+def _display_path(argument: object) -> str:
+    return redact_secrets(printable(os.fspath(argument))) if isinstance(argument, str | os.PathLike) else ""
 
 
 REPEATABLE_OPTIONS = frozenset({
@@ -78,15 +75,8 @@ REPEATABLE_OPTIONS = frozenset({
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
 
-_SELECTING_OPTIONS = (
-    "where",
-    "head",
-    "per_class",
-    "split_column",
-    "stratify",
-    "group_by",
-)  # with these options, the table of `--join` may decide which samples are selected
-
+# These options may select samples by columns of the `--join` table.
+_SELECTING_OPTIONS = ("where", "head", "per_class", "split_column", "stratify", "group_by")
 _TABLE_OPTIONS = ("on", "delimiter", "no_header", "collect", "classes")
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
@@ -95,13 +85,11 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        options: The options, except options about a `--join` table that is not available.
-        table: The path of the table that `find_table` found, or the recorded name if the table was not found.
-        made_fields: Fields that may come from an unavailable table.
-        selecting_options: Options that selected samples by an unavailable table, or before samples were appended.
-        map: The name of the function that created the samples. The function is never imported.
-        key_list: The name of the list in `keys_from`. The list is not read again.
-        without_table: The run without the table that `find_table` found.
+        table: The path of the `--join` table that `find_table` found, or the recorded name if it found none.
+        made_fields: Fields that may come from columns of a table that was not found.
+        selecting_options: Options that cannot select the same samples again.
+        map: The name of the function that created the samples. It is never imported.
+        without_table: The run as if `find_table` had found no table.
         table_problem: Why the table that `find_table` found cannot be used.
     """
 
@@ -125,11 +113,8 @@ class RecordedRun(NamedTuple):
     @property
     def selection_problem(self) -> str:
         """Why the recorded selection of samples cannot be repeated."""
-        reason = (
-            f"depended on {option_text('join')} {self._missing_table_text}"
-            if self.table
-            else "selected from a smaller source"
-        )
+        table = f"{option_text('join')} {self._missing_table_text}"
+        reason = f"depended on {table}" if self.table else "selected from a smaller source"
         return f"{' and '.join(self.selecting_options)} {reason}"
 
     @property
@@ -138,7 +123,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Yield texts about what cannot be compared without the table or the list of keys."""
+        """Describe what cannot be compared with the source without the table or the list of keys."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
@@ -149,25 +134,25 @@ class RecordedRun(NamedTuple):
 
 
 def recorded_run(
-    file: DatasetFile | None, given: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
+    file: DatasetFile | None, user_options: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
 ) -> RecordedRun:
     """Return the run that created a dataset. If samples were appended later, return the first run.
 
     The table of `--join` is searched for in `folders`, unless the user names the table.
     """
     name = file.made.options.get("join", "") if file else ""
-    if given.join is not None:
+    if user_options.join is not None:
         if name == "":
             found = "the dataset was created without a table"
             raise InvalidRequest(option_text("join"), found, expected="a dataset that was created with one")
-        return _build_run(file, given, given.join)
-    without = _build_run(file, given)
+        return _build_run(file, user_options, user_options.join)
+    without = _build_run(file, user_options)
     path = find_table(name, folders)
-    return _build_run(file, given, path)._replace(table=path, without_table=without) if path else without
+    return _build_run(file, user_options, path)._replace(table=path, without_table=without) if path else without
 
 
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
-    """Return the local folders in which a joined table is searched for."""
+    """Return the local folders in which `find_table` searches."""
     folders = [os.curdir]
     for item in source if isinstance(source, list | tuple) else [source]:
         path = os.fspath(item) if isinstance(item, str | os.PathLike) else None
@@ -180,9 +165,9 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file with this name, or an empty text.
+    """Return the path of the first regular file with this name in `folders`, or an empty text.
 
-    The untrusted name must be a plain file name, and links are not followed.
+    The name is untrusted, so it must not contain a folder. Links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
@@ -193,36 +178,32 @@ def find_table(name: object, folders: Iterable[str]) -> str:
     return ""
 
 
-def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, table: object = None) -> RecordedRun:
+def _build_run(
+    file: DatasetFile | None, user_options: VerifyOptions | DiffOptions, table: object = None
+) -> RecordedRun:
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
     function, added = recorded.pop("map", ""), recorded.pop("add", None)
     key_list = printable(str(recorded.pop("keys_from", "")))[:80]
     if type(function) is not str:
-        raise InvalidRequest(
-            option_text("source"), f"the dataset file records map as {printable(str(function))[:80]!r}"
-        )
+        problem = f"the dataset file records map as {printable(str(function))[:80]!r}"
+        raise InvalidRequest(option_text("source"), problem)
     if verb == "reshard":
-        if name := next((name for name in SOURCE_OPTIONS if getattr(given, name, None)), ""):
-            raise InvalidRequest(
-                option_text(name), "the dataset was created by reshard", expected="a dataset of `create`"
-            )
-        recorded.pop("dots", None)  # `dots` was detected in the source, and is not an option of the user
+        if name := next((name for name in SOURCE_OPTIONS if getattr(user_options, name, None)), ""):
+            problem = "the dataset was created by reshard"
+            raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
+        recorded.pop("dots", None)  # not an option of `reshard`, which detected the value in its source
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
         found, table_state = _without_table(recorded, kind)
     else:
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
-    if (
-        file is not None and file.appends and not has_appended_sources(file) and not table_state
-    ):  # a selection made by a later run cannot be repeated
-        table_state = {
-            "selecting_options": tuple(
-                option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None
-            )
-        }
+    if file is not None and file.appends and not has_appended_sources(file) and not table_state:
+        # these options selected from fewer samples, so they cannot be repeated
+        selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
+        table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
-    options = ReshardOptions(**found) if verb == "reshard" else _with_user_options(found, given)
+    options = ReshardOptions(**found) if verb == "reshard" else _with_user_options(found, user_options)
     function = printable(function)[:80]
     options, has_added = _with_classes(options, file), added is not None
     return RecordedRun(verb, options, map=function, has_added_fields=has_added, key_list=key_list, **table_state)
@@ -242,29 +223,24 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
         if kind is ReshardOptions:  # without the table, several samples may have the same key
             valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("field", values))
-    selecting_options = tuple(map(option_text, selecting))
-    return valid, {
-        "table": printable(str(table))[:80], "made_fields": made_fields, "selecting_options": selecting_options,
-    }  # fmt: skip
+    state = {"table": printable(str(table))[:80], "made_fields": made_fields}
+    return valid, {**state, "selecting_options": tuple(map(option_text, selecting))}
 
 
-def _with_user_options(recorded: dict[str, Any], given: VerifyOptions | DiffOptions) -> CreateOptions:
-    if given.symlinks is not None:
-        recorded["symlinks"] = given.symlinks
+def _with_user_options(recorded: dict[str, Any], user_options: VerifyOptions | DiffOptions) -> CreateOptions:
+    if user_options.symlinks is not None:
+        recorded["symlinks"] = user_options.symlinks
     elif recorded.get("symlinks") == "follow":
         follow = option_text("symlinks", "follow")
         problem = f"the dataset was created with {follow}, so links may lead out of the source"
         remedy = f"If you trust the source, add {follow}."
         raise InvalidRequest(option_text("source"), problem, expected="your confirmation", remedy=remedy)
-    return CreateOptions(**recorded, root=given.root, allow_outside=given.allow_outside)
+    return CreateOptions(**recorded, root=user_options.root, allow_outside=user_options.allow_outside)
 
 
 def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | None) -> CreateOptions | ReshardOptions:
-    if (
-        file is None
-        or not file.classes
-        or not (options.classes or options.field or getattr(options, "label_from_folder", False))
-    ):
+    has_labels = options.classes or options.field or getattr(options, "label_from_folder", False)
+    if file is None or not file.classes or not has_labels:
         return options
     from shardtool.entries.classes import Classes
 
@@ -285,5 +261,5 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
 
 
 def has_appended_sources(file: DatasetFile) -> bool:
-    """Return whether samples of other sources were appended later."""
+    """Return whether samples of another source were appended after the first run."""
     return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)

@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 class RecordedSource:
     """The source of a recorded run, in its current state.
 
-    `datasets` are the dataset that the run created, or some of its splits. If the table that was found cannot be
-    joined, `run` becomes the run without the table.
+    `datasets` are the datasets that the run created, which may be only some of its splits. If the table that
+    `find_table` found cannot be joined, `run` is replaced by `run.without_table`.
     """
 
     def __init__(
-        self, run: RecordedRun, datasets: Sequence[StoredDataset], given: Any, outputs: Sequence[ShardPattern]
+        self, run: RecordedRun, datasets: Sequence[StoredDataset], source_argument: Any, outputs: Sequence[ShardPattern]
     ) -> None:
         self.run, self._datasets = run, datasets
         if isinstance(run.options, ReshardOptions):
-            for item in given if isinstance(given, (list, tuple)) else [given]:
+            for item in source_argument if isinstance(source_argument, (list, tuple)) else [source_argument]:
                 if not isinstance(item, (str, os.PathLike, list, tuple)):
                     found = f"a {type(item).__name__}"
                     raise InvalidRequest(option_text("source"), found, expected="the source datasets")
                 for dataset in expand_if_pattern(item):
                     find_dataset(dataset)
-        self._given, self._outputs = given, outputs
+        self._source_argument, self._outputs = source_argument, outputs
         self.source = self._open(run)
         self._fixed_splits = self._find_fixed_splits()
 
@@ -65,7 +65,7 @@ class RecordedSource:
         options = replace(run.options, on_error="skip")
         if run.key_list:
             options = replace(options, keys_from=_stored_keys(self._datasets, old=options.rename_keys is not None))
-        source = open_source(self._given, options, self._outputs)
+        source = open_source(self._source_argument, options, self._outputs)
         source.may_lack_values = True
         return source
 
@@ -74,13 +74,9 @@ class RecordedSource:
         if split_options is None or split_options.required_column is None:
             return []
         names = {dataset.split for dataset in self._datasets}
-        splits = [
-            *self._datasets,
-            *(dataset for dataset in sibling_splits(self._datasets[0]) if dataset.split not in names),
-        ]
-        return (
-            splits if split_options.stratify or any(dataset.file and dataset.file.appends for dataset in splits) else []
-        )
+        others = [dataset for dataset in sibling_splits(self._datasets[0]) if dataset.split not in names]
+        splits = [*self._datasets, *others]
+        return splits if split_options.stratify or _have_grown(splits) else []
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
         """Return the samples that belong to the datasets, and the index of each sample's dataset."""
@@ -98,11 +94,8 @@ class RecordedSource:
         options, source, datasets = self.run.options, self.source, self._datasets
         listed = source.choose(source.list_samples(pool, observer), lambda: None)
         listed = drop_duplicate_samples(listed, source, options, pool, observer, partial(_stored_keys, datasets))
-        entries, split_options, dataset_indexes = (
-            listed.entries,
-            options.make_split_options(),
-            np.zeros(len(listed.entries), np.int64),
-        )
+        entries, split_options = listed.entries, options.make_split_options()
+        dataset_indexes = np.zeros(len(entries), np.int64)
         if split_options is not None:
             from shardtool.select.splits import assign_splits
 
@@ -123,17 +116,11 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Return what is not compared because splits are missing, or an empty text if all splits exist."""
-        split_options, existing = (
-            self.run.options.make_split_options(),
-            {dataset.split for dataset in self._fixed_splits},
-        )
-        if (
-            split_options is None
-            or split_options.stratify is None
-            or not any(dataset.file and dataset.file.appends for dataset in self._fixed_splits)
-        ):
+        """Describe which samples are not compared because splits are missing. Return an empty text if none are."""
+        split_options = self.run.options.make_split_options()
+        if split_options is None or split_options.stratify is None or not _have_grown(self._fixed_splits):
             return ""
+        existing = {dataset.split for dataset in self._fixed_splits}
         missing = [name for name, _ in split_options.shares if name not in existing]
         reason = f"they may be in {format_list(missing)}, which is missing"
         return f"samples that only the source has: {reason}" if missing else ""
@@ -147,6 +134,10 @@ class RecordedSource:
             except CorruptShard:
                 unread.append(dataset.where)
         return keys, unread
+
+
+def _have_grown(datasets: Sequence[StoredDataset]) -> bool:
+    return any(dataset.file and dataset.file.appends for dataset in datasets)
 
 
 def _stored_keys(datasets: Sequence[StoredDataset], *, old: bool = False) -> PackedStrings:

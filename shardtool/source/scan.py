@@ -44,8 +44,8 @@ class ScanItem(NamedTuple):
 
     Attributes:
         prefix: The folder relative to the root, with a final slash. Empty for the root.
-        names: Sorted file names. In each name, a NUL byte replaces the dot between the stem and the field. None if the
-            whole folder is listed with its subfolders.
+        names: Sorted file names. In each name, a NUL byte replaces the dot between the stem and the field. None means
+            that the whole folder is listed with its subfolders.
         changed_ns: The latest change of the folder or a folder above it.
     """
 
@@ -70,7 +70,7 @@ def scan_items(task: ScanTask) -> ScanPart:
     while stack:
         item = stack.pop()
         if item.names is None:
-            stack += expand_folder(task.root, task.rules, item, part)[::-1]
+            stack += _expand_folder(task.root, task.rules, item, part)[::-1]
         else:
             _add_files(part, task.root, item)
     return part.packed()
@@ -83,7 +83,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
     for _ in range(4):  # below four levels, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
-        parts_of_items = [[item] if item.names else expand_folder(root, rules, item, top) for item in items]
+        parts_of_items = [[item] if item.names else _expand_folder(root, rules, item, top) for item in items]
         items = [item for part in parts_of_items for item in part]
     items = [piece for item in items for piece in _split_item(item)]
     size = max(1, len(items) // parts)
@@ -91,8 +91,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
         yield ScanTask(root, rules, items[start : start + size])
 
 
-def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
-    """Return the files and subfolders of a folder as items in key order."""
+def _expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
     path = root + item.prefix
     try:
         folder_stat = os.stat(path)
@@ -123,7 +122,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
     links: set[bytes] = set()
     folders: list[bytes] = []
     linked: set[bytes] = set()
-    first, filters = rules.dots == "first", rules.filters
+    first, has_filters = rules.dots == "first", rules.has_filters
     with os.scandir(root + prefix) as listing:
         for entry in listing:
             name = entry.name
@@ -145,7 +144,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
                 if kind != "file":
                     continue
                 link = True
-            if filters and not rules.includes_file(prefix, name):
+            if has_filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
             if file == name or file[0] == 0 or file[-1] == 0:
@@ -186,7 +185,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # the text of the link does not depend on the machine
+        where = printable(os.readlink(path))  # not `target`, which contains folders of this machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:
@@ -235,11 +234,10 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
             if name in item.links:
                 part.changed[index] = ALWAYS_CHANGED
     part.kinds += bytes([LINK if name in item.links else FILE for name in names]) if item.links else bytes(len(names))
-    add_names(part, prefix, names)
+    _add_names(part, prefix, names)
 
 
-def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
-    """Append the keys and fields of sorted files, whose names have the form `stem NUL field`."""
+def _add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
     keys, counts, fields, previous = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:

@@ -33,12 +33,12 @@ SYSTEM_FILES = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.
 
 @dataclass(frozen=True)
 class ScanRules:
-    """Rules that decide which files become parts of samples.
+    """Rules that select the files of a source.
 
     Attributes:
         hidden: Whether to include names that start with a dot, and names that operating systems create in folders.
         symlinks: With `inside`, links whose target is in the tree are followed, and other links are reported.
-        own: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
+        outputs: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
     """
 
     include: Sequence[str] = ()
@@ -46,7 +46,7 @@ class ScanRules:
     hidden: bool = False
     symlinks: Symlinks = "inside"
     dots: Dots = "first"
-    own: tuple[tuple[bytes, ShardPattern], ...] = ()
+    outputs: tuple[tuple[bytes, ShardPattern], ...] = ()
 
     @cached_property
     def _include(self) -> list[tuple[bool, re.Pattern[bytes]]]:
@@ -57,23 +57,23 @@ class ScanRules:
         return [_compile_glob(text) for text in self.exclude]
 
     @cached_property
-    def filters(self) -> bool:
-        """Whether a rule can exclude a name."""
-        return bool(self.include or self.exclude or self.own)
+    def has_filters(self) -> bool:
+        """Whether `includes_file` may return False."""
+        return bool(self.include or self.exclude or self.outputs)
 
     def hides(self, name: bytes) -> bool:
-        """Check whether a name is hidden."""
+        """Return whether a file or folder is ignored because it is hidden."""
         return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
 
     def includes_file(self, prefix: bytes, name: bytes) -> bool:
-        """Check whether a file is included."""
-        if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
+        """Return whether the file `prefix + name` is included."""
+        if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.outputs):
             return False
         is_included = not self._include or _matches(self._include, prefix, name)
         return is_included and not _matches(self._exclude, prefix, name)
 
     def includes_folder(self, prefix: bytes, name: bytes) -> bool:
-        """Check whether a folder is included."""
+        """Return whether the folder `prefix + name` is included."""
         return not any(_matches(self._exclude, prefix, form) for form in (name, name + b"/"))
 
 
@@ -98,12 +98,12 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-ALWAYS_CHANGED = 2**62  # for files such as targets of links, whose changes cannot be seen in the tree
+ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be detected, such as targets of links
 
 
 @dataclass
 class ScanPart:
-    """The listed samples as columns. For the meaning, see `SampleTable`."""
+    """A part of the listed samples as columns. For their meaning, see `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -114,18 +114,18 @@ class ScanPart:
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
     skipped: list[Skipped] = field(default_factory=list)
-    left_behind: Counter[bytes] = field(default_factory=Counter)
+    system_files: Counter[bytes] = field(default_factory=Counter)
 
     def packed(self) -> ScanPart:
-        """Join the keys to one buffer, which is faster to send between processes."""
+        """Join the keys into one buffer, which is faster to send between processes."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
 
 def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
-    """Count an ignored name of an operating system, unless a rule excludes the name."""
+    """Count an ignored file if an operating system created it, and no filter excludes it."""
     if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
-        part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
+        part.system_files[b"._*" if name[:2] == b"._" else name] += 1
 
 
 def link_failure(error: OSError) -> tuple[SkipCode, str]:
@@ -136,7 +136,7 @@ def link_failure(error: OSError) -> tuple[SkipCode, str]:
 
 
 def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
-    """Return a skipped row. The key and the path are bytes."""
+    """Return a row for the list of skipped files."""
     return Skipped(to_text(key), to_text(path), code, message)
 
 
@@ -158,7 +158,7 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes the property from the property of the parent folder.
+    """Return a property of a folder, which `derive` computes from the property of the parent folder.
 
     `known` contains the properties that are already computed. A folder path is empty or ends in a slash.
     """
@@ -173,11 +173,11 @@ def resolve_folder(
 
 
 class FileCollector:
-    """Applies the rules for folders to files that arrive in any order, such as members of an archive.
+    """Applies `ScanRules` to files that arrive in any order, such as members of an archive.
 
     Attributes:
-        part: Skipped files and system files. `in_order` adds the other files in key order.
-        folders: Whether each folder is included.
+        part: The skipped files and system files. `in_order` adds the other files in key order.
+        folders: By folder, whether the rules include it.
     """
 
     def __init__(self, rules: ScanRules) -> None:
@@ -186,7 +186,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file, or None if the file is excluded or has no field."""
+        """Split a path into key and field. Return None if the file is excluded or has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -203,15 +203,15 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file, with two more numbers that `in_order` returns."""
+        """Add a file with its key, field and size, and two more numbers that `in_order` returns."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Move the files into `part`, and return the numbers of each file as int64[3, files].
+        """Sort the files by key, move them to `part`, and return their numbers as int64[3, files].
 
-        Objects that represent folders are ignored.
+        Empty objects that represent folders are ignored.
         """
         import numpy as np
 

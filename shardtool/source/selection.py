@@ -70,9 +70,9 @@ def _update_label_columns(
 def find_listed_samples(
     keys: PackedStrings, options: SelectingOptions, skipped: Iterable[Skipped] = ()
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the numbers of the samples in `keys_from`, and notes.
+    """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    A key may be missing if its sample was skipped. With `on_error="skip"`, every key may be missing.
+    A listed key may be missing if its sample was skipped. With `on_error="skip"`, any listed key may be missing.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -83,7 +83,7 @@ def find_listed_samples(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Join a table, select the samples that match `keys_from` and `where`, and add fields with values."""
+    """Join a table, select the samples that match `keys_from` and `where`, and add the fields of `field`."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
@@ -124,7 +124,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Add columns under the names of their fields, so that queries can use both names."""
+    """Add each column again under the name of its field, so that queries can use both names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -132,7 +132,7 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
 
 
 def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
-    """Sort the samples by `sort_by`, and return the first `head` samples."""
+    """Sort the samples by `sort_by`, and keep the first `head` samples."""
     entries = listed.entries
     if (name := options.sort_by) is not None:
         column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))
@@ -151,7 +151,7 @@ def rename_listed_keys(
 ) -> Listing:
     """Rename keys with `rename_keys`. With `by_key`, sort the samples by their new keys.
 
-    `column_of` returns a column of new keys. By default, this is a column of the samples.
+    `column_of` returns the column of new keys. By default, this is a metadata column.
     """
     if (rename := options.rename_keys) is None or not len(listed.entries):
         return listed
@@ -178,7 +178,7 @@ def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the share of the samples that the option `sample` requests."""
+    """Keep only the share of the samples that the option `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

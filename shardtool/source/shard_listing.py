@@ -1,7 +1,7 @@
-"""List the samples of datasets, in the order of the datasets.
+"""List the samples of datasets in the order of their shards.
 
-Payloads are SPAN rows of their shards, and numbers in TFRecords are INLINE texts. Offsets are read from sidecars. If a
-shard has no sidecar, a worker scans the shard.
+Payloads become SPAN rows of their shards. Numbers in TFRecords become INLINE texts. Offsets are read from sidecars. If
+a shard has no sidecar, a worker scans the shard.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 def list_datasets(  # noqa: PLR0913 - keyword options
-    givens: Sequence[DatasetLike],
+    sources: Sequence[DatasetLike],
     pool: Pool,
     observer: Observer,
     *,
@@ -76,21 +76,21 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    The digest is the sum of the fingerprints in the dataset files. `recorded` sets `dots` to `last` if the keys of a
-    dataset end at the last dot, or if the last part of a key contains a dot.
+    `Listing.recorded` sets `dots` to `last` if the keys of a dataset end at the last dot, or if the last part of a key
+    contains a dot.
 
     Args:
         only: The fields to pack. If empty, all fields are packed. Other fields are not checked.
         without: Fields that are not packed and not checked.
         salvage: Whether to skip damaged numbers, and damaged parts of shards without an index.
-        as_stored: Whether to list numbers as bytes. Fields are then not checked, and there are no class names.
+        as_stored: Whether to list numbers as stored, not as texts. There are then no checks and no class names.
     """
 
     def is_wanted(name: str) -> bool:
         return not as_stored and (not only or name in only) and name not in without
 
     seen = FilesSeen()
-    datasets, shards = open_datasets(givens, seen)
+    datasets, shards = open_datasets(sources, seen)
     notes = [note for dataset in datasets for note in dataset_notes(dataset)]
     parts = _list_shards(shards, seen, pool, observer, salvage=salvage)
     for part in parts:
@@ -177,7 +177,7 @@ def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
     for name in filter(is_wanted, names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > MAX_NAME_BYTES:
             found = f"the field {name[:_MAX_NAME_LETTERS]!r}: empty, too long, or with control characters"
-            raise InvalidRequest(part.describe_first(name), found, remedy="Recreate the shard with other names.")
+            raise InvalidRequest(part.describe_value(name), found, remedy="Recreate the shard with other names.")
     twice = np.flatnonzero((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1]))
     for row in twice.tolist():
         if is_wanted(name := names[codes[row]]):

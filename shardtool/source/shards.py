@@ -1,4 +1,4 @@
-"""Datasets as the source of `reshard`. Samples are not decoded."""
+"""Datasets as the source of `reshard`. Payloads are copied without decoding them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ from shardtool.select.add_fields import match_samples, merge_fields
 from shardtool.select.field_rows import drop_empty_samples
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped
+from shardtool.source import selection
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selection import (
-    apply_field_options,
-    join_and_filter,
-    rename_listed_keys,
-    sort_and_limit,
-    take_sample,
-)
 from shardtool.source.shard_listing import list_datasets
 from shardtool.units import pluralize
 
@@ -55,8 +49,8 @@ class DatasetSource(Source):
     by_key = False
 
     def __init__(self, datasets: DatasetLike | Sequence[DatasetLike], options: ReshardOptions, to_format: str) -> None:
-        given: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
-        self._datasets = [dataset for dataset_or_pattern in given for dataset in expand_if_pattern(dataset_or_pattern)]
+        arguments: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
+        self._datasets = [dataset for argument in arguments for dataset in expand_if_pattern(argument)]
         if not self._datasets:
             expected = "a dataset file, a pattern, a folder, or shards"
             raise InvalidRequest("the datasets", "none given", expected=expected)
@@ -79,22 +73,22 @@ class DatasetSource(Source):
             recorded={} if options.portable else listing.recorded,
             digest=None if changed else listing.digest,
         )
-        listed = apply_field_options(listed, options, pool, to_format)
+        listed = selection.apply_field_options(listed, options, pool, to_format)
         for added in options.add:
             listed = self._add_dataset(listed, added, pool, observer)
-        listed = join_and_filter(listed, options, may_lack_values=self.may_lack_values)
+        listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
         # A TFRecord sample may contain only its key.
         entries, empty = drop_empty_samples(listed.entries, listed.where, "no sample has a field", "only a key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
-    def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:
-        """Return the requested samples in the requested order."""
+    def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
+        """Select and sort the listed samples as the options request."""
         options = self._options
-        listed = rename_listed_keys(take_sample(listed, options), options)
-        listed = self._without_duplicates(listed, taken())
-        listed = sort_and_limit(self._sample_per_class(listed), options)
+        listed = selection.rename_listed_keys(selection.take_sample(listed, options), options)
+        listed = self._without_duplicates(listed, read_existing_keys())
+        listed = selection.sort_and_limit(self._sample_per_class(listed), options)
         if self._format == "tar":
             _check_tar_fields(listed)
         check_skipped(listed.where, listed.skipped, options.on_error, "recreate the shards without them")

@@ -36,8 +36,7 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or an empty text.
 
-    Raise an error if the shards belong to a dataset or are the only files. With `named`, the user chose the files, and
-    there is no error.
+    Raise an error if the shards belong to a dataset or are the only files, unless the user `named` the files.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -50,11 +49,11 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
     for path in () if named else (os.fsdecode(entries.file_path(row)) for row in rows):
         if only_shards or _is_dataset_shard(path):
             found = "a shard, like all files in this folder" if only_shards else "a shard of a dataset"
-            exclude, include = option_text("exclude"), include_advice("*")
-            remedy = f"{reshard_advice()}. Exclude them with {exclude}, or pack the files as they are with {include}."
+            exclude, include = option_text("exclude"), _include_advice("*")
+            remedy = f"{_reshard_advice()}. Exclude them with {exclude}, or pack the files as they are with {include}."
             raise InvalidRequest(path, found, expected=EXPECTED_FOLDER, remedy=remedy)
     files = f"{pluralize(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
-    return f"{files}, such as {first}, packed like other files. {reshard_advice()}."
+    return f"{files}, such as {first}, packed like other files. {_reshard_advice()}."
 
 
 def _is_dataset_shard(path: str) -> bool:
@@ -64,13 +63,11 @@ def _is_dataset_shard(path: str) -> bool:
     return listed or lookup.is_file(sidecar_path(path, None))
 
 
-def reshard_advice() -> str:
-    """Return advice on how to pack the samples of shards."""
+def _reshard_advice() -> str:
     return f"Pack the samples of shards with {choose_text('`reshard`', '`shardtool reshard`')}"
 
 
-def include_advice(name: str) -> str:
-    """Return the option that includes one name."""
+def _include_advice(name: str) -> str:
     return choose_text(f"include=({name!r},)", f"--include {quote(name)}")
 
 
@@ -80,14 +77,14 @@ FOLDER_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or F
 
 
 def check_folder(source: str) -> None:
-    """Raise an error if a source is not a folder."""
+    """Raise an error if a source is neither a folder nor a URL of a store."""
     if is_url(source):
         _check_address(source)
         return
     if os.path.isdir(source):
         return
     if kind := _describe_shards(source):
-        raise InvalidRequest(source, kind, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
+        raise InvalidRequest(source, kind, expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}.")
     if os.path.isfile(source):
         raise InvalidRequest(source, "not a table file", expected=FOLDER_OR_TABLE, remedy=_file_advice(source))
     if os.path.lexists(source):
@@ -106,17 +103,17 @@ def _check_address(source: str) -> None:
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
     if parse_shard_name(base_name(source)):
         pipe = f"To pack a tar of files, read it from a command: {_PIPE_COMMAND}."
-        raise InvalidRequest(source, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}. {pipe}")
+        raise InvalidRequest(source, "a shard", expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}. {pipe}")
     if source.lower().endswith(".zip"):
         remedy = f"Copy it to this machine, or read it from a command: {_PIPE_COMMAND}."
         raise InvalidRequest(source, "an archive on another machine", expected=EXPECTED_FOLDER, remedy=remedy)
 
 
 def check_archive(path: str) -> None:
-    """Raise an error if an archive is a shard with a sidecar."""
+    """Raise an error if an archive has a sidecar, because it is then a shard."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
-        raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
+        raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}.")
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
@@ -124,7 +121,7 @@ def check_not_shards(sources: Sequence[Any]) -> None:
     names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"
-        raise InvalidRequest(os.fspath(sources[0]), found, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
+        raise InvalidRequest(os.fspath(sources[0]), found, expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}.")
 
 
 def _describe_shards(source: str) -> str:
@@ -152,14 +149,14 @@ def _file_advice(source: str) -> str:
         command = f"`shardtool create - OUTPUT < {quote(source)}`"
         return f"Read a list of paths, one per line, from standard input: {command}."
     folder, name = os.path.split(source)
-    return f"Pack its folder, {folder or '.'}, with {include_advice(name)}."
+    return f"Pack its folder, {folder or '.'}, with {_include_advice(name)}."
 
 
 def _glob_advice(source: str) -> str:
     folder, name = os.path.split(source)
     if any(mark in folder for mark in "*?[") or not os.path.isfile(glob.glob(source)[0]):
         return f"Pack the parent folder, with {option_text('include')} or {option_text('exclude')}."
-    return f"Pack the folder, {folder or '.'}, with {include_advice(name)}."
+    return f"Pack the folder, {folder or '.'}, with {_include_advice(name)}."
 
 
 _MAX_FILES = 100_000
@@ -167,7 +164,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Raise the error for globs that exclude all files of a local folder. Suggest a glob that includes some files."""
+    """Raise an error if a local folder has files but the globs exclude them all. Suggest a glob that matches some."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

@@ -1,4 +1,4 @@
-"""One shard of a source as columns. The columns come from its sidecar or from a scan. No payload is read.
+"""One shard of a source as columns, which come from its sidecar or from a scan. No payload is read.
 
 A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums. Sidecars are
 untrusted (see `shardtool.dataset.shard_index`).
@@ -71,9 +71,9 @@ class SourceShard:
     Attributes:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the texts represent. None if
             the types are known only after a scan.
-        conflicts: For some fields, the first scanned feature that has several values or another type.
-        is_list: Whether the payload of each row is a whole list.
-        regrouped: Number of samples whose fields were not adjacent.
+        conflicts: By field, the first scanned feature with several values, or with another type than before.
+        is_list: For each row, whether the payload is a whole TFRecord list.
+        regrouped: The number of samples whose fields were not adjacent.
     """
 
     stored: StoredShard
@@ -102,7 +102,7 @@ class SourceShard:
         return (self.kinds or {}).get(field_name, "bytes")
 
     def rows_of(self, field_name: str) -> NDArray[np.int64]:
-        """Return the rows of a field."""
+        """Return the row numbers of a field."""
         return np.flatnonzero(self.index.codes == self.index.names.index(field_name))
 
     def key(self, sample: int) -> str:
@@ -110,15 +110,11 @@ class SourceShard:
         return self.index.keys_of(np.array([sample]))[0]
 
     def where(self, sample: int) -> str:
-        """Return the path and key of a sample for messages."""
+        """Return, for messages, the path and key of a sample."""
         return f"{self.path}, {printable(self.key(sample))}"
 
-    def describe_first(self, field_name: str) -> str:
-        """Return the path and key of the first sample with a field, for messages."""
-        return self.describe_value(field_name, 0)
-
-    def describe_value(self, field_name: str, index: int) -> str:
-        """Return the path and key of the sample with a value of a field, for messages."""
+    def describe_value(self, field_name: str, index: int = 0) -> str:
+        """Return, for messages, the path and key of the sample with value number `index` of a field."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 
@@ -153,7 +149,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
 
 
 def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
-    """Add the index and metadata from the sidecar."""
+    """Return the shard with the index and metadata from the bytes of its sidecar."""
     index = sidecar_read.parse_shard_sidecar(
         data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry
     )
@@ -161,12 +157,12 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Check whether a shard must be scanned, because its checksums or types are unknown."""
+    """Return whether a shard must be scanned, because its checksums or types are unknown."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Add the results of a scan, and the metadata of the sidecar."""
+    """Return the shard with the results of a scan, and with the metadata of its sidecar if `has_index`."""
     if (error := scan.error) is not None:
         if has_index:
             raise error
@@ -177,7 +173,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
     skipped, kinds = tuple(_skipped_rows(shard.name, scan)), index.kinds or shard.kinds
     part = replace(shard, index=index, kinds=kinds, conflicts=conflicts, skipped=skipped, is_list=_list_rows(scan))
     if not has_index:
-        return sort_fields(merge_interleaved(part) if scan.format == "tar" else part)
+        return sort_fields(_merge_interleaved(part) if scan.format == "tar" else part)
     part, listed_index = sort_fields(part), sort_fields(shard).index
     if any(shard_index.compare_indexes(listed_index, part.index)):
         remedy = f"{_verify_advice()} Or move {sidecar_name(shard.name)} away, which loses its metadata."
@@ -226,11 +222,8 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
     return column.astype(np.uint32 if 0 <= column.max(initial=0) < _UINT32_LIMIT else np.int64)
 
 
-def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Make the fields of each sample adjacent. A tar may contain all images first and then all labels.
-
-    If two members have the same key and field, the shard stays unchanged.
-    """
+def _merge_interleaved(part: SourceShard) -> SourceShard:
+    # A tar may contain all images first and then all labels. If a sample has a field twice, change nothing.
     index = part.index
     keys = index.all_keys()
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -34,8 +34,8 @@ class StatResult(NamedTuple):
     Attributes:
         kinds: FILE or LINK for each path.
         facts: int64[paths, 4]. The columns are the size in bytes, the modification time and the latest change of path
-            and file in nanoseconds, and the index of the problem plus one. The last number is 0 without a problem.
-        problems: Different pairs of code and message.
+            and file in nanoseconds, and the index of the problem plus one, or 0 without a problem.
+        problems: The distinct problems, as pairs of reason code and message.
     """
 
     kinds: bytes
@@ -58,7 +58,7 @@ class _FileState(NamedTuple):
 
 
 def stat_files(task: StatTask) -> StatResult:
-    """Return the states of files or objects."""
+    """Examine the files or objects of a task."""
     paths, kinds, numbers = task.paths[:-1].split(b"\0"), bytearray(), array("q")
     problems: dict[tuple[SkipCode, str], int] = {}
     if is_address(task.root):

@@ -38,8 +38,8 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Options to read the table in different ways, each with the resulting rows. The usual way is first.
-        annotations: Columns of annotations, if the table is COCO's JSON.
+        forms: Options to read the table in different ways, the usual one first, each with the resulting rows.
+        annotations: The columns of annotations, if the table is a COCO file.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
@@ -47,7 +47,7 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` for a table and its files. The table can be the source, or joined to the files."""
+    """The options of `create` for a table and its files. The table is the source, or is joined to the files."""
 
     options: dict[str, object]
     as_source: bool
@@ -120,7 +120,7 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Find the column of a table that names files of a folder. Return None if there is none.
+    """Find the column of a table that names files of a folder, or return None.
 
     The names are relative to `root`, which is empty or ends in a slash.
     """

@@ -32,12 +32,12 @@ def test_kill_and_resume(count: int, tmp_path: Path) -> None:
         run.signal(signal.SIGKILL)
         run.end()
         assert run.all_gone(), "a worker outlives its parent"
-        there, asked = {*shards(tmp_path / "out")} if count else set(), Counter(web.asked)
+        there, asked = {*shards(tmp_path / "out")} if count else set(), Counter(web.requests)
         again = create(source, output, *options, "--resume")
         assert (again.code, "Traceback" in again.err) == (0, False)
         done = {f"/later/{at}" for at in range(120) for name in there if name == f"out-{at // 10:03}.tar" and at % 4}
         assert len(done) >= 7 * count
-        assert not done & {*(web.asked - asked)}
+        assert not done & {*(web.requests - asked)}
     found = members(*(tmp_path / "out" / name for name in shards(tmp_path / "out")))
     assert found == [(f"{at:09}.jpg", body(str(at))) for at in range(120) if at % 4]
     assert [row["key"] for row in skipped(tmp_path / "out" / "out.json")] == [f"{at:09}" for at in range(0, 120, 4)]

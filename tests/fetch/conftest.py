@@ -1,4 +1,4 @@
-"""A web server, and what fetches from it."""
+"""A web server, and a fetcher that downloads from it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def web() -> Iterator[WebServer]:
 
 @contextmanager
 def fetching(**options: Any) -> Iterator[HttpFetcher]:
-    """Give what fetches from this machine."""
+    """Yield a fetcher that may download from this machine."""
     chosen = {"allow_private": True, "retries": 0, "per_host": 64, **options}
     with closing(HttpFetcher(FetchOptions(**chosen))) as fetcher:
         yield fetcher
 
 
 def held(fetcher: HttpFetcher) -> int:
-    """Return the bytes that were read and not taken yet, behind all that was asked before."""
+    """Return the bytes in memory that are not taken yet. Earlier calls to the event loop are finished first."""
 
-    async def found() -> int:
-        return fetcher._limits.held  # noqa: SLF001 - only tests use this
+    async def read_held() -> int:
+        return fetcher._limits.held  # noqa: SLF001 - only tests need this
 
-    return asyncio.run_coroutine_threadsafe(found(), fetcher._loop).result()  # noqa: SLF001 - where it changes
+    return asyncio.run_coroutine_threadsafe(read_held(), fetcher._loop).result()  # noqa: SLF001 - `held` changes there

@@ -37,7 +37,7 @@ _HOSTILE = {  # first bytes; repeated bytes, and seconds between repetitions
 
 
 def body(name: str) -> bytes:
-    """Return the bytes of the file `name`: different for each name, 1 to 4,000 bytes, starting like a JPEG."""
+    """Return the content of the file `name`: 1 to 4,000 bytes that start like a JPEG and differ for each name."""
     return (JPEG + name.encode()) * (1 + zlib.crc32(name.encode()) % 100)
 
 
@@ -45,9 +45,9 @@ class WebServer(ThreadingHTTPServer):
     """A server on 127.0.0.1.
 
     Attributes:
-        asked: How often each path was asked for.
-        most: The most requests of each host name that went on at once.
-        seen: The headers of the last request.
+        requests: The number of requests for each path.
+        max_concurrent: The maximum number of concurrent requests for each host name.
+        last_headers: The headers of the last request.
     """
 
     daemon_threads = True
@@ -55,24 +55,24 @@ class WebServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: Counter[str] = Counter()
-        self.most: Counter[str] = Counter()
-        self.now: Counter[str] = Counter()
-        self.seen: dict[str, str] = {}
+        self.requests: Counter[str] = Counter()
+        self.max_concurrent: Counter[str] = Counter()
+        self.active: Counter[str] = Counter()
+        self.last_headers: dict[str, str] = {}
         self.lock = threading.Lock()
-        self.stalled = threading.Event()  # set: those who stall go on
+        self.stalled = threading.Event()  # when set, stalled responses continue
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         """Return the URL of a path."""
         return f"http://{host}:{self.server_address[1]}/{path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Pass over connections that end early."""
+        """Ignore connections that end early."""
 
 
 @contextmanager
 def web_server() -> Iterator[WebServer]:
-    """Give a server that runs."""
+    """Yield a running server."""
     with WebServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
@@ -93,20 +93,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        """Answer by the first part of the path."""
+        """Call the method that is named by the first part of the path."""
         server, host = self.server, self.headers.get("Host", "").partition(":")[0]
         kind, _, name = unquote(self.path.partition("?")[0]).lstrip("/").partition("/")
         with server.lock:
-            server.asked[self.path] += 1
-            server.now[host] += 1
-            server.most[host] = max(server.most[host], server.now[host])
-            server.seen = dict(self.headers)
+            server.requests[self.path] += 1
+            server.active[host] += 1
+            server.max_concurrent[host] = max(server.max_concurrent[host], server.active[host])
+            server.last_headers = dict(self.headers)
         try:
             with suppress(ConnectionError):
                 getattr(self, f"_{kind}", self._status)(name)
         finally:
             with server.lock:
-                server.now[host] -= 1
+                server.active[host] -= 1
 
     def _send(self, data: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
@@ -155,9 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
                 break
 
     def _cut(self, name: str) -> None:
-        """Give half of a file; `once/...`: only the first time."""
+        """Send half of a file. With `once/...`, send the whole file at the second request."""
         whole = body(name)
-        if name.startswith("once/") and self.server.asked[self.path] > 1:
+        if name.startswith("once/") and self.server.requests[self.path] > 1:
             self._send(whole)
             return
         self._send(whole[: len(whole) // 2], Content_Length=str(len(whole)))
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _hostile(self, name: str) -> None:
-        """Answer like a hostile server: first some bytes, then others endlessly, with or without pauses."""
+        """Send some bytes, and then other bytes endlessly, with or without pauses."""
         first, again, wait_s = _HOSTILE[name]
         self.close_connection = True
         self.wfile.write(b"HTTP/1.1 " + first)
@@ -179,8 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(again)
 
     def _busy(self, name: str) -> None:
-        """Be busy `N` times: `busy/N/...`."""
-        if self.server.asked[self.path] <= int(name.partition("/")[0]):
+        """For `busy/N/...`, return the status 503 to the first N requests."""
+        if self.server.requests[self.path] <= int(name.partition("/")[0]):
             self._send(b"", 503, Retry_After="0")
         else:
             self._ok(name)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def _all(fetcher: HttpFetcher, urls: Sequence[str]) -> list[bytes | str]:
     """Return the file of each URL, or the code of its failure."""
     fetcher.start(urls)
-    found: list[bytes | str] = []
+    files: list[bytes | str] = []
     for number in range(len(urls)):
         try:
-            found.append(fetcher.take(number))
+            files.append(fetcher.take(number))
         except FetchFailed as failed:
-            found.append(failed.code)
-    return found
+            files.append(failed.code)
+    return files
 
 
 def _one(url: str, **options: Any) -> bytes | str:
@@ -47,9 +47,9 @@ def test_files_come_in_order(web: WebServer) -> None:
     names = [f"{'later' if number % 3 else 'ok'}/{number}" for number in range(60)]
     with fetching(connections=8) as fetcher:
         for _ in range(2):
-            found = _all(fetcher, [web.url(name) for name in names])
-            assert found == [body(name.partition("/")[2]) for name in names]
-    assert set(web.asked.values()) == {2}
+            files = _all(fetcher, [web.url(name) for name in names])
+            assert files == [body(name.partition("/")[2]) for name in names]
+    assert set(web.requests.values()) == {2}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_files_come_in_order(web: WebServer) -> None:
 )  # fmt: skip
 def test_responses_become_files_or_reason_codes(web: WebServer, path: str, code: str | bytes) -> None:
     """Each response is a file, or a failure with a reason code."""
-    found = _one(web.url(path))
-    assert found == code if isinstance(code, str) else isinstance(found, bytes) and found
+    result = _one(web.url(path))
+    assert result == code if isinstance(code, str) else isinstance(result, bytes) and result
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_temporary_dns_failures_are_retried(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A temporary DNS failure is retried."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
-    asked, real = [], socket.getaddrinfo
+    hosts, real = [], socket.getaddrinfo
 
-    def busy(host: str, *more: Any, **how: Any) -> list[Any]:
-        asked.append(host)
-        if len(asked) == 1:
+    def busy(host: str, *more: Any, **options: Any) -> list[Any]:
+        hosts.append(host)
+        if len(hosts) == 1:
             raise socket.gaierror(socket.EAI_AGAIN, "later")
-        return real("127.0.0.1", *more, **how)
+        return real("127.0.0.1", *more, **options)
 
     monkeypatch.setattr("socket.getaddrinfo", busy)
     assert _one(web.url("ok/a", "here.example"), retries=1) == body("a")
-    assert asked == ["here.example"] * 2
+    assert hosts == ["here.example"] * 2
 
 
 def test_too_many_open_files_stop_the_run(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_https_requires_tls(web: WebServer) -> None:
 def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
     """An address of this machine is refused in any notation, unless allowed."""
     assert _one(web.url("ok/a", host), allow_private=False) == "refused-address"
-    assert not web.asked
+    assert not web.requests
 
 
 def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch:
     monkeypatch.setattr("shardtool.fetch.client.is_public", lambda address: address == "127.0.0.1")
     target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
     assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
-    assert [*web.asked] == [f"/to/{target}"]
+    assert [*web.requests] == [f"/to/{target}"]
     assert _one(web.url("ok/a"), allow_private=False) == body("a")
 
 
@@ -166,7 +166,7 @@ def test_the_connected_address_is_checked(web: WebServer, monkeypatch: pytest.Mo
     monkeypatch.setattr("shardtool.fetch.client.is_public", look)
     assert _one(web.url("ok/a", "localhost"), allow_private=False) == "refused-address"
     assert "127.0.0.1" in seen
-    assert not web.asked
+    assert not web.requests
 
 
 @pytest.mark.slow
@@ -216,9 +216,9 @@ def test_temporary_failures_are_retried(web: WebServer, monkeypatch: pytest.Monk
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
     paths = ["busy/2/a", "busy/3/a", "cut/once/a", "status/404"]
     with fetching(retries=2) as fetcher:
-        found = _all(fetcher, [web.url(path) for path in paths])
-    assert found == [body("2/a"), "http-503", body("once/a"), "http-404"]
-    assert [web.asked[f"/{path}"] for path in paths] == [3, 3, 2, 1]
+        files = _all(fetcher, [web.url(path) for path in paths])
+    assert files == [body("2/a"), "http-503", body("once/a"), "http-404"]
+    assert [web.requests[f"/{path}"] for path in paths] == [3, 3, 2, 1]
 
 
 @pytest.mark.slow
@@ -231,26 +231,26 @@ def test_retry_after(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _one(web.url("later_than/3600"), retries=1) == "http-429"
     assert _one(web.url("later_than/Wed, 21 Oct 2099 07:28:00 GMT"), retries=1) == "http-429"
     assert time.monotonic() - begun < 60  # immediately, instead of after an hour or years
-    assert [*web.asked.values()] == [2, 1, 1]
+    assert [*web.requests.values()] == [2, 1, 1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("connections", "per_host", "most"), [(4, 64, 4), (16, 3, 3), (1, 1, 1)])
-def test_concurrent_requests_are_limited(web: WebServer, connections: int, per_host: int, most: int) -> None:
+@pytest.mark.parametrize(("connections", "per_host", "limit"), [(4, 64, 4), (16, 3, 3), (1, 1, 1)])
+def test_concurrent_requests_are_limited(web: WebServer, connections: int, per_host: int, limit: int) -> None:
     """Concurrent requests stay within the limits in total and per host, plus one for the next file."""
     with fetching(connections=connections, per_host=per_host) as fetcher:
-        found = _all(fetcher, [web.url(f"later/{number}") for number in range(40)])
-    assert found == [body(str(number)) for number in range(40)]
-    assert most <= max(web.most.values()) + (most > 3) <= most + 2
+        files = _all(fetcher, [web.url(f"later/{number}") for number in range(40)])
+    assert files == [body(str(number)) for number in range(40)]
+    assert limit <= max(web.max_concurrent.values()) + (limit > 3) <= limit + 2
 
 
 def test_a_busy_host_delays_only_its_own_files(web: WebServer) -> None:
     """A host at its limit delays only its own files."""
     urls = [web.url(f"later/{number}", "localhost" if number % 10 else "127.0.0.1") for number in range(40)]
     with fetching(connections=8, per_host=2) as fetcher:
-        found = _all(fetcher, urls)
-    assert found == [body(str(number)) for number in range(40)]
-    assert max(web.most.values()) <= 3
+        files = _all(fetcher, urls)
+    assert files == [body(str(number)) for number in range(40)]
+    assert max(web.max_concurrent.values()) <= 3
 
 
 def test_memory_is_limited(web: WebServer) -> None:
@@ -259,11 +259,11 @@ def test_memory_is_limited(web: WebServer) -> None:
     with fetching(connections=32, memory=memory, timeout_s=5) as fetcher:
         fetcher.start([web.url("sized/50000")] * 40)
         assert settles(lambda: held(fetcher) > memory // 2)
-        most = 0
+        max_held = 0
         for number in range(40):
-            most = max(most, held(fetcher))
+            max_held = max(max_held, held(fetcher))
             assert fetcher.take(number) == bytes(size)
-        assert memory // 2 < most <= memory + size
+        assert memory // 2 < max_held <= memory + size
         assert settles(lambda: held(fetcher) == 0)
 
 
@@ -297,7 +297,7 @@ def test_a_new_list_cancels_the_old_one(web: WebServer) -> None:
         assert _all(fetcher, [web.url(f"later/{number}") for number in range(60)]) == [
             body(f"{number}") for number in range(60)
         ]
-    assert sum("old" in path for path in web.asked) < 32
+    assert sum("old" in path for path in web.requests) < 32
 
 
 def test_request_headers(web: WebServer) -> None:
@@ -305,10 +305,10 @@ def test_request_headers(web: WebServer) -> None:
     with fetching(user_agent="me/1") as fetcher:
         url = web.url("ok/a").replace("://", "://user:secret@")
         assert _all(fetcher, [url]) == [body("a")]
-        assert (web.seen["User-Agent"], web.seen["Accept-Encoding"]) == ("me/1", "identity")
-        assert web.seen["Authorization"].startswith("Basic ")
+        assert (web.last_headers["User-Agent"], web.last_headers["Accept-Encoding"]) == ("me/1", "identity")
+        assert web.last_headers["Authorization"].startswith("Basic ")
         _all(fetcher, [web.url("ok/b")])
-        assert "Authorization" not in web.seen
+        assert "Authorization" not in web.last_headers
     assert FetchOptions().user_agent.startswith("shardtool/")
 
 
@@ -344,7 +344,7 @@ def test_close_stops_the_thread(web: WebServer) -> None:
         fetcher.start([web.url("stall/a")] * 3)
         time.sleep(0.05)
     web.stalled.set()
-    assert all(one.name != "shardtool-fetch" for one in threading.enumerate())
+    assert all(thread.name != "shardtool-fetch" for thread in threading.enumerate())
     assert threading.active_count() <= before + 3  # the server's
 
 
@@ -371,8 +371,8 @@ def test_downloads_never_deadlock(kinds: list[str], limits: dict[str, int], pass
             if number in passed:
                 continue
             try:
-                found: bytes | str = fetcher.take(number)
+                result: bytes | str = fetcher.take(number)
             except FetchFailed as failed:
-                found = failed.code
+                result = failed.code
             wanted = {"sized": bytes(9000), "status": "http-404", "cut": "cut-short"}
-            assert found == wanted.get(kind, body(str(number)))
+            assert result == wanted.get(kind, body(str(number)))

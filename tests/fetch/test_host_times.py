@@ -32,7 +32,7 @@ SECONDS = {"slow": 1.0, "fast": 0.1}
 
 
 class _Fetches:
-    """Simulates a `Fetcher` that downloads files of several hosts, with its own clock."""
+    """Simulates an `HttpFetcher` that downloads files of several hosts, with its own clock."""
 
     def __init__(self, hosts: Sequence[str], options: FetchOptions, seed: int) -> None:
         self.hosts, self.options, self.now, self._draw = hosts, options, 0.0, np.random.default_rng(seed)
@@ -40,33 +40,33 @@ class _Fetches:
         self.times.start(hosts)
 
     def run(self, until: float) -> float:
-        """Fetch until all files have arrived, or until the given time; return the time."""
+        """Download until all files are complete, or until the given time. Return the time."""
         waiting: dict[str, deque[int]] = {host: deque() for host in SECONDS}
-        going: list[tuple[float, int]] = []
+        active: list[tuple[float, int]] = []
         busy = dict.fromkeys(SECONDS, 0)
-        begun, most = 0, self.options.connections
+        started, connections = 0, self.options.connections
         for ended in range(len(self.hosts)):
-            while begun < len(self.hosts) and len(going) < most and begun - ended < 4 * most:
-                waiting[self.hosts[begun]].append(begun)
-                begun += 1
-                self._begin(waiting, going, busy)
-            ends, number = heappop(going)
+            while started < len(self.hosts) and len(active) < connections and started - ended < 4 * connections:
+                waiting[self.hosts[started]].append(started)
+                started += 1
+                self._begin(waiting, active, busy)
+            ends, number = heappop(active)
             self.now = min(ends, until)
             if ends > until:
                 break
             busy[self.hosts[number]] -= 1
             self.times.request_ended(number)
             self.times.file_done(number)
-            self._begin(waiting, going, busy)
+            self._begin(waiting, active, busy)
         return self.now
 
-    def _begin(self, waiting: dict[str, deque[int]], going: list[tuple[float, int]], busy: dict[str, int]) -> None:
+    def _begin(self, waiting: dict[str, deque[int]], active: list[tuple[float, int]], busy: dict[str, int]) -> None:
         for host, numbers in waiting.items():
-            while numbers and busy[host] < self.options.per_host and len(going) < self.options.connections:
+            while numbers and busy[host] < self.options.per_host and len(active) < self.options.connections:
                 number = numbers.popleft()
                 busy[host] += 1
                 self.times.request_started(number)
-                heappush(going, (self.now + SECONDS[host] * self._draw.uniform(0.5, 1.5), number))
+                heappush(active, (self.now + SECONDS[host] * self._draw.uniform(0.5, 1.5), number))
 
 
 @given(
@@ -168,8 +168,8 @@ def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> N
 def test_packing_may_be_the_bottleneck(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """If files arrive before they are needed, no host is reported as slow."""
     monkeypatch.setattr(fetcher, "_PROGRESS_INTERVAL_S", 0.0)
-    told: list[object] = []
-    set_listener(told.append)
+    events: list[object] = []
+    set_listener(events.append)
     with fetching() as client:
         began = time.monotonic()
         client.start([web.url(f"ok/{number}") for number in range(20)], 20)
@@ -178,14 +178,14 @@ def test_packing_may_be_the_bottleneck(web: WebServer, monkeypatch: pytest.Monke
             time.sleep((time.monotonic() - began) / 10)  # longer than any wait before
         client.start(())
     set_listener(None)
-    *_, late, _ = (one for one in told if isinstance(one, FetchProgress))
+    *_, late, _ = (event for event in events if isinstance(event, FetchProgress))
     assert (late.host, late.share < 1, late.remaining_s > 0) == ("", True, True)
 
 
 def test_progress_and_retries_are_reported(web: WebServer) -> None:
     """A worker reports its progress to the end, and each retry, without secrets."""
-    told: list[object] = []
-    set_listener(told.append)
+    events: list[object] = []
+    set_listener(events.append)
     urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
     with fetching(retries=2, connections=64) as fetcher:
         waits: list[int] = []
@@ -195,10 +195,10 @@ def test_progress_and_retries_are_reported(web: WebServer) -> None:
         fetcher.start(())
     set_listener(None)
     assert waits
-    again = [one for one in told if isinstance(one, RequestRetry)]
-    assert sum(one.requests for one in again) == 30
-    assert {one.attempts for one in again} == {1}
-    assert all(one.where.endswith("?X-Amz-Signature=REDACTED") and "503" in one.found for one in again)
-    *_, last = told
+    retries = [event for event in events if isinstance(event, RequestRetry)]
+    assert sum(event.requests for event in retries) == 30
+    assert {event.attempts for event in retries} == {1}
+    assert all(event.where.endswith("?X-Amz-Signature=REDACTED") and "503" in event.found for event in retries)
+    *_, last = events
     assert isinstance(last, FetchProgress)
-    assert (last.samples, last.share, last.remaining_s, "secret" in str(told)) == (30, 1, 0, False)
+    assert (last.samples, last.share, last.remaining_s, "secret" in str(events)) == (30, 1, 0, False)

@@ -76,7 +76,7 @@ def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str
     assert skipped == tuple(Skipped(key, "", "no-field", message) for key in lost)
 
 
-@given(sample_lists(least=1), changes())
+@given(sample_lists(min_count=1), changes())
 def test_only_used_fields_remain(samples: list[Sample], change: Change) -> None:
     """Unused names are removed from `fields`, and the properties of a field are removed or renamed with it."""
     used = {name for sample in _expected(samples, change) for name in sample.fields}

@@ -47,10 +47,10 @@ class Sample:
 
 
 @st.composite
-def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str] | None = None) -> list[Sample]:
+def sample_lists(draw: st.DrawFn, *, min_count: int = 0, keys: st.SearchStrategy[str] | None = None) -> list[Sample]:
     """Return samples, some without fields as in TFRecords; with unique keys, or with keys from `keys`."""
-    found = []
-    for number in range(draw(st.integers(least, 10))):
+    samples = []
+    for number in range(draw(st.integers(min_count, 10))):
         names = draw(st.lists(st.sampled_from(FIELDS), unique=True, max_size=4))
         texts = [draw(st.none() | st.sampled_from([b"0", b"17", b""])) if name == "cls" else None for name in names]
         fields = {
@@ -58,8 +58,8 @@ def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str
             for at, (name, text) in enumerate(zip(names, texts, strict=True))
         }
         key = f"k/{number}" if keys is None else draw(keys)
-        found.append(Sample(key, fields, draw(st.integers(0, 2)), number))
-    return found
+        samples.append(Sample(key, fields, draw(st.integers(0, 2)), number))
+    return samples
 
 
 def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> SampleTable:
@@ -104,9 +104,9 @@ def samples_of(entries: SampleTable) -> list[Sample]:
     assert len(entries.first) == count + 1
     assert entries.first.dtype == np.int64
     assert rows.code.dtype == np.uint16
-    assert {len(one) for one in (rows.code, rows.kind, rows.size, rows.mtime_ns)} == {int(entries.first[-1])}
+    assert {len(column) for column in (rows.code, rows.kind, rows.size, rows.mtime_ns)} == {int(entries.first[-1])}
     texts = {name: column.span(0, count).split(b"\0") for name, column in entries.values.inline.items()}
-    found = []
+    samples = []
     for at, number in enumerate(metadata_of(entries).column("number").to_pylist()):
         fields = {}
         for row in range(int(entries.first[at]), int(entries.first[at + 1])):
@@ -116,6 +116,6 @@ def samples_of(entries: SampleTable) -> list[Sample]:
             assert (rows.mtime_ns[row], rows.changed_ns[row]) == (payload.offset + 1, payload.offset + 2)
             assert name not in fields
             fields[name] = payload
-        found.append(Sample(entries.key(at), fields, int(entries.known_spans.file[at]), number))
-    assert count == len(found) == len(entries.known_spans.file)
-    return found
+        samples.append(Sample(entries.key(at), fields, int(entries.known_spans.file[at]), number))
+    assert count == len(samples) == len(entries.known_spans.file)
+    return samples

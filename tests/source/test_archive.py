@@ -80,8 +80,8 @@ def test_options_apply_to_archives(ending: str, tmp_path: Path) -> None:
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
     create(archive, f"{tmp_path}/x.tfrecord", CreateOptions(workers=0))
     assert sorted(members(tmp_path / "x.tfrecord")) == sorted((k, v) for k, v in _FILES.items() if "README" not in k)
-    found = _pack(archive, tmp_path / "mapped", map="tests.mapped:doubled")
-    assert [*found.values()].count(_FILES["dog/3.png"]) == 2
+    packed = _pack(archive, tmp_path / "mapped", map="tests.mapped:doubled")
+    assert [*packed.values()].count(_FILES["dog/3.png"]) == 2
     create(archive, f"{tmp_path}/{{split}}.tar", CreateOptions(workers=0, split_from_folder=True))
     assert [name for name, _ in members(tmp_path / "cat.tar")] == ["cat/1.json", "cat/1.png", "cat/2.png"]
     before = _pack(archive, tmp_path / "again")
@@ -91,8 +91,8 @@ def test_options_apply_to_archives(ending: str, tmp_path: Path) -> None:
 def test_a_folder_inside_an_archive_can_be_packed(tmp_path: Path) -> None:
     """A path that continues after the archive's names a folder in it; a note suggests it."""
     archive = _pack_up(tmp_path / "in.zip", [(f"top/{name}", data) for name, data in _FILES.items()])
-    found = _pack(archive / "top", tmp_path / "out")
-    assert found == {name: data for name, data in _FILES.items() if "README" not in name}
+    packed = _pack(archive / "top", tmp_path / "out")
+    assert packed == {name: data for name, data in _FILES.items() if "README" not in name}
     ran = typed("create", "in.zip", "x.tar", "--label-from-folder", "--dry-run", cwd=tmp_path)
     assert "all files are in the folder top: pack in.zip/top to use --label-from-folder below it" in ran.err
     ran = typed("create", "in.zip/none", "x.tar", cwd=tmp_path)
@@ -141,9 +141,9 @@ def _patched(path: Path, at: int, number: int, form: str = "<L") -> Path:
 def test_invalid_zip_directories_are_refused(tmp_path: Path) -> None:
     """Encrypted members, unsupported methods, impossible sizes and overlapping members are found in the directory."""
     files = [("a.png", b"1" * 500), ("b.png", b"2" * 500)]
-    for at, number, said in ((8, 1, "encrypted"), (10, 14, "unsupported compression method 14")):
+    for at, number, problem in ((8, 1, "encrypted"), (10, 14, "unsupported compression method 14")):
         bad = _patched(_pack_up(tmp_path / f"{at}.zip", files), at, number, "<H")
-        with pytest.raises(SampleFailed, match=rf"a.png \({said}\)"):
+        with pytest.raises(SampleFailed, match=rf"a.png \({problem}\)"):
             _pack(bad, tmp_path / "out")
         assert [*_pack(bad, tmp_path / f"skip{at}", on_error="skip")] == ["b.png"]
     for at, number in ((24, 2**31), (20, 2**31), (42, 2**31)):
@@ -187,10 +187,10 @@ def test_deep_folders_are_packed(ending: str, depth: int, tmp_path: Path) -> Non
     """Members in any number of nested folders are packed, or skipped by name."""
     name = "d/" * depth + "x.png"
     archive = _pack_up(tmp_path / f"in{ending}", [(name, b"1"), ("good.png", b"2")])
-    found = _pack(archive, tmp_path / "out", on_error="skip", max_count=1)
-    assert found == {"good.png": b"2", **({name: b"1"} if depth < 4000 else {})}
+    packed = _pack(archive, tmp_path / "out", on_error="skip", max_count=1)
+    assert packed == {"good.png": b"2", **({name: b"1"} if depth < 4000 else {})}
     report = verify(tmp_path / "out", VerifyOptions(workers=0))
-    assert not [one for one in report.findings if one.code != "key-unsafe"]
+    assert not [finding for finding in report.findings if finding.code != "key-unsafe"]
 
 
 def test_a_damaged_member_is_skipped(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_damaged_member_is_skipped(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "skip" / "out.skipped").read_text().splitlines()[-1])
     assert (row["path"], row["code"]) == ("in-stored.zip:dog/3.png", "unreadable")
     report = verify(tmp_path / "before", VerifyOptions(source=archive, workers=0))
-    assert [(one.code, one.key) for one in report.findings] == [("source-differs", "dog/3")]
+    assert [(finding.code, finding.key) for finding in report.findings] == [("source-differs", "dog/3")]
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar.gz"])

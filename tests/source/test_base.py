@@ -9,11 +9,11 @@ from shardtool.skipped import Skipped
 from shardtool.source.base import check_skipped, skipped_notes
 
 
-@pytest.mark.parametrize(("number", "said"), [(1, "1 part of shards"), (2, "2 parts of shards")])
-def test_damage_is_counted_in_plain_words(number: int, said: str) -> None:
+@pytest.mark.parametrize(("number", "text"), [(1, "1 part of shards"), (2, "2 parts of shards")])
+def test_damage_is_counted_in_plain_words(number: int, text: str) -> None:
     """Skipped damage is counted, with its shard and, if known, its key."""
     skipped = [Skipped(key, "x.tar", "damaged", "at 0") for key in "kl"[:number]]
-    assert skipped_notes(skipped) == [f"{said} skipped (damaged): {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]
+    assert skipped_notes(skipped) == [f"{text} skipped (damaged): {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]
 
 
 def test_an_unreadable_folder_is_named() -> None:

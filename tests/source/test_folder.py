@@ -37,8 +37,8 @@ def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[
     """List a tree as `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
-    found = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
-    return collect_samples(start, [top.packed(), *found])
+    parts_listed = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
+    return collect_samples(start, [top.packed(), *parts_listed])
 
 
 def _rows(entries: SampleTable) -> list[KeyField]:
@@ -82,16 +82,16 @@ _PART = st.text("2a.-/x \x01\udcff~", min_size=1, max_size=7).map(lambda text: t
 
 def _makeable(paths: list[bytes]) -> set[bytes]:
     """Return those of `paths` that can exist in the same tree."""
-    found: set[bytes] = set()
+    files: set[bytes] = set()
     folders: set[bytes] = set()
     for path in paths:
         parts = path.split(b"/")
         above = {b"/".join(parts[:count]) for count in range(1, len(parts))}
-        if {b"", b".", b".."} & set(parts) or path in folders or above & found:
+        if {b"", b".", b".."} & set(parts) or path in folders or above & files:
             continue
-        found.add(path)
+        files.add(path)
         folders |= above
-    return found
+    return files
 
 
 @given(st.lists(_PART, max_size=25), st.sampled_from(["first", "last"]), st.integers(1, 40), st.integers(1, 4))
@@ -107,7 +107,7 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
         entries, skipped = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
     assert _rows(entries) == rows
     assert entries.rows.size.tolist() == [len(b".".join(row)) for row in rows]
-    assert [(to_bytes(one.path), one.code) for one in skipped] == _escaped(without)
+    assert [(to_bytes(row.path), row.code) for row in skipped] == _escaped(without)
 
 
 def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
@@ -119,13 +119,13 @@ def test_system_files_are_ignored(tmp_path: Path) -> None:
     left = ["Thumbs.db", "a/b/desktop.ini", "a/.DS_Store", "a/b/._0.jpg", "a/b/._1.jpg", "__MACOSX/a/._0.jpg"]
     files = ["a/b/0.jpg", "a/b/1.jpg", "a/.hidden.jpg", "a/My Thumbs.db"]
     root = write_tree(tmp_path / "s", dict.fromkeys([*left, *files], b"x"))
-    told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=0))
-    assert (told.samples, told.skipped) == (3, 0)
-    (note,) = [note for note in told.notes if "operating system" in note]
+    result = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=0))
+    assert (result.samples, result.skipped) == (3, 0)
+    (note,) = [note for note in result.notes if "operating system" in note]
     assert note.startswith("6 names from an operating system, ignored: ._*")
     assert note.endswith("(include them with hidden=True)")
-    some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=0, include=("*.jpg",), exclude=("._1*",)))
-    assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
+    filtered = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=0, include=("*.jpg",), exclude=("._1*",)))
+    assert next(note for note in filtered.notes if "operating" in note).startswith("1 name ")
     hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=0, hidden=True))
     assert (hidden.samples, hidden.skipped) == (len(left) + len(files) - 1, 1)
     assert not [note for note in hidden.notes if "operating" in note]
@@ -204,7 +204,7 @@ def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_pa
     assert [b".".join(row).decode() for row in _rows(entries)] == names
     both = dict.fromkeys(("a/loop", "a/self", "folder/loop", "folder/self"), "link-loop")
     both["dangling.jpg"] = "dangling-link"
-    assert {one.path: one.code for one in skipped} == both | codes
+    assert {row.path: row.code for row in skipped} == both | codes
 
 
 def test_a_link_to_itself_is_dangling(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_link_to_itself_is_dangling(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", {"a.jpg": b""})
     (root / "b.jpg").symlink_to("c.jpg")
     (root / "c.jpg").symlink_to("b.jpg")
-    found = {(one.path, one.code) for one in _list(root)[1]}
-    assert found in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
+    problems = {(row.path, row.code) for row in _list(root)[1]}
+    assert problems in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
 
 
 def test_links_can_be_ignored(tmp_path: Path) -> None:
@@ -306,12 +306,12 @@ def test_folders_become_labels(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", files)
     create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, label_from_folder=True, max_count=4))
     tops = sorted({name.split("/")[0] for name in classes}, key=os.fsencode)
-    found = members(*shards(tmp_path))
-    labels = {name.removesuffix(".cls"): data for name, data in found if name.endswith(".cls")}
+    packed = members(*shards(tmp_path))
+    labels = {name.removesuffix(".cls"): data for name, data in packed if name.endswith(".cls")}
     assert len(labels) == 3 * len(classes)
     assert all(tops[int(data)] == key.split("/")[0] for key, data in labels.items())
     assert all(data == str(int(data)).encode() for data in labels.values())
-    assert [name.rpartition(".")[2] for name, _ in found] == ["bin", "cls", "jpg"] * len(labels)
+    assert [name.rpartition(".")[2] for name, _ in packed] == ["bin", "cls", "jpg"] * len(labels)
     assert json.loads((tmp_path / "out.json").read_text())["shardtool"]["classes"] == {"cls": tops}
 
 
@@ -350,8 +350,8 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"a/\\xff\\xfe.*portable=True"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=0))
     create(root, str(tmp_path / PATTERN), CreateOptions(workers=0, portable=True))
-    found = {unquote_to_bytes(name): data for name, data in members(*shards(tmp_path))}
-    assert found == raw
+    packed = {unquote_to_bytes(name): data for name, data in members(*shards(tmp_path))}
+    assert packed == raw
     index = pq.read_table(tmp_path / "out-000.index").to_pylist()
     assert [[unquote_to_bytes(path) for path in row["source_paths"]] for row in index] == [[path] for path in raw]
 
@@ -471,7 +471,7 @@ def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "options", "found"),
+    ("files", "options", "message"),
     [
         ({}, CreateOptions(), "no samples"),
         ({"README": b"x"}, CreateOptions(), "no samples"),
@@ -479,10 +479,12 @@ def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
         ({".hidden/0.jpg": b"x"}, CreateOptions(), "no samples"),
     ],
 )
-def test_an_empty_tree_is_refused(files: dict[str, bytes], options: CreateOptions, found: str, tmp_path: Path) -> None:
+def test_an_empty_tree_is_refused(
+    files: dict[str, bytes], options: CreateOptions, message: str, tmp_path: Path
+) -> None:
     """A source without samples is refused, and nothing is written."""
     root = write_tree(tmp_path / "s", files)
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         create(root, str(tmp_path / "out" / PATTERN), options)
     assert os.listdir(tmp_path) == ["s"]
 

@@ -48,14 +48,14 @@ def test_a_list_of_paths_makes_the_samples_of_a_folder(
     """The same files give the same samples for any order of the list; samples are in the order of their first files."""
     source = write_tree(tmp_path / "in", _FILES)
     paths = ["b/3.txt", "a/1.jpg", "a/2.jpg", "b/3.jpg", "a/1.txt"]
-    found = _list_paths(monkeypatch, source, "".join(path + end for path in paths), tmp_path / "list")
-    assert found == _FILES
-    assert [*found] == ["b/3.jpg", "b/3.txt", "a/1.jpg", "a/1.txt", "a/2.jpg"]
+    packed = _list_paths(monkeypatch, source, "".join(path + end for path in paths), tmp_path / "list")
+    assert packed == _FILES
+    assert [*packed] == ["b/3.jpg", "b/3.txt", "a/1.jpg", "a/1.txt", "a/2.jpg"]
     create(source, f"{tmp_path}/folder.tar", CreateOptions(workers=0))
-    said = [
+    documents = [
         json.loads(path.read_text())["shardtool"] for path in (tmp_path / "list/out.json", tmp_path / "folder.json")
     ]
-    assert said[0]["fingerprint"] == said[1]["fingerprint"]
+    assert documents[0]["fingerprint"] == documents[1]["fingerprint"]
 
 
 def _table(**columns: Any) -> pa.Table:

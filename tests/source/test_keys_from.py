@@ -95,17 +95,17 @@ def test_unknown_keys(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [("a.csv", "id\ncat/1\n", "no column 'key' among id"), ("a.csv", "key\n\n", "no key"), ("a.txt", "", "no key"),
      ("a.txt", "cat/1\ncat/2\0\n", "a.txt: NUL bytes; expected UTF-8 text"),
      ("a.tsv", "key\tn\n../x\t1\n", "cannot be a key"), ("none.csv", None, "no such file"), ("none", None, "no such")],
 )  # fmt: skip
-def test_lists_that_cannot_be_used(name: str, text: str | None, said: str, source: Path, tmp_path: Path) -> None:
+def test_lists_that_cannot_be_used(name: str, text: str | None, message: str, source: Path, tmp_path: Path) -> None:
     """A missing file, a list without keys, and a table without the column are explained; nothing is written."""
     if text is not None:
         (tmp_path / name).write_text(text)
     ran = typed("create", source, tmp_path / "o" / "out.tar", "--keys-from", tmp_path / name)
-    assert (ran.code, said in ran.err, (tmp_path / "o").exists()) == (2, True, False), ran.err
+    assert (ran.code, message in ran.err, (tmp_path / "o").exists()) == (2, True, False), ran.err
 
 
 def test_a_selection_runs_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

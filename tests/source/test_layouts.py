@@ -54,19 +54,19 @@ def _coco(name: str) -> bytes:
     return json.dumps({"images": images, "annotations": [box], "categories": [{"id": 1, "name": "cat"}]}).encode()
 
 
-def _notes(place: Path, *words: str) -> list[tuple[str, str]]:
+def _notes(folder: Path, *words: str) -> list[tuple[str, str]]:
     """Return the observations and the commands of the notes about the layout."""
-    ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "0", *words, cwd=place)
+    ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "0", *words, cwd=folder)
     assert ran.code == 0, ran
     return _COMMAND.findall(ran.err)
 
 
-def _packed(place: Path, command: str) -> list[str]:
+def _packed(folder: Path, command: str) -> list[str]:
     """Return the names of the members that a command packs."""
     command = command.replace("OUTPUT", "'out/x-{0..}.tar'")
-    ran = shell(f'shardtool() {{ $T "$@"; }}; {{ {command}; }}', place)
+    ran = shell(f'shardtool() {{ $T "$@"; }}; {{ {command}; }}', folder)
     assert ran.code == 0, (command, ran)
-    return [name for name, _ in members(*sorted((place / "out").glob("*.tar")))]
+    return [name for name, _ in members(*sorted((folder / "out").glob("*.tar")))]
 
 
 LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
@@ -291,9 +291,9 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_note_has_the_command_that_packs_the_layout(layout: str, tmp_path: Path) -> None:
     """The folder is packed as listed; one note counts incomplete samples, and its command pairs the files."""
-    files, found, command, expected = LAYOUTS[layout]
+    files, text, command, expected = LAYOUTS[layout]
     write_tree(tmp_path / "src", files)
-    assert _notes(tmp_path) == [(found, command)]
+    assert _notes(tmp_path) == [(text, command)]
     assert sorted(payload for _, payload in members(*(tmp_path / "plain").glob("*.tar"))) == sorted(files.values())
     assert _packed(tmp_path, command)[: len(expected)] == expected
 

@@ -68,9 +68,9 @@ def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
     spool = Spool()
     manifest.write_binary(spool)
     texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.values.inline.items()}
-    found: dict[str, dict[str, bytes]] = {}
+    samples: dict[str, dict[str, bytes]] = {}
     for sample in range(len(entries)):
-        fields = found[entries.key(sample)] = {}
+        fields = samples[entries.key(sample)] = {}
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
             rows = entries.rows
             name, kind, size = entries.fields[rows.code[row]], rows.kind[row], int(rows.size[row])
@@ -85,7 +85,7 @@ def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
             assert len(fields[name]) == size
             assert (entries.path(row) == b"") == (kind in {INLINE, SPAN})
         assert list(fields) == sorted(fields, key=str.encode)
-    return found
+    return samples
 
 
 def _error(source: Any, kind: type[Exception] = InvalidRequest, **options: Any) -> str:
@@ -267,13 +267,13 @@ def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
     assert "their sizes are unknown; expected size_column='COLUMN'" in _error(path, stat=False)
-    for value, said in (
+    for value, message in (
         ("-1", "a negative size in row 2"),
         ("1.5", "not a whole number in row 2"),
         ("x", "no numbers"),
     ):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
-        assert said in _error(path, stat=False, size_column="size")
+        assert message in _error(path, stat=False, size_column="size")
 
 
 def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_labels_keep_their_numbers(tmp_path: Path) -> None:
     _, entries, skipped = _listed(path, fields=(("cls", "label"),), classes=("cls",))
     assert entries.values.classes == {"cls": ["10%25", "B", "a", "é"]}
     assert entries.values.inline["cls"].span(0, 3) == b"3\x002\x000\x00"
-    assert [one.key for one in skipped] == ["2"]
+    assert [row.key for row in skipped] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -358,11 +358,11 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "options", "said"), _BAD_ROWS)
-def test_invalid_manifests_are_refused(text: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "options", "message"), _BAD_ROWS)
+def test_invalid_manifests_are_refused(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Each kind of problem is one error that lists all rows; row 1 is the first after the header."""
     path = _table(tmp_path / "t.csv", text, {})
-    assert said in _error(path, **options)
+    assert message in _error(path, **options)
 
 
 _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -393,10 +393,10 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "options", "said"), _BAD_TABLES)
-def test_invalid_columns_are_refused(columns: dict[str, Any], options: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("columns", "options", "message"), _BAD_TABLES)
+def test_invalid_columns_are_refused(columns: dict[str, Any], options: dict[str, Any], message: str) -> None:
     """Wrong types, nulls, and values that cannot be written are reported with their rows."""
-    assert said in _error(pa.table(columns), **options)
+    assert message in _error(pa.table(columns), **options)
 
 
 def _images(*paths: str | None) -> list[dict[str, Any]]:
@@ -437,9 +437,9 @@ def test_paths_next_to_bytes_are_keys(
 
 def _labelled(labels: list[int | None], names: Any = None) -> Any:
     features = {"label": {"_type": "ClassLabel", "names": names or ["cat", "100% dog"]}, "t": {"_type": "Value"}}
-    said = json.dumps({"info": {"features": features}})
+    description = json.dumps({"info": {"features": features}})
     return pa.table({"id": range(len(labels)), "label": pa.array(labels, pa.int64())}).replace_schema_metadata(
-        {"huggingface": said}
+        {"huggingface": description}
     )
 
 
@@ -461,8 +461,8 @@ def test_hugging_face_class_names_are_used(tmp_path: Path) -> None:
         assert "column 'label': a number without a class in row 2; expected 0 to 1" in _error(
             _labelled([0, wrong]), fields=(("cls", "label"),)
         )
-    for said in ("x", [1, 2], ["a", "a"], ["\ud800", "b"]):
-        _, entries = _entries(_labelled([5], said), fields=(("cls", "label"),))
+    for names in ("x", [1, 2], ["a", "a"], ["\ud800", "b"]):
+        _, entries = _entries(_labelled([5], names), fields=(("cls", "label"),))
         assert not entries.values.classes
 
 
@@ -471,8 +471,8 @@ def test_unused_columns_of_bytes_are_excluded(tmp_path: Path) -> None:
     write_tree(tmp_path, _FILES)
     bytes_of = {"thumb": [b"t", b"u"], "crops": [[{"bytes": b"c", "path": None}], []], "mask": [b"m", b"n"]}
     table = pa.table({"path": ["imgs/1.jpg", "imgs/3.jpg"], "n": [1, 2], **bytes_of})
-    found = _samples(table, root=str(tmp_path), path="path", bytes=(("png", "mask"),))
-    assert found["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
+    samples = _samples(table, root=str(tmp_path), path="path", bytes=(("png", "mask"),))
+    assert samples["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
     manifest, entries = _entries(table, root=str(tmp_path))
     assert (
         manifest.notes[-1] == "columns of bytes excluded: thumb, crops, mask (add one with bytes={'FIELD': 'COLUMN'})"
@@ -519,7 +519,7 @@ def test_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
     assert "no remaining row" in _error(path, rows=[])
     manifest, _, skipped = _listed(path, rows=[3, 4])
-    assert [one.message for one in skipped] == ["no such file or directory, row 4"]
+    assert [row.message for row in skipped] == ["no such file or directory, row 4"]
     assert manifest.column(None, "path").to_pylist() == ["imgs/1.jpg"]
     assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
 
@@ -533,7 +533,7 @@ def test_samples_with_failed_files_are_skipped(tmp_path: Path) -> None:
     _, entries, skipped = _listed(path, path="path", file=(("png", "mask"),))
     assert entries.keys.data == b"3\0"
     assert metadata_of(entries).num_rows == 1
-    assert [(one.key, one.path, one.code) for one in skipped] == [
+    assert [(row.key, row.path, row.code) for row in skipped] == [
         ("1", "gone", "vanished"), ("2", "gone.jpg", "vanished"), ("4", "imgs", "special-file"),
         ("5", "imgs/1.jpg/x.jpg", "vanished"), ("6", "pipe.jpg", "special-file"),
     ]  # fmt: skip
@@ -571,7 +571,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     assert entries.rows.size.tolist() == [3, 3, 9, 3, 4]
     always = [int(when) == ALWAYS_CHANGED for when in entries.rows.changed_ns]
     assert always == [True, True, False, True, True]  # the target of a link can change without a trace in the path
-    codes = {one.key: one.code for one in skipped}
+    codes = {row.key: row.code for row in skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
     assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}
 
@@ -663,11 +663,11 @@ def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
     """Exactly the repeated keys are reported, with all their rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardtool.values.CHUNK_ROWS", chunk)
-        found = keys.find_repeated(PackedStrings.of(names))
+        repeated = keys.find_repeated(PackedStrings.of(names))
     expected: dict[bytes, list[int]] = {}
     for at, name in enumerate(names):
         expected.setdefault(name, []).append(at)
-    assert found == {name: at for name, at in expected.items() if len(at) > 1}
+    assert repeated == {name: at for name, at in expected.items() if len(at) > 1}
 
 
 def test_hash_collisions_are_not_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -680,7 +680,7 @@ def test_hash_collisions_are_not_duplicates(monkeypatch: pytest.MonkeyPatch) -> 
 @example(["", "a", ".", "a/..", "a//b", "/a", "a/", "...", ".a", "a\x85"])
 def test_invalid_keys_are_refused(names: list[str]) -> None:
     """A key has no control characters, and no part that is empty, `.` or `..`."""
-    found, bad = keys.gather_keys([pa.array(names)])
+    gathered, bad = keys.gather_keys([pa.array(names)])
     sound = [
         not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in name)
         and not {"", ".", ".."} & set(name.split("/"))
@@ -688,7 +688,7 @@ def test_invalid_keys_are_refused(names: list[str]) -> None:
     ]
     assert bad.tolist() == [at for at, right in enumerate(sound) if not right]
     if all(sound):
-        assert found.data == b"".join(name.encode() + b"\0" for name in names)
+        assert gathered.data == b"".join(name.encode() + b"\0" for name in names)
 
 
 _NAME = st.sampled_from(["jpg", "a.jpg", "json", "png", "z", "é", "B"])
@@ -751,7 +751,7 @@ def test_files_need_no_pandas(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outside", [False, True])
 def test_outputs_do_not_contain_the_root(meta: Any, *, outside: bool, tmp_path: Path) -> None:
     """The same manifest with another absolute prefix gives the same paths and columns, none of them absolute."""
-    found = []
+    results = []
     for name in ("one", "another/place"):
         root = tmp_path / name / "r"
         write_tree(root, {"imgs/1.jpg": b"one"})
@@ -762,26 +762,26 @@ def test_outputs_do_not_contain_the_root(meta: Any, *, outside: bool, tmp_path: 
         columns = None if entries.metadata is None else metadata_of(entries).to_pydict()
         assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
         paths = [entries.path(row) for row in range(len(entries.rows.code))]
-        found.append((columns, paths, [one.path for one in skipped]))
-    assert found[0] == found[1]
-    assert found[0][2] == ([] if outside else ["gone.jpg"])
+        results.append((columns, paths, [row.path for row in skipped]))
+    assert results[0] == results[1]
+    assert results[0][2] == ([] if outside else ["gone.jpg"])
 
 
 def test_deep_paths_are_missing_files(tmp_path: Path) -> None:
     """A path with more parts than Python's recursion limit is an ordinary missing file."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
     _, _, skipped = _listed(path)
-    assert [one.code for one in skipped] == ["vanished"]
+    assert [row.code for row in skipped] == ["vanished"]
 
 
 def test_the_number_of_columns_is_limited(tmp_path: Path) -> None:
     """A table has at most 10,000 columns; these are read in linear time."""
     path = _table(tmp_path / "t.csv", "")
-    for count, said in (
+    for count, message in (
         (3000, ""),
         (10_001, "10,001 columns; expected at most 10,000"),
         (200_000, "columns; expected at most 10,000"),
     ):
         header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
         path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
-        assert said in _error(path) if said else len(metadata_of(_entries(path)[1]).column_names) == count
+        assert message in _error(path) if message else len(metadata_of(_entries(path)[1]).column_names) == count

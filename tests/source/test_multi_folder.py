@@ -33,25 +33,25 @@ def _pack(sources: Any, folder: Path, **options: Any) -> dict[str, bytes]:
 
 def test_files_that_share_a_key_are_one_sample(folders: list[Path], tmp_path: Path) -> None:
     """Every file is packed once; only extensions in two folders are prefixed with the folder's name."""
-    found = _pack(folders, tmp_path / "out")
-    wanted = {name.replace(".png", ".images.png"): data for name, data in _IMAGES.items()}
-    wanted |= {name.replace(".png", ".masks.png"): data for name, data in _MASKS.items()}
-    assert found == wanted
-    assert [*found] == sorted(found)
+    packed = _pack(folders, tmp_path / "out")
+    expected = {name.replace(".png", ".images.png"): data for name, data in _IMAGES.items()}
+    expected |= {name.replace(".png", ".masks.png"): data for name, data in _MASKS.items()}
+    assert packed == expected
+    assert [*packed] == sorted(packed)
     assert json.loads((tmp_path / "out" / "out.json").read_bytes())["shardtool"]["made"]["source"] == "images,masks"
 
 
 def test_endings_that_differ_stay_as_they_are(tmp_path: Path) -> None:
     """If no extension is in two folders, fields are the plain extensions."""
-    one, two = write_tree(tmp_path / "a", {"x.jpg": b"1"}), write_tree(tmp_path / "b", {"x.png": b"2"})
-    assert _pack((one, two), tmp_path / "out") == {"x.jpg": b"1", "x.png": b"2"}
+    first, second = write_tree(tmp_path / "a", {"x.jpg": b"1"}), write_tree(tmp_path / "b", {"x.png": b"2"})
+    assert _pack((first, second), tmp_path / "out") == {"x.jpg": b"1", "x.png": b"2"}
 
 
 def test_folders_with_the_same_name_use_their_parents(tmp_path: Path) -> None:
     """Folders with the same name are named with their parents."""
     sources = [write_tree(tmp_path / side / "images", {"x.png": side.encode()}) for side in ("left", "right")]
-    found = _pack(sources, tmp_path / "out")
-    assert found == {"x.left_images.png": b"left", "x.right_images.png": b"right"}
+    packed = _pack(sources, tmp_path / "out")
+    assert packed == {"x.left_images.png": b"left", "x.right_images.png": b"right"}
 
 
 def test_bytes_do_not_depend_on_locations(folders: list[Path], tmp_path: Path) -> None:
@@ -65,24 +65,24 @@ def test_bytes_do_not_depend_on_locations(folders: list[Path], tmp_path: Path) -
 
 def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], tmp_path: Path) -> None:
     """Classes are the folders below each source; queries see paths with the sources' names; names are made portable."""
-    found = _pack(folders, tmp_path / "labels", label_from_folder=True)
-    assert [found[f"{key}.cls"] for key in ("cat/1", "cat/2", "dog/3")] == [b"0", b"0", b"1"]
-    found = _pack(folders, tmp_path / "asked", where="path == 'images/cat/2.png'", exclude=("*.json",))
-    assert [*found] == ["cat/2.images.png", "cat/2.masks.png"]
-    found = _pack(folders, tmp_path / "portable", portable=True)
-    assert sorted(found.values()) == sorted([*_IMAGES.values(), *_MASKS.values()])
+    packed = _pack(folders, tmp_path / "labels", label_from_folder=True)
+    assert [packed[f"{key}.cls"] for key in ("cat/1", "cat/2", "dog/3")] == [b"0", b"0", b"1"]
+    packed = _pack(folders, tmp_path / "asked", where="path == 'images/cat/2.png'", exclude=("*.json",))
+    assert [*packed] == ["cat/2.images.png", "cat/2.masks.png"]
+    packed = _pack(folders, tmp_path / "portable", portable=True)
+    assert sorted(packed.values()) == sorted([*_IMAGES.values(), *_MASKS.values()])
 
 
 def test_incomplete_samples_are_noted(folders: list[Path], tmp_path: Path) -> None:
     """A sample without a file in one folder is packed with a note, or refused or skipped on request."""
     (folders[1] / "cat" / "2.png").unlink()
     plan = create(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=0), dry_run=True)
-    wanted = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
-    assert any(note.startswith(wanted) for note in plan.notes)
+    expected = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
+    assert any(note.startswith(expected) for note in plan.notes)
     with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file with its key in masks\)"):
         _pack(folders, tmp_path / "strict", complete=True)
-    found = _pack(folders, tmp_path / "out", complete=True, on_error="skip")
-    assert not any(name.startswith("cat/2") for name in found)
+    packed = _pack(folders, tmp_path / "out", complete=True, on_error="skip")
+    assert not any(name.startswith("cat/2") for name in packed)
     rows = (tmp_path / "out" / "out.skipped").read_text().splitlines()
     assert [json.loads(row)["code"] for row in rows] == ["incomplete"]
 
@@ -92,8 +92,8 @@ def test_a_failed_file_skips_its_sample(folders: list[Path], tmp_path: Path) -> 
     broken = folders[1] / "cat" / "2.png"
     broken.unlink()
     broken.symlink_to("nothing")
-    found = _pack(folders, tmp_path / "out", on_error="skip", label_from_folder=True)
-    assert {name.partition(".")[0] for name in found} == {"cat/1", "dog/3"}
+    packed = _pack(folders, tmp_path / "out", on_error="skip", label_from_folder=True)
+    assert {name.partition(".")[0] for name in packed} == {"cat/1", "dog/3"}
     row = json.loads((tmp_path / "out" / "out.skipped").read_text())
     assert (row["key"], row["path"], row["code"]) == ("cat/2", "masks/cat/2.png", "dangling-link")
 
@@ -141,7 +141,7 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (["images", "other"], "no key is in two of the folders: images has 'cat/1', other has 'z'"),
         (["images", "empty"], "no files in empty"),
@@ -156,14 +156,14 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
         (["images", "masks.zip"], "Use an archive as the only source."),
     ],
 )
-def test_unrelated_folders_are_refused(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
+def test_unrelated_folders_are_refused(names: list[str], message: str, folders: list[Path], tmp_path: Path) -> None:
     """Folders that share no key or contain each other, and other files, are refused; nothing is written."""
     assert folders
     write_tree(tmp_path / "other", {"z.txt": b""})
     (tmp_path / "empty").mkdir()
     (tmp_path / "masks.zip").touch()
     ran = typed("create", *names, "out.tar", cwd=tmp_path)
-    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert (ran.code, message in ran.err) == (2, True), ran.err
     assert not [*tmp_path.glob("out*")]
 
 
@@ -187,17 +187,17 @@ def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> 
 
 def test_clashing_fields_are_refused(tmp_path: Path) -> None:
     """Files that would be the same field are refused."""
-    one = write_tree(tmp_path / "a", {"x.png": b"1", "x.b.png": b"2"})
-    two = write_tree(tmp_path / "b", {"x.png": b"3"})
+    first = write_tree(tmp_path / "a", {"x.png": b"1", "x.b.png": b"2"})
+    second = write_tree(tmp_path / "b", {"x.png": b"3"})
     with pytest.raises(InvalidRequest, match=r"files of two folders with the same field 'b.png'"):
-        _pack([one, two], tmp_path / "out")
+        _pack([first, second], tmp_path / "out")
 
 
 def test_the_number_of_fields_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fields of all folders count together, so that none gets the code of another."""
     monkeypatch.setattr("shardtool.select.field_rows.MAX_FIELDS", 3)
-    one = write_tree(tmp_path / "a", {"x.png": b"1", "x.jpg": b"2"})
-    two = write_tree(tmp_path / "b", {"x.txt": b"3", "x.json": b"4"})
+    first = write_tree(tmp_path / "a", {"x.png": b"1", "x.jpg": b"2"})
+    second = write_tree(tmp_path / "b", {"x.txt": b"3", "x.json": b"4"})
     with pytest.raises(InvalidRequest, match="4 different fields"):
-        _pack([one, two], tmp_path / "out")
+        _pack([first, second], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -33,7 +33,7 @@ _FACTS = b"shardtool.plan"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Return a folder with a source of 7 samples, skipped files, links, and other kinds of sources."""
     files = {f"in/{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(6)}
     files |= {b"in/a/00.json": b'{"n": 1}', b"in/b/none": b"no ending", b"in/a/\xff.txt": b"no UTF-8"}
@@ -74,14 +74,14 @@ def _manifest(folder: Path) -> Path:
     return folder / "table.parquet"
 
 
-def _archives(place: Path) -> None:
+def _archives(folder: Path) -> None:
     with (
-        tarfile.open(place / "all.tar", "w") as tar,
-        zipfile.ZipFile(place / "all.zip", "w", zipfile.ZIP_DEFLATED) as z,
+        tarfile.open(folder / "all.tar", "w") as tar,
+        zipfile.ZipFile(folder / "all.zip", "w", zipfile.ZIP_DEFLATED) as z,
     ):
-        for path in sorted(place.glob("in/?/*.txt")):
+        for path in sorted(folder.glob("in/?/*.txt")):
             if not path.is_symlink():
-                tar.add(path, str(path.relative_to(place)).encode("utf-8", "replace").decode())
+                tar.add(path, str(path.relative_to(folder)).encode("utf-8", "replace").decode())
                 z.write(path, f"{path.parent.name}/{os.fsencode(path.name).decode('utf-8', 'replace')}")
 
 
@@ -105,73 +105,73 @@ def _archives(place: Path) -> None:
     ],
 )
 def test_a_plan_changes_no_byte(
-    source: str, more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, more: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a plan file, a run writes the same bytes as without, and does not list the source."""
-    monkeypatch.chdir(place)
-    _manifest(place)
+    monkeypatch.chdir(folder)
+    _manifest(folder)
     if more.get("on") == "path":
         table = pq.read_table("table.parquet")
-        table = table.set_column(0, "path", pa.array([one[3:] for one in table.column("path").to_pylist()]))
+        table = table.set_column(0, "path", pa.array([path[3:] for path in table.column("path").to_pylist()]))
         pq.write_table(table.filter(pa.compute.is_valid(table.column("kind"))), "table.parquet")
     elif "split_column" in more:
         table = pq.read_table("table.parquet")
         pq.write_table(table.filter(pa.compute.is_valid(table.column("kind"))), "table.parquet")
-    _archives(place)
-    what: Any = ["in", "masks"] if source == "both" else source
+    _archives(folder)
+    sources: Any = ["in", "masks"] if source == "both" else source
     out, ending = more.pop("out", ""), more.pop("ending", "tar")
     options = _options(**more)
-    expected = create(what, f"one/{out}/x-{{000..}}.{ending}", options)
-    dry = create(what, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"), dry_run=True)
+    expected = create(sources, f"one/{out}/x-{{000..}}.{ending}", options)
+    dry = create(sources, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"), dry_run=True)
     assert "plan.parquet" in dry.notes[-1]
     monkeypatch.setattr("shardtool.source.open._open_listed", None)  # nothing lists it
     with_plan = replace(options, plan="plan.parquet")
-    found = create(what, f"two/{out}/x-{{000..}}.{ending}", with_plan)
-    assert read_tree(place / "two") == read_tree(place / "one")
-    assert replace(found, seconds=0, dataset_file="", urls="", splits={}) == replace(
+    result = create(sources, f"two/{out}/x-{{000..}}.{ending}", with_plan)
+    assert read_tree(folder / "two") == read_tree(folder / "one")
+    assert replace(result, seconds=0, dataset_file="", urls="", splits={}) == replace(
         expected, seconds=0, dataset_file="", urls="", splits={}
     )
     for number in (2, 1):
-        create(what, f"three/{out}/x-{{000..}}.{ending}", replace(with_plan, part=f"{number}/2"))
-    assert read_tree(place / "three") == read_tree(place / "one")
+        create(sources, f"three/{out}/x-{{000..}}.{ending}", replace(with_plan, part=f"{number}/2"))
+    assert read_tree(folder / "three") == read_tree(folder / "one")
 
 
-def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
+def test_parts_with_and_without_the_plan_fit(folder: Path) -> None:
     """Parts with and without a plan file, in any order and repeated, give the same bytes; a missing part is named."""
-    plan = _write_plan(place / "in", place, shuffle=True)
-    create(place / "in", f"{place}/one/x-{{000..}}.tar", _options(shuffle=True))
+    plan = _write_plan(folder / "in", folder, shuffle=True)
+    create(folder / "in", f"{folder}/one/x-{{000..}}.tar", _options(shuffle=True))
     for order in permutations((1, 2, 3)):
         for number in order:
             options = _options(shuffle=True, part=f"{number}/3", plan=plan if number != 2 else None)
-            found = create(place / "in", f"{place}/out/x-{{000..}}.tar", options)
-            assert found.merged == (number == order[-1])
+            result = create(folder / "in", f"{folder}/out/x-{{000..}}.tar", options)
+            assert result.merged == (number == order[-1])
             if number == order[0]:
-                create(place / "in", f"{place}/out/x-{{000..}}.tar", replace(options, resume=True))
+                create(folder / "in", f"{folder}/out/x-{{000..}}.tar", replace(options, resume=True))
             if number == order[1]:
-                merging = typed("index", f"{place}/out/x-{{000..}}.tar", "--merge")
+                merging = typed("index", f"{folder}/out/x-{{000..}}.tar", "--merge")
                 assert (merging.code, f"missing: {order[2]}/3" in merging.err) == (2, True), merging
-        assert read_tree(place / "out") == read_tree(place / "one"), order
-        shutil.rmtree(place / "out")
+        assert read_tree(folder / "out") == read_tree(folder / "one"), order
+        shutil.rmtree(folder / "out")
 
 
-def test_files_that_changed_since_are_named(place: Path) -> None:
+def test_files_that_changed_since_are_named(folder: Path) -> None:
     """A file that changed since the plan was written fails the run, or is skipped, as without a plan."""
-    write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
-    plan = _write_plan(place / "sound", place)
-    (place / "sound/2.txt").write_bytes(b"a longer text")
-    (place / "sound/3.txt").unlink()
+    write_tree(folder / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
+    plan = _write_plan(folder / "sound", folder)
+    (folder / "sound/2.txt").write_bytes(b"a longer text")
+    (folder / "sound/3.txt").unlink()
     with pytest.raises(SampleFailed, match=r"2\.txt"):
-        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_strict_plan(place), on_error="raise"))
-    left = create(place / "sound", f"{place}/t/x-{{0..}}.tar", _options(plan=plan))
-    assert (left.samples, left.skipped) == (2, 2)
-    codes = [json.loads(line)["code"] for line in (place / "t/x.skipped").read_text().splitlines()]
+        create(folder / "sound", f"{folder}/s/x-{{0..}}.tar", _options(plan=_strict_plan(folder), on_error="raise"))
+    result = create(folder / "sound", f"{folder}/t/x-{{0..}}.tar", _options(plan=plan))
+    assert (result.samples, result.skipped) == (2, 2)
+    codes = [json.loads(line)["code"] for line in (folder / "t/x.skipped").read_text().splitlines()]
     assert codes == ["changed", "vanished"]
 
 
-def _strict_plan(place: Path) -> Path:
+def _strict_plan(folder: Path) -> Path:
     """Return the plan, as if written with options that stop at errors."""
-    _reseal(place / "plan.parquet", place / "stops.parquet", facts=lambda facts: facts["options"].pop("on_error"))
-    return place / "stops.parquet"
+    _reseal(folder / "plan.parquet", folder / "stops.parquet", facts=lambda facts: facts["options"].pop("on_error"))
+    return folder / "stops.parquet"
 
 
 def _reseal(
@@ -199,129 +199,129 @@ def _reseal(
     return to
 
 
-def _use(place: Path, plan: Path, source: Any = None, **more: Any) -> None:
-    create(place / "in" if source is None else source, f"{place}/out/x-{{000..}}.tar", _options(plan=plan, **more))
+def _use(folder: Path, plan: Path, source: Any = None, **more: Any) -> None:
+    create(folder / "in" if source is None else source, f"{folder}/out/x-{{000..}}.tar", _options(plan=plan, **more))
 
 
-def _valid_plan(place: Path) -> Path:
+def _valid_plan(folder: Path) -> Path:
     """Write a plan, check that resealing it keeps it valid, and return it."""
-    plan = _write_plan(place / "in", place)
-    again = _reseal(plan, place / "again.parquet")
-    create(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again), dry_run=True)
+    plan = _write_plan(folder / "in", folder)
+    again = _reseal(plan, folder / "again.parquet")
+    create(folder / "in", f"{folder}/out/x-{{000..}}.tar", _options(plan=again), dry_run=True)
     return plan
 
 
-def test_another_source_is_refused(place: Path) -> None:
+def test_another_source_is_refused(folder: Path) -> None:
     """A plan of a source with another name or kind, or without its files, is refused with the difference."""
-    plan = _write_plan(place / "in", place)
+    plan = _write_plan(folder / "in", folder)
     with pytest.raises(InvalidRequest, match="a plan of the folder in; expected a plan of the folder masks"):
-        _use(place, plan, place / "masks")
+        _use(folder, plan, folder / "masks")
     with pytest.raises(InvalidRequest, match="expected a plan of the folders in, masks"):
-        _use(place, plan, [place / "in", place / "masks"])
-    write_tree(place / "other/in", {f"{'ab'[n % 2]}/{n:02}.txt": b"other %d" % n for n in range(6)})
+        _use(folder, plan, [folder / "in", folder / "masks"])
+    write_tree(folder / "other/in", {f"{'ab'[n % 2]}/{n:02}.txt": b"other %d" % n for n in range(6)})
     with pytest.raises(InvalidRequest, match="do not exist or have changed, such as a/00"):
-        _use(place, plan, place / "other/in")
-    shutil.copytree(place / "in", place / "moved/in", symlinks=True)  # with its times: the same source elsewhere
-    create(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan), dry_run=True)
-    table = _manifest(place)
-    of_table = _write_plan(table, place / "more")
+        _use(folder, plan, folder / "other/in")
+    shutil.copytree(folder / "in", folder / "moved/in", symlinks=True)  # with its times: the same source elsewhere
+    create(folder / "moved/in", f"{folder}/out/x-{{000..}}.tar", _options(plan=plan), dry_run=True)
+    table = _manifest(folder)
+    of_table = _write_plan(table, folder / "more")
     os.utime(table, ns=(0, 0))
     with pytest.raises(InvalidRequest, match="a plan of an older"):
-        _use(place, of_table, table)
+        _use(folder, of_table, table)
     for source in ("-", pa.table({"path": ["a"]})):
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
-            _use(place, plan, source)
+            _use(folder, plan, source)
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
-            _write_plan(source, place / "third")
+            _write_plan(source, folder / "third")
 
 
-def test_other_options_are_refused(place: Path) -> None:
+def test_other_options_are_refused(folder: Path) -> None:
     """A plan is used with its own options; options for how the run works are free."""
-    plan = _write_plan(place / "in", place, seed=3, shuffle=True)
+    plan = _write_plan(folder / "in", folder, seed=3, shuffle=True)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"shuffle": False}, "--shuffle differs: given before, now not given"),
         ({"shuffle": True, "seed": 4}, "--seed differs: 3 before, now 4"),
         ({"shuffle": True, "seed": 3, "include": ("*.txt",)}, "--include differs: not given before, now '*.txt'"),
         ({"shuffle": True, "seed": 3, "on_error": "raise"}, "--on-error differs: 'skip' before, now not given"),
     ]
-    for more, said in cases:
-        with use_cli_names(), pytest.raises(InvalidRequest, match=re.escape(said)):
-            _use(place, plan, **more)
+    for more, message in cases:
+        with use_cli_names(), pytest.raises(InvalidRequest, match=re.escape(message)):
+            _use(folder, plan, **more)
     with pytest.raises(InvalidRequest, match="format differs: 'tar' before, now 'tfrecord'"):
-        create(place / "in", f"{place}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
-    assert not (place / "out").exists()
-    _use(place, plan, seed=3, shuffle=True, workers=2, target=("dali",), overwrite=True)
+        create(folder / "in", f"{folder}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
+    assert not (folder / "out").exists()
+    _use(folder, plan, seed=3, shuffle=True, workers=2, target=("dali",), overwrite=True)
 
 
-def test_a_plan_of_another_version_is_refused(place: Path) -> None:
+def test_a_plan_of_another_version_is_refused(folder: Path) -> None:
     """Plans of older and newer versions are refused: they may list a source differently."""
-    plan = _valid_plan(place)
+    plan = _valid_plan(folder)
     for version in ("0.0.1", "99.0"):
-        other = _reseal(plan, place / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
+        other = _reseal(plan, folder / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
         with pytest.raises(InvalidRequest, match=rf"a plan of shardtool {version}; expected a plan of this version"):
-            _use(place, other)
+            _use(folder, other)
     data = plan.read_bytes()
-    newer = place / "newer.parquet"
+    newer = folder / "newer.parquet"
     newer.write_bytes(data.replace(b"1 crc32c:", b"2 crc32c:"))
     with pytest.raises(InvalidRequest, match="a plan of shardtool"):
-        _use(place, newer)
+        _use(folder, newer)
 
 
-def test_urls_have_no_plan(place: Path) -> None:
+def test_urls_have_no_plan(folder: Path) -> None:
     """A plan file requires a source and a target on a file system."""
-    plan = _write_plan(place / "in", place)
+    plan = _write_plan(folder / "in", folder)
     for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
         with pytest.raises(InvalidRequest, match="a URL"):
-            _use(place, plan, source)
+            _use(folder, plan, source)
         with pytest.raises(InvalidRequest, match="a URL"):
-            _write_plan(source, place, overwrite=True)
-    for where, said in (
+            _write_plan(source, folder, overwrite=True)
+    for where, message in (
         ("s3://bucket/plans/", "not a local file name"),
         ("-", "not a local file name"),
         ("https://127.0.0.1:1/plan.parquet", "read-only"),
         ("s3:/bucket/plan.parquet", "s3://"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
-            create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where), dry_run=True)
+        with pytest.raises(InvalidRequest, match=message):
+            create(folder / "in", f"{folder}/out/x-{{0..}}.tar", _options(plan_only=where), dry_run=True)
 
 
-def test_files_that_are_not_plans_are_refused(place: Path) -> None:
+def test_files_that_are_not_plans_are_refused(folder: Path) -> None:
     """Garbage, other Parquet files, folders and FIFOs are not plans; a missing file is the user's mistake."""
-    plan = _valid_plan(place)
-    (place / "fifo").mkdir()
-    os.mkfifo(place / "pipe")
-    (place / "empty").write_bytes(b"")
-    (place / "garbage").write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1")
-    pq.write_table(pa.table({"a": [1]}), place / "other")
+    plan = _valid_plan(folder)
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "empty").write_bytes(b"")
+    (folder / "garbage").write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1")
+    pq.write_table(pa.table({"a": [1]}), folder / "other")
     for name in ("fifo", "pipe", "empty", "garbage", "other"):
         with pytest.raises(CorruptShard, match="not a plan file, or damaged"):
-            _use(place, place / name)
+            _use(folder, folder / name)
     with pytest.raises(InvalidRequest, match="no such file; expected a plan"):
-        _use(place, place / "none")
+        _use(folder, folder / "none")
     data = plan.read_bytes()
     for size in range(0, len(data), 97):
-        (place / "cut").write_bytes(data[:size])
+        (folder / "cut").write_bytes(data[:size])
         with pytest.raises(CorruptShard):
-            _use(place, place / "cut")
-    assert not (place / "out").exists()
+            _use(folder, folder / "cut")
+    assert not (folder / "out").exists()
 
 
-def test_flipped_bits_are_found(place: Path) -> None:
+def test_flipped_bits_are_found(folder: Path) -> None:
     """A flipped bit in a plan file is found, or changes nothing in the dataset."""
-    plan = _valid_plan(place)
-    _use(place, plan)
-    expected = read_tree(place / "out")
+    plan = _valid_plan(folder)
+    _use(folder, plan)
+    expected = read_tree(folder / "out")
     for at in range(4, plan.stat().st_size, 41):
-        damaged = place / "damaged.parquet"
+        damaged = folder / "damaged.parquet"
         shutil.copy(plan, damaged)
         flip(damaged, at)
         try:
-            create(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged), dry_run=True)
+            create(folder / "in", f"{folder}/flipped/x-{{000..}}.tar", _options(plan=damaged), dry_run=True)
         except (CorruptShard, InvalidRequest):
             continue
-        create(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged))
-        assert read_tree(place / "flipped") == expected, at
-        shutil.rmtree(place / "flipped")
+        create(folder / "in", f"{folder}/flipped/x-{{000..}}.tar", _options(plan=damaged))
+        assert read_tree(folder / "flipped") == expected, at
+        shutil.rmtree(folder / "flipped")
 
 
 def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
@@ -346,12 +346,12 @@ def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
         _set(__fields__=[]),
     ],
 )
-def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
+def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object], folder: Path) -> None:
     """Plans with a valid checksum and invalid rows are refused before anything is written."""
-    other = _reseal(_valid_plan(place), place / "other.parquet", rows=rows)
+    other = _reseal(_valid_plan(folder), folder / "other.parquet", rows=rows)
     with pytest.raises((CorruptShard, InvalidRequest)):
-        _use(place, other)
-    assert not (place / "out").exists()
+        _use(folder, other)
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -370,157 +370,157 @@ def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object]
         {"paths": True},
     ],
 )
-def test_invalid_metadata_is_refused(facts: dict[str, Any], place: Path) -> None:
+def test_invalid_metadata_is_refused(facts: dict[str, Any], folder: Path) -> None:
     """Plans with a valid checksum and metadata of other types, or that do not match the rows, are refused."""
-    other = _reseal(_valid_plan(place), place / "other.parquet", facts=lambda known: known.update(facts))
+    other = _reseal(_valid_plan(folder), folder / "other.parquet", facts=lambda known: known.update(facts))
     with pytest.raises((CorruptShard, InvalidRequest)):
-        _use(place, other)
-    assert not (place / "out").exists()
+        _use(folder, other)
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.parametrize("text", [b"\xff0", b"\xffzz", b"\xff00", b"longer"])
-def test_invalid_encoded_payloads_are_refused(text: bytes, place: Path) -> None:
+def test_invalid_encoded_payloads_are_refused(text: bytes, folder: Path) -> None:
     """Plans with encoded payloads that are not hexadecimal, or have another size, are refused; valid ones are used."""
-    table = place / "t.jsonl"
+    table = folder / "t.jsonl"
     table.write_text('{"key": "a", "v": "ab"}\n')
-    plan = _write_plan(table, place, field=("txt=v",), meta="none")
+    plan = _write_plan(table, folder, field=("txt=v",), meta="none")
 
     def use(text: bytes) -> None:
-        other = _reseal(plan, place / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
-        _use(place, other, table, field=("txt=v",), meta="none")
+        other = _reseal(plan, folder / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
+        _use(folder, other, table, field=("txt=v",), meta="none")
 
     with pytest.raises((CorruptShard, InvalidRequest)):
         use(text)
-    assert not (place / "out").exists()
+    assert not (folder / "out").exists()
     use(b"\xff0001")
-    assert members(place / "out/x-000.tar") == [("a.txt", b"\x00\x01")]
+    assert members(folder / "out/x-000.tar") == [("a.txt", b"\x00\x01")]
 
 
 @pytest.mark.parametrize(
     ("key", "kind"),
     [(b"../secret/file", 0), (b"a/../../secret/file", 0), (b"out/file", 0), (b"leads", 1), (b"/etc/x", 0)],
 )
-def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
+def test_paths_stay_in_the_source(key: bytes, kind: int, folder: Path) -> None:
     """A plan with paths out of the source, by `..` or by links, is refused, unless links may be followed."""
-    write_tree(place / "secret", {"file.json": b'{"secret": 1}'})
-    (place / "in/out").symlink_to(place / "secret")
-    (place / "in/leads.json").symlink_to(place / "secret/file.json")
-    fact = (place / "secret/file.json").stat()
-    plan = _write_plan(place / "in", place, on_error="skip")
+    write_tree(folder / "secret", {"file.json": b'{"secret": 1}'})
+    (folder / "in/out").symlink_to(folder / "secret")
+    (folder / "in/leads.json").symlink_to(folder / "secret/file.json")
+    fact = (folder / "secret/file.json").stat()
+    plan = _write_plan(folder / "in", folder, on_error="skip")
     change = _set(__key__=key, kind=kind, size=fact.st_size, mtime_ns=fact.st_mtime_ns)
-    other = _reseal(plan, place / "other.parquet", rows=change)
+    other = _reseal(plan, folder / "other.parquet", rows=change)
     with pytest.raises(InvalidRequest, match="leaves the source"):
-        _use(place, other)
-    assert not (place / "out").exists()
+        _use(folder, other)
+    assert not (folder / "out").exists()
 
 
-def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
+def test_a_path_may_have_a_thousand_parts(folder: Path) -> None:
     """The folders of arbitrarily deep paths are examined."""
-    other = _reseal(_valid_plan(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
-    assert create(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other), dry_run=True).planned
+    other = _reseal(_valid_plan(folder), folder / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
+    assert create(folder / "in", f"{folder}/out/x-{{000..}}.tar", _options(plan=other), dry_run=True).planned
 
 
-def test_paths_stay_in_several_folders(place: Path) -> None:
+def test_paths_stay_in_several_folders(folder: Path) -> None:
     """With several folders, each path starts with the name of one of them, and stays inside."""
-    both = [place / "in", place / "masks"]
-    plan = _write_plan(both, place)
+    both = [folder / "in", folder / "masks"]
+    plan = _write_plan(both, folder)
     for path in (b"secret/file", b"file", b"in/../../secret/file", b"/etc/passwd"):
-        other = _reseal(plan, place / "other.parquet", rows=_set(path=path))
+        other = _reseal(plan, folder / "other.parquet", rows=_set(path=path))
         with pytest.raises(InvalidRequest, match="leaves the source"):
-            _use(place, other, both)
+            _use(folder, other, both)
 
 
-def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
+def test_a_manifests_paths_stay_below_its_root(folder: Path) -> None:
     """Only `--allow-outside`, given again, lets the paths of a manifest's plan leave the root."""
-    write_tree(place, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
-    table, out = place / "near/table.csv", f"{place}/out/x-{{000..}}.tar"
-    plan = place / "plan.parquet"
+    write_tree(folder, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
+    table, out = folder / "near/table.csv", f"{folder}/out/x-{{000..}}.tar"
+    plan = folder / "plan.parquet"
     create(table, out, _options(plan_only=plan, allow_outside=True), dry_run=True)
     with pytest.raises(InvalidRequest, match="leaves the source"):
         create(table, out, _options(plan=plan))
     assert create(table, out, _options(plan=plan, allow_outside=True)).samples == 1
 
 
-def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_takes_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that would expand to far more than their size are refused before they are decoded."""
-    plan = _valid_plan(place)
+    plan = _valid_plan(folder)
     monkeypatch.setattr("shardtool.source.plan_file._BASE_MEMORY_BYTES", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
-        other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
+        other = _reseal(plan, folder / "bomb.parquet", rows=rows, writing=writing)
         assert other.stat().st_size < 10_000
         with pytest.raises(CorruptShard, match=r"columns of .* in .*kB"):
-            _use(place, other)
+            _use(folder, other)
 
 
-def test_plans_replace_no_other_files(place: Path) -> None:
+def test_plans_replace_no_other_files(folder: Path) -> None:
     """A plan appears complete, and replaces no file without `--overwrite`; a refused run writes none."""
-    plan = _write_plan(place / "in", place)
+    plan = _write_plan(folder / "in", folder)
     with pytest.raises(OutputExists, match="already exists"):
-        _write_plan(place / "in", place)
-    _write_plan(place / "in", place, overwrite=True)
+        _write_plan(folder / "in", folder)
+    _write_plan(folder / "in", folder, overwrite=True)
     before = plan.read_bytes()
     with pytest.raises(InvalidRequest):
-        _write_plan(place / "in", place, overwrite=True, shards=99)
+        _write_plan(folder / "in", folder, overwrite=True, shards=99)
     assert plan.read_bytes() == before
-    assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
-    create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=plan, overwrite=True))
-    assert not [*(place / "out").glob("x-*")], "only the plan is written"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    create(folder / "in", f"{folder}/out/x-{{0..}}.tar", _options(plan_only=plan, overwrite=True))
+    assert not [*(folder / "out").glob("x-*")], "only the plan is written"
     for more in ({"plan": plan}, {"part": "1/2"}, {"stat": False}):
         with pytest.raises(InvalidRequest, match="plan_only"):
             _options(plan_only=plan, **more)
 
 
-def test_unpacked_payloads_have_no_plan(place: Path) -> None:
+def test_unpacked_payloads_have_no_plan(folder: Path) -> None:
     """Bytes in a table, and compressed archives, are unpacked by the run that packs them, so they have no plan."""
     table = pa.table({"key": ["a", "b"], "bytes": [b"one", b"two"]})
-    pq.write_table(table, place / "bytes.parquet")
-    with tarfile.open(place / "all.tar.gz", "w:gz") as tar:
-        tar.add(place / "in/a/00.txt", "00.txt")
-    sources: list[tuple[Path, dict[str, Any]]] = [(place / "all.tar.gz", {})]
-    for source, more in [*sources, (place / "bytes.parquet", {"bytes": ("jpg=bytes",)})]:
+    pq.write_table(table, folder / "bytes.parquet")
+    with tarfile.open(folder / "all.tar.gz", "w:gz") as tar:
+        tar.add(folder / "in/a/00.txt", "00.txt")
+    sources: list[tuple[Path, dict[str, Any]]] = [(folder / "all.tar.gz", {})]
+    for source, more in [*sources, (folder / "bytes.parquet", {"bytes": ("jpg=bytes",)})]:
         with pytest.raises(InvalidRequest, match="payloads in a table or a compressed archive"):
-            _write_plan(source, place, **more)
-    assert not (place / "plan.parquet").exists()
+            _write_plan(source, folder, **more)
+    assert not (folder / "plan.parquet").exists()
 
 
-def test_the_command_line(place: Path) -> None:
+def test_the_command_line(folder: Path) -> None:
     """`--plan-only` prints and writes the plan; `--plan` uses it; `--json` has the note."""
     words: list[str | Path] = [
         "create",
-        place / "in",
-        f"{place}/out/x-{{000..}}.tar",
+        folder / "in",
+        f"{folder}/out/x-{{000..}}.tar",
         "--max-count=2",
         "--on-error=skip",
         "--workers=0",
     ]
-    ran = typed(*words, "--plan-only", place / "plan.parquet", "--json")
+    ran = typed(*words, "--plan-only", folder / "plan.parquet", "--json")
     shown = json.loads(ran.out)
     assert (ran.code, len(shown["shards"])) == (0, 4), ran
     assert "--plan" in shown["notes"][-1]
-    assert not (place / "out").exists()
-    ran = typed(*words, "--plan", place / "plan.parquet", "--part", "1/1")
+    assert not (folder / "out").exists()
+    ran = typed(*words, "--plan", folder / "plan.parquet", "--part", "1/1")
     assert ran.code == 0, ran
-    create(place / "in", f"{place}/one/x-{{000..}}.tar", _OPTIONS)
-    assert read_tree(place / "out") == read_tree(place / "one")
+    create(folder / "in", f"{folder}/one/x-{{000..}}.tar", _OPTIONS)
+    assert read_tree(folder / "out") == read_tree(folder / "one")
 
 
-def test_other_tools_can_read_the_rows(place: Path) -> None:
+def test_other_tools_can_read_the_rows(folder: Path) -> None:
     """A plan file is a plain table: one row per sample, with its key, its fields and their sizes."""
-    table = pq.read_table(_write_plan(place / "in", place))
+    table = pq.read_table(_write_plan(folder / "in", folder))
     assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
-    assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
-    assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
+    assert [len(fields) for fields in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
+    assert np.sum([field["size"] for fields in table.column("__fields__").to_pylist() for field in fields]) == 71
 
 
-def test_a_resumed_run_follows_the_plan(place: Path) -> None:
+def test_a_resumed_run_follows_the_plan(folder: Path) -> None:
     """With its plan, an interrupted run continues: finished shards stay, and files that changed are named."""
-    write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
-    plan, out = _write_plan(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
-    create(place / "sound", out, _options(plan=plan))
-    expected = read_tree(place / "out")
-    (place / "out/x-001.tar").unlink()
-    (place / "out/x.json").unlink()
-    (place / "sound/0.txt").write_bytes(b"of a shard that was finished")
-    found = create(place / "sound", out, _options(plan=plan, resume=True, trust="size"))
-    assert (found.kept, found.shards) == (2, 3)
-    assert read_tree(place / "out") == expected
+    write_tree(folder / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
+    plan, out = _write_plan(folder / "sound", folder), f"{folder}/out/x-{{000..}}.tar"
+    create(folder / "sound", out, _options(plan=plan))
+    expected = read_tree(folder / "out")
+    (folder / "out/x-001.tar").unlink()
+    (folder / "out/x.json").unlink()
+    (folder / "sound/0.txt").write_bytes(b"of a shard that was finished")
+    result = create(folder / "sound", out, _options(plan=plan, resume=True, trust="size"))
+    assert (result.kept, result.shards) == (2, 3)
+    assert read_tree(folder / "out") == expected

@@ -85,9 +85,9 @@ class Asked(Here):
     def map(
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Callable[..., None] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        found = [*super().map(function, tasks, progress)]
-        assert self.asked or not found
-        yield from found
+        results = [*super().map(function, tasks, progress)]
+        assert self.asked or not results
+        yield from results
 
 
 def _crossed(value: Any) -> Any:
@@ -105,10 +105,10 @@ class Count(Observer):
 
 def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
     """List datasets, and check that the columns fit together."""
-    texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
+    texts = [[str(name) for name in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
-    found = list_datasets(texts, Here(), count, to_format=to, **more)
-    entries, rows = found.entries, len(found.entries.rows.code)
+    listing = list_datasets(texts, Here(), count, to_format=to, **more)
+    entries, rows = listing.entries, len(listing.entries.rows.code)
     assert count.found == len(entries) == len(entries.first) - 1 == len(entries.known_spans.file)
     row, spans = entries.rows, entries.known_spans
     columns = row.kind, row.size, row.mtime_ns, row.changed_ns, spans.offset, spans.expected
@@ -119,13 +119,13 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
     owners = np.repeat(np.arange(len(entries)), entries.counts())
     ordered = np.diff(owners * 2**16 + entries.rows.code)
     assert np.all(ordered > 0), "fields of a sample are in the order of their names"
-    assert found.entries.take(np.arange(len(entries))).keys.data == entries.keys.data
-    return found
+    assert listing.entries.take(np.arange(len(entries))).keys.data == entries.keys.data
+    return listing
 
 
-def contents(found: Listing) -> Samples:
+def contents(listing: Listing) -> Samples:
     """Return the samples' payloads, read at the listed offsets, and check their checksums."""
-    entries, texts = found.entries, {}
+    entries, texts = listing.entries, {}
     for name, column in entries.values.inline.items():
         texts[name] = column.span(0, len(entries))[:-1].split(b"\0")
         assert len(texts[name]) == len(entries)
@@ -159,7 +159,7 @@ def unpacked(path: str) -> bytes:
 
 def in_order(samples: Samples) -> Samples:
     """Return samples with their fields in byte order."""
-    return [(key, sorted(fields, key=lambda one: to_bytes(one[0]))) for key, fields in samples]
+    return [(key, sorted(fields, key=lambda field: to_bytes(field[0]))) for key, fields in samples]
 
 
 def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Path:
@@ -259,22 +259,22 @@ def test_foreign_tar_shards_are_scanned(
 ) -> None:
     """The samples of other tools' tar shards are listed in order, with their offsets."""
     folder = tmp_path_factory.mktemp("tars")
-    wanted: Samples = []
+    expected: Samples = []
     paths = []
     for number, (keys, names, data) in enumerate(made):
         samples: Samples = [(f"{number}{key}", [(name, data + name.encode()) for name in names]) for key in keys]
-        wanted += samples
+        expected += samples
         path = folder / f"s-{number}.tar{mode[1:].replace(':', '.')}"
         paths.append(write_tar(path, samples, mode, format=FORMATS[kind]))
-    found = listed(paths)
-    torn = [(*split(f"{key}.{name}"), data) for key, fields in wanted for name, data in fields]
-    told = [(key, name, data) for key, fields in contents(found) for name, data in fields]
-    assert sorted(told) == sorted(torn)
-    assert (found.compressed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
-    assert found.entries.known_spans.file.tolist() == sorted(found.entries.known_spans.file.tolist())
-    if not any("." in key.rpartition("/")[2] for key, _ in wanted):
-        assert contents(found) == in_order(wanted)
-        assert not found.recorded
+    listing = listed(paths)
+    expected_fields = [(*split(f"{key}.{name}"), data) for key, fields in expected for name, data in fields]
+    listed_fields = [(key, name, data) for key, fields in contents(listing) for name, data in fields]
+    assert sorted(listed_fields) == sorted(expected_fields)
+    assert (listing.compressed, listing.shards) == (mode == "w:gz", tuple(path.name for path in paths))
+    assert listing.entries.known_spans.file.tolist() == sorted(listing.entries.known_spans.file.tolist())
+    if not any("." in key.rpartition("/")[2] for key, _ in expected):
+        assert contents(listing) == in_order(expected)
+        assert not listing.recorded
 
 
 def split(name: str) -> tuple[str, str]:
@@ -297,12 +297,12 @@ def test_listing_equals_what_create_packed(
     samples = in_order([(f"k{key}", [(name, data + name.encode()) for name in names]) for key in keys])
     files = {f"{key}.{name}": data for key, fields in samples for name, data in fields}
     dataset = make(write_tree(folder / "in", files), folder / f"o-{{0..}}.{ending}", max_count=2, dots="last")
-    samples.sort(key=lambda one: to_bytes(one[0]))
-    found = listed(dataset)
-    assert contents(found) == samples
-    assert (found.recorded, found.name, found.notes) == ({"dots": "last"}, "o", ())
-    assert found.digest == int(parse_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
-    assert np.all(found.entries.known_spans.expected >= 0)
+    samples.sort(key=lambda sample: to_bytes(sample[0]))
+    listing = listed(dataset)
+    assert contents(listing) == samples
+    assert (listing.recorded, listing.name, listing.notes) == ({"dots": "last"}, "o", ())
+    assert listing.digest == int(parse_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
+    assert np.all(listing.entries.known_spans.expected >= 0)
     for path in [dataset, *folder.glob("*.index")]:
         path.unlink()
     walked = listed(f"{folder}/o-*.{ending}")
@@ -316,16 +316,16 @@ def test_several_datasets_are_concatenated(ours: dict[str, Path], tmp_path: Path
     foreign = write_tar(tmp_path / "f.tar", [("f/1", [("txt", b"1")]), ("f/0", [("txt", b"0")])])
     copy = copied(ours["tfrecord"], tmp_path / "copy")
     again(copy, name="other")
-    one, two = contents(listed(ours["tar"])), contents(listed(foreign))
-    found = listed(copy, foreign, to="tar")
-    assert [key for key, _ in contents(found)] == [key for key, _ in one + two]
-    assert contents(found) == one + two, "numbers are the text that a tar has"
-    assert found.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
-    assert found.entries.known_spans.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
-    assert found.name == "other, f.tar"
-    assert (found.digest, found.compressed, found.recorded) == (None, False, {})
-    assert [os.path.basename(file.path).decode() for file in found.entries.known_spans.files] == list(found.shards)
-    assert contents(listed(foreign, copy)) == two + one
+    first, second = contents(listed(ours["tar"])), contents(listed(foreign))
+    listing = listed(copy, foreign, to="tar")
+    assert [key for key, _ in contents(listing)] == [key for key, _ in first + second]
+    assert contents(listing) == first + second, "numbers are the text that a tar has"
+    assert listing.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
+    assert listing.entries.known_spans.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
+    assert listing.name == "other, f.tar"
+    assert (listing.digest, listing.compressed, listing.recorded) == (None, False, {})
+    assert [os.path.basename(file.path).decode() for file in listing.entries.known_spans.files] == list(listing.shards)
+    assert contents(listed(foreign, copy)) == second + first
 
 
 @pytest.mark.parametrize("given", ["file", "pattern", "glob", "folder", "list"])
@@ -337,13 +337,13 @@ def test_all_notations_of_a_dataset_are_equal(given: str, ending: str, ours: dic
         "file": dataset, "pattern": tmp_path / "in" / f"{ending}-{{0..}}.{ending}", "folder": tmp_path / "in",
         "glob": tmp_path / "in" / f"*.{ending}", "list": paths,
     }  # fmt: skip
-    found = listed(ways[given])
-    assert contents(found) == contents(listed(ours[ending]))
-    assert found.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
-    assert found.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
-    assert (found.name, found.notes) == (ending, ())
+    listing = listed(ways[given])
+    assert contents(listing) == contents(listed(ours[ending]))
+    assert listing.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
+    assert listing.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+    assert (listing.name, listing.notes) == (ending, ())
     part = listed(paths[1:2])
-    assert contents(part) == contents(found)[3:6]
+    assert contents(part) == contents(listing)[3:6]
     assert part.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
     assert part.digest is None
 
@@ -400,9 +400,9 @@ def test_compressed_shards_are_read_in_sequence(ending: str, ours: dict[str, Pat
         if path.suffix == f".{ending}":
             names.append(tmp_path / f"{path.name}.gz")
             names[-1].write_bytes(gzip.compress(path.read_bytes()))
-    found = listed(names)
-    assert found.compressed
-    assert contents(found) == contents(listed(ours[ending]))
+    listing = listed(names)
+    assert listing.compressed
+    assert contents(listing) == contents(listed(ours[ending]))
     large: Records = [
         (f"{at}", [("a", INT64, [at]), ("b", BYTES, [bytes(2**21)]), ("c", INT64, [-at])]) for at in range(3)
     ]
@@ -412,7 +412,7 @@ def test_compressed_shards_are_read_in_sequence(ending: str, ours: dict[str, Pat
     if ending == "tar":
         with pa.CompressedOutputStream(tmp_path / "z.tar.zst", "zstd") as out:
             out.write(shards(ours["tar"].parent)[0].read_bytes())
-        assert contents(listed(tmp_path / "z.tar.zst")) == contents(found)[:3]
+        assert contents(listed(tmp_path / "z.tar.zst")) == contents(listing)[:3]
 
 
 def test_other_members_are_skipped(tmp_path: Path) -> None:
@@ -424,10 +424,10 @@ def test_other_members_are_skipped(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.type = kind
             out.addfile(info)
-    found = listed(tmp_path / "x.tar")
-    assert contents(found) == [("a", [("jpg", b"")]), ("b/c", [("jpg", b"")])]
-    told = [(one.path, one.code, one.key) for one in found.skipped]
-    assert told == [
+    listing = listed(tmp_path / "x.tar")
+    assert contents(listing) == [("a", [("jpg", b"")]), ("b/c", [("jpg", b"")])]
+    skipped = [(row.path, row.code, row.key) for row in listing.skipped]
+    assert skipped == [
         ("x.tar:README", "no-field", ""),
         ("x.tar:l.jpg", "special-file", ""),
         ("x.tar:f.jpg", "special-file", ""),
@@ -442,9 +442,9 @@ def test_changes_affect_time_or_identity(ours: dict[str, Path], tmp_path: Path) 
     for path in (dataset, *sorted(tmp_path.glob("in/*0.*"))):
         fact = path.stat()
         os.utime(path, ns=(later, later))
-        found = listed(dataset).entries
-        assert set(found.rows.changed_ns.tolist()) == {later}
-        assert found.identity == before.identity
+        listing = listed(dataset).entries
+        assert set(listing.rows.changed_ns.tolist()) == {later}
+        assert listing.identity == before.identity
         os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
         data = path.read_bytes()
         path.rename(tmp_path / "old")
@@ -484,9 +484,9 @@ def test_damaged_numbers_are_reported(ours: dict[str, Path], tmp_path: Path) -> 
         dataset = copied(ours[ending], tmp_path / f"{ending}{to}")
         path = tmp_path / f"{ending}{to}" / f"{ending}-1.{ending}"
         rows = pq.read_table(path.with_suffix(".index")).to_pylist()
-        place = next(one for one in rows[1]["__fields__"] if one["name"] == "n")["offset"]
-        flip(path, place)
-        with pytest.raises(CorruptShard, match=rf"{ending}-1.* at {place:,}.*'n'"):
+        offset = next(entry for entry in rows[1]["__fields__"] if entry["name"] == "n")["offset"]
+        flip(path, offset)
+        with pytest.raises(CorruptShard, match=rf"{ending}-1.* at {offset:,}.*'n'"):
             listed(dataset, to=to)
         assert len(listed(dataset, to=to, without=["n"]).entries) == 7
 
@@ -555,13 +555,13 @@ def test_sidecars_without_a_dataset_file_must_match(ours: dict[str, Path], tmp_p
     index_file = tmp_path / "tar-1.index"
     data = index_file.read_bytes()
     page = data.index(b"\x28\xb5\x2f\xfd") + 8  # where ZSTD starts
-    for other, what in (
+    for changed, message in (
         ((tmp_path / "tar-0.index").read_bytes(), "the index of tar-0.tar"),
         (data[:-30], "not a valid sidecar"),
         (data[:page] + bytes([data[page] ^ 1]) + data[page + 1 :], "not a valid sidecar"),
     ):
-        index_file.write_bytes(other)
-        with pytest.raises(CorruptShard, match=rf"tar-1\.index.*{what}"):
+        index_file.write_bytes(changed)
+        with pytest.raises(CorruptShard, match=rf"tar-1\.index.*{message}"):
             listed(tmp_path)
     index_file.unlink()
     index_file.symlink_to("nowhere")
@@ -632,7 +632,7 @@ def test_any_bytes_give_samples_or_corrupt_shard(
     bare = data.draw(st.booleans())
     if bare:
         dataset.unlink()
-    path = data.draw(st.sampled_from([one for one in sorted(dataset.parent.iterdir()) if "-1" not in one.name]))
+    path = data.draw(st.sampled_from([path for path in sorted(dataset.parent.iterdir()) if "-1" not in path.name]))
     raw = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -650,12 +650,12 @@ def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dic
         if path.suffix == f".{ending}":
             shutil.copy(path, tmp_path)
     index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=0))
-    found = listed(tmp_path)
-    assert contents(found) == contents(listed(ours[ending]))
-    spans = found.entries.known_spans.expected[found.entries.rows.kind == SPAN]
+    listing = listed(tmp_path)
+    assert contents(listing) == contents(listed(ours[ending]))
+    spans = listing.entries.known_spans.expected[listing.entries.rows.kind == SPAN]
     assert np.all((spans >= 0) == (checksum or ending == "tfrecord"))
     path = tmp_path / f"{ending}-0.index"
-    told = path.read_bytes()
+    valid_bytes = path.read_bytes()
     if checksum and ending == "tar":
         _rewritten(path, lambda table: _row_changed(table, "__key__", lambda key: key + "x"))
         _list_again(tmp_path / f"{ending}.json", path)
@@ -668,7 +668,7 @@ def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dic
         lambda table: _row_changed(table, "__fields__", lambda fields: fields[:-1]),
         _renamed,
     ):
-        path.write_bytes(told)
+        path.write_bytes(valid_bytes)
         _rewritten(path, change)
         _list_again(tmp_path / f"{ending}.json", path)
         with pytest.raises(CorruptShard, match=rf"{ending}-0\.{ending}: its samples"):
@@ -693,17 +693,20 @@ def _list_again(dataset: Path, sidecar: Path) -> None:
     """Update a dataset file for the current sidecar."""
     data = sidecar.read_bytes()
     entries = parse_dataset(dataset.read_bytes(), "x").shards
-    told: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
-    again(dataset, shards=tuple(replace(one, **told) if one.sidecar == sidecar.name else one for one in entries))
+    recorded: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
+    again(
+        dataset,
+        shards=tuple(replace(entry, **recorded) if entry.sidecar == sidecar.name else entry for entry in entries),
+    )
 
 
 def test_unlisted_shards_are_excluded(ours: dict[str, Path], tmp_path: Path) -> None:
     """A shard that only a pattern matches is not part of the dataset, with a note."""
     copied(ours["tar"], tmp_path)
     write_tar(tmp_path / "tar-3.tar", [("more", [("txt", b"")])])
-    found = listed(tmp_path / "tar-{0..}.tar")
-    assert found.notes == ("tar.json does not list 1 shard, excluded: tar-3.tar",)
-    assert contents(found) == contents(listed(ours["tar"]))
+    listing = listed(tmp_path / "tar-{0..}.tar")
+    assert listing.notes == ("tar.json does not list 1 shard, excluded: tar-3.tar",)
+    assert contents(listing) == contents(listed(ours["tar"]))
 
 
 @pytest.mark.parametrize("key", ["a/../b", "/a", "a//b", "./../x", "a\x01b", "a/\x7f", "..", "a/."])
@@ -747,8 +750,8 @@ def test_repeated_fields_are_refused(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "x.tar", [("a", [("jpg", b"1")]), ("b", [("jpg", b"1"), ("txt", b""), ("jpg", b"2")])])
     with pytest.raises(InvalidRequest, match=r"x\.tar, b: the field 'jpg' twice"):
         listed(shard)
-    found = list_datasets([str(shard)], Here(), Observer(), to_format="tar", without=["jpg"])
-    assert len(found.entries) == 2
+    listing = list_datasets([str(shard)], Here(), Observer(), to_format="tar", without=["jpg"])
+    assert len(listing.entries) == 2
     write_records(tmp_path / "x.tfrecord", [("a", [("t", BYTES, [b"1"]), ("t", BYTES, [b"2"])])])
     with pytest.raises(InvalidRequest, match="the field 't' twice"):
         listed(tmp_path / "x.tfrecord")
@@ -761,8 +764,8 @@ def test_the_number_of_fields_is_limited(tmp_path: Path) -> None:
     write_records(tmp_path / "x.tfrecord", [("a", [(name, BYTES, [b""]) for name in names])])
     with pytest.raises(CorruptShard, match=r"a tf\.train\.Example of more than 65,536 features"):
         listed(tmp_path / "x.tfrecord")
-    for at, some in enumerate((names[: 2**15], names[2**15 :])):
-        write_records(tmp_path / f"{at}.tfrecord", [(f"{at}", [(name, BYTES, [b""]) for name in some])])
+    for at, shard_names in enumerate((names[: 2**15], names[2**15 :])):
+        write_records(tmp_path / f"{at}.tfrecord", [(f"{at}", [(name, BYTES, [b""]) for name in shard_names])])
     with pytest.raises(InvalidRequest, match=r"65,536 (different )?fields"):
         listed(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
 
@@ -810,15 +813,15 @@ def test_the_text_of_whole_numbers(number: int) -> None:
 
 def test_numbers_of_tfrecords_equal_the_tar(ours: dict[str, Path], tmp_path: Path) -> None:
     """Their texts equal those in the tar of the same source, from a dataset file or a scan."""
-    wanted = contents(listed(ours["tar"]))
+    expected = contents(listed(ours["tar"]))
     for to, given_to in itertools.product(("tar", "tfrecord"), (True, False)):
         dataset = copied(ours["tfrecord"], tmp_path / f"{to}{given_to}")
         if not given_to:
             dataset.unlink()
-        found = listed(dataset.parent, to=to)
-        assert contents(found) == wanted
-        assert found.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
-        assert {name: len(column) for name, column in found.entries.values.inline.items()} == {
+        listing = listed(dataset.parent, to=to)
+        assert contents(listing) == expected
+        assert listing.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+        assert {name: len(column) for name, column in listing.entries.values.inline.items()} == {
             "cls": 7,
             "n": 7,
             "score": 7,
@@ -832,9 +835,9 @@ def test_missing_numbers_are_empty(tmp_path: Path) -> None:
         ("d", [("n", INT64, [-1])]),
     ])  # fmt: skip
     write_tar(tmp_path / "y.tar", [("e", [("t", b"v")])])
-    found = listed(tmp_path / "x.tfrecord", tmp_path / "y.tar")
-    assert field(contents(found), "n") == [b"5", None, None, b"-1", None]
-    assert found.entries.values.inline["n"].span(0, 5) == b"5\0\0\0-1\0\0"
+    listing = listed(tmp_path / "x.tfrecord", tmp_path / "y.tar")
+    assert field(contents(listing), "n") == [b"5", None, None, b"-1", None]
+    assert listing.entries.values.inline["n"].span(0, 5) == b"5\0\0\0-1\0\0"
 
 
 @pytest.mark.parametrize(("kind", "values", "what"), [
@@ -850,8 +853,8 @@ def test_lists_are_refused_in_tars(kind: int, values: list[Any], what: str, tmp_
         InvalidRequest, match=rf"x\.tfrecord, b: the field 'l' is a list of {what}.*drop_fields=\('l',\)"
     ):
         listed(shard)
-    for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
-        assert field(contents(found), "t") == [b"1", b"2"]
+    for listing in (listed(shard, without=["l"]), listed(shard, only=["t"])):
+        assert field(contents(listing), "t") == [b"1", b"2"]
     index(str(shard), IndexOptions(checksum=True, workers=0))  # an index does not record lists
     with pytest.raises(InvalidRequest, match="a list of"):
         listed(tmp_path)
@@ -879,14 +882,14 @@ def test_texts_become_numbers(ours: dict[str, Path]) -> None:
     """A tar's dataset file lists which texts are numbers; they become numbers in TFRecords, and stay texts in tars."""
     file = parse_dataset(ours["tar"].read_bytes(), "x")
     assert file.numbers == {"cls": "int64", "n": "int64", "score": "float"}
-    found = listed(ours["tar"], to="tfrecord")
-    assert found.entries.values.numbers == file.numbers
-    assert sorted(found.entries.values.inline) == ["cls", "n", "score"]
-    assert found.notes == ()
+    listing = listed(ours["tar"], to="tfrecord")
+    assert listing.entries.values.numbers == file.numbers
+    assert sorted(listing.entries.values.inline) == ["cls", "n", "score"]
+    assert listing.notes == ()
     same = listed(ours["tar"], to="tar")
     assert same.entries.values.inline == {}
     assert same.entries.values.numbers == file.numbers
-    assert contents(found) == contents(same)
+    assert contents(listing) == contents(same)
 
 
 @pytest.mark.parametrize(("kind", "texts", "note"), [
@@ -905,30 +908,30 @@ def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: s
         tmp_path / "o-{0..}.tar",
     )
     again(dataset, types={"x": kind})
-    found = listed(dataset, to="tfrecord")
-    assert note in found.notes[0]
-    assert (found.entries.values.numbers, found.entries.values.inline) == ({}, {})
-    assert field(contents(found), "x") == [text.encode() for text in texts]
+    listing = listed(dataset, to="tfrecord")
+    assert note in listing.notes[0]
+    assert (listing.entries.values.numbers, listing.entries.values.inline) == ({}, {})
+    assert field(contents(listing), "x") == [text.encode() for text in texts]
 
 
 def test_tar_and_tfrecord_with_the_same_field(ours: dict[str, Path], tmp_path: Path) -> None:
     """In a tar, the field is text. In a TFRecord, a tar's texts become the numbers of the other shard, if possible."""
-    wanted = contents(listed(ours["tar"]))
+    expected = contents(listed(ours["tar"]))
     foreign = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
     other = write_tar(tmp_path / "y.tar", [("x", [("n", b"7")]), ("y", [("t", b""), ("n", b"seven")])])
     for numbers in (foreign, other):
-        found = listed(ours["tfrecord"], numbers, to="tar")
-        assert contents(found) == wanted + contents(listed(numbers))
-        assert found.entries.values.numbers == {"cls": "int64", "score": "float"}, "no one says so of the other tar"
+        listing = listed(ours["tfrecord"], numbers, to="tar")
+        assert contents(listing) == expected + contents(listed(numbers))
+        assert listing.entries.values.numbers == {"cls": "int64", "score": "float"}, "no one says so of the other tar"
     for first in ("tar", "tfrecord"):
-        found = listed(ours[first], foreign, to="tfrecord")
-        assert contents(found) == [*wanted, ("x", [("n", b"7")])]
-        assert found.entries.values.numbers["n"] == "int64"
+        listing = listed(ours[first], foreign, to="tfrecord")
+        assert contents(listing) == [*expected, ("x", [("n", b"7")])]
+        assert listing.entries.values.numbers["n"] == "int64"
     with pytest.raises(InvalidRequest, match=r"y\.tar, y: the field 'n' is a text.*int64"):
         listed(ours["tfrecord"], other, to="tfrecord")
-    found = listed(ours["tar"], other, to="tfrecord")
-    assert sorted(found.entries.values.numbers) == ["cls", "score"]
-    assert found.notes[0].startswith("'n' stays text: 1 value")
+    listing = listed(ours["tar"], other, to="tfrecord")
+    assert sorted(listing.entries.values.numbers) == ["cls", "score"]
+    assert listing.notes[0].startswith("'n' stays text: 1 value")
 
 
 def test_conflicting_number_types_stay_texts(tmp_path: Path) -> None:
@@ -938,16 +941,16 @@ def test_conflicting_number_types_stay_texts(tmp_path: Path) -> None:
         source = write_tree(tmp_path / kind, {f"{kind}.x": b"1"})
         paths.append(make(source, tmp_path / f"{kind}-{{0..}}.tar"))
         again(paths[-1], types={"x": kind})
-    found = listed(*paths, to="tfrecord")
-    assert found.entries.values.numbers == {}
-    assert found.notes == ("'x' stays text: it represents float and int64 in different datasets",)
+    listing = listed(*paths, to="tfrecord")
+    assert listing.entries.values.numbers == {}
+    assert listing.notes == ("'x' stays text: it represents float and int64 in different datasets",)
     assert listed(*paths).entries.values.numbers == {}
 
 
 def test_the_dataset_file_lists_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
     """It lists number fields only if there are some, and only valid entries are used."""
-    told = json.loads(ours["tar"].read_bytes())["shardtool"]
-    assert told["numbers"] == {"cls": "int64", "n": "int64", "score": "float"}
+    document = json.loads(ours["tar"].read_bytes())["shardtool"]
+    assert document["numbers"] == {"cls": "int64", "n": "int64", "score": "float"}
     assert "numbers" not in json.loads(ours["tfrecord"].read_bytes())["shardtool"]
     plain = make(write_tree(tmp_path / "in", {"a.txt": b"1"}), tmp_path / "o-{0..}.tar")
     assert "numbers" not in json.loads(plain.read_bytes())["shardtool"]
@@ -997,14 +1000,14 @@ def test_formats_round_trip(tmp_path_factory: pytest.TempPathFactory, floats: li
 
 def test_metadata_is_kept(ending: str, ours: dict[str, Path]) -> None:
     """The columns of sidecars, including lists, are kept, one row per sample."""
-    found = listed(ours[ending])
+    listing = listed(ours[ending])
     paths = sorted(ours[ending].parent.glob(f"{ending}-*.index"))
-    told = pa.concat_tables([pq.read_table(path) for path in paths])
-    assert metadata_of(found.entries).equals(
-        told.drop([name for name in told.column_names if name.startswith("__")]).combine_chunks()
+    sidecars = pa.concat_tables([pq.read_table(path) for path in paths])
+    assert metadata_of(listing.entries).equals(
+        sidecars.drop([name for name in sidecars.column_names if name.startswith("__")]).combine_chunks()
     )
-    assert metadata_of(found.entries).num_rows == 7
-    assert {column.num_chunks for column in metadata_of(found.entries).columns} == {1}
+    assert metadata_of(listing.entries).num_rows == 7
+    assert {column.num_chunks for column in metadata_of(listing.entries).columns} == {1}
 
 
 def test_metadata_of_several_datasets_is_merged(tmp_path: Path) -> None:
@@ -1019,12 +1022,12 @@ def test_metadata_of_several_datasets_is_merged(tmp_path: Path) -> None:
         source = manifest(tmp_path / str(at), **table)
         paths.append(make(source, tmp_path / f"{at}-{{0..}}.tar", field=("txt=key",)))
     foreign = write_tar(tmp_path / "f.tar", [("f", [("txt", b"")])])
-    found = listed(paths[0], foreign, paths[1], paths[2]).entries
-    assert metadata_of(found).select(["n", "s", "t"]).to_pylist() == [
+    entries = listed(paths[0], foreign, paths[1], paths[2]).entries
+    assert metadata_of(entries).select(["n", "s", "t"]).to_pylist() == [
         {"n": 1, "s": "x", "t": None}, {"n": 2, "s": "y", "t": None}, {"n": None, "s": None, "t": None},
         {"n": 2**40, "s": None, "t": [1, 2]}, {"n": None, "s": None, "t": None},
     ]  # fmt: skip
-    assert [str(kind) for kind in metadata_of(found).select(["n", "s"]).schema.types] == ["int64", "string"]
+    assert [str(kind) for kind in metadata_of(entries).select(["n", "s"]).schema.types] == ["int64", "string"]
     assert metadata_of(listed(foreign, paths[0]).entries).column("n").to_pylist() == [None, 1, 2]
     assert listed(foreign).entries.metadata is None
 
@@ -1051,25 +1054,25 @@ def test_conflicting_classes_are_refused(ours: dict[str, Path], tmp_path: Path) 
     with pytest.raises(InvalidRequest, match=r"'cls'.*dogs \(dog, cat\).*tar: cat, dog, emu.*drop_fields=\('cls',\)"):
         listed(ours["tar"], other)
     assert listed(ours["tar"], other, without=["cls"]).entries.values.classes == {}
-    found = listed(ours["tar"], foreign)
-    assert found.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
-    assert any("'cls'" in note and "f.tar" in note for note in found.notes)
+    listing = listed(ours["tar"], foreign)
+    assert listing.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
+    assert any("'cls'" in note and "f.tar" in note for note in listing.notes)
 
 
 def test_fingerprints_are_added(ours: dict[str, Path], tmp_path: Path) -> None:
     """The digest equals that of the same samples in one dataset; if a text may have been rounded, there is none."""
     source = manifest(tmp_path / "in", n=[1, 2, 3], text=["a", "b", "c"])
-    one = make(source, tmp_path / "one-{0..}.tfrecord", field=("txt=text", "cls=n"))
-    told = [int(parse_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
-    assert listed(ours["tar"], one).digest == sum(told) % 2**256
+    second = make(source, tmp_path / "one-{0..}.tfrecord", field=("txt=text", "cls=n"))
+    fingerprints = [int(parse_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], second)]
+    assert listed(ours["tar"], second).digest == sum(fingerprints) % 2**256
     assert listed(ours["tfrecord"]).digest is None
-    assert listed(ours["tar"], to="tfrecord").digest == told[0]
+    assert listed(ours["tar"], to="tfrecord").digest == fingerprints[0]
 
 
 def test_members_equal_the_listing(ours: dict[str, Path]) -> None:
     """Other tools read from the shards what is listed."""
-    found = {f"{key}.{name}": data for key, fields in contents(listed(ours["tar"])) for name, data in fields}
-    assert found == dict(members(*(path for path in shards(ours["tar"].parent) if path.suffix == ".tar")))
+    payloads = {f"{key}.{name}": data for key, fields in contents(listed(ours["tar"])) for name, data in fields}
+    assert payloads == dict(members(*(path for path in shards(ours["tar"].parent) if path.suffix == ".tar")))
     assert all((ours["tar"].parent / sidecar_name(path.name)).exists() for path in shards(ours["tar"].parent))
 
 
@@ -1084,5 +1087,5 @@ def test_started_workers_find_the_same(ours: dict[str, Path], tmp_path: Path) ->
     """Newly started workers find what this process finds."""
     shard = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
     with LocalPool(1, "spawn") as pool:
-        found = list_datasets([str(ours["tfrecord"]), str(shard)], pool, Observer(), to_format="tfrecord")
-    assert contents(found) == contents(listed(ours["tfrecord"], shard, to="tfrecord"))
+        listing = list_datasets([str(ours["tfrecord"]), str(shard)], pool, Observer(), to_format="tfrecord")
+    assert contents(listing) == contents(listed(ours["tfrecord"], shard, to="tfrecord"))

@@ -27,8 +27,8 @@ def _is_plain(path: str) -> bool:
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-def _left_behind(parts: list[ScanPart]) -> Counter[bytes]:
-    return sum((one.left_behind for one in parts), Counter[bytes]())
+def _system_files(parts: list[ScanPart]) -> Counter[bytes]:
+    return sum((part.system_files for part in parts), Counter[bytes]())
 
 
 @settings(max_examples=15, deadline=None)
@@ -38,7 +38,7 @@ def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
     """Objects give the same samples and skipped rows as files of the same names, in the same order."""
     names: list[str] = []
     for path in sorted(paths):  # a path that is also a folder is not a file here
-        if not any(path.startswith(f"{one}/") or one.startswith(f"{path}/") for one in names):
+        if not any(path.startswith(f"{name}/") or name.startswith(f"{path}/") for name in names):
             names.append(path)
     with tempfile.TemporaryDirectory() as folder:
         write_tree(Path(folder), {name: name.encode() for name in names})
@@ -46,8 +46,8 @@ def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
         parts = [scan_items(task) for task in make_scan_tasks(root, rules, 4, top)]
         files, skipped = collect_samples(root, [top.packed(), *parts])
     listed = sorted(names, key=os.fsencode)
-    found = [collect_objects((BucketEntry(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)]
-    objects, left_out = collect_samples(root, found)
+    parts_of_objects = [collect_objects((BucketEntry(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)]
+    objects, left_out = collect_samples(root, parts_of_objects)
     assert objects.keys.data == files.keys.data
     assert [objects.path(row) for row in range(len(objects.rows.size))] == [
         files.path(row) for row in range(len(files.rows.size))
@@ -55,7 +55,7 @@ def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
     assert objects.rows.size.tolist() == files.rows.size.tolist()
     assert (set(objects.rows.mtime_ns.tolist()), set(objects.rows.changed_ns.tolist())) <= ({7}, {5})
     assert left_out == skipped
-    assert _left_behind(found) == _left_behind([top, *parts])
+    assert _system_files(parts_of_objects) == _system_files([top, *parts])
 
 
 def test_folder_markers_are_ignored() -> None:
@@ -69,7 +69,7 @@ def test_folder_markers_are_ignored() -> None:
         "c.jpg",
         "d/e.jpg",
     ]
-    assert [(one.path, one.code) for one in skipped] == [("d", "no-field")]
+    assert [(row.path, row.code) for row in skipped] == [("d", "no-field")]
 
 
 def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:

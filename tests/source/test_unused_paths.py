@@ -35,7 +35,7 @@ def _table(folder: Path, **columns: list[str]) -> Path:
 def _notes(table: Any, **options: Any) -> list[str]:
     manifest = ManifestSource(table, manifest_options(**options))
     list_manifest(manifest)
-    return [one for one in manifest.notes if "existing files" in one]
+    return [note for note in manifest.notes if "existing files" in note]
 
 
 def _error(table: Any, **options: Any) -> str:
@@ -74,10 +74,10 @@ def test_usual_names_are_used(name: str, tmp_path: Path) -> None:
 def test_several_path_columns_are_an_error(tmp_path: Path) -> None:
     """A path column with a usual name does not hide another: the error's options pack both."""
     table = _table(tmp_path, video=[*_CLIPS], audio=[*_SOUNDS], caption=_TEXT)
-    found = _error(table)
-    assert "column 'audio' holds paths of existing files, such as '0.wav', which would not be packed" in found
-    assert "Pack the files: path='video' file={'audio.wav': 'audio'}. To store the paths as metadata only" in found
-    assert found.endswith("meta='audio,caption'.")
+    message = _error(table)
+    assert "column 'audio' holds paths of existing files, such as '0.wav', which would not be packed" in message
+    assert "Pack the files: path='video' file={'audio.wav': 'audio'}. To store the paths as metadata only" in message
+    assert message.endswith("meta='audio,caption'.")
     assert not _notes(table, path="video", file=(("audio.wav", "audio"),))
     assert not _notes(table, meta="audio,caption")
     options = CreateOptions(path="video", file=("audio.wav=audio",), meta="none", workers=0)
@@ -85,9 +85,9 @@ def test_several_path_columns_are_an_error(tmp_path: Path) -> None:
     expected = {f"clips/{at}.{name}" for at in range(3) for name in ("mp4", "audio.wav")}
     assert {name for name, _ in members(tmp_path / "x-0.tar")} == expected
     both = _table(tmp_path, first=[*_CLIPS], second=[*_SOUNDS], caption=_TEXT)
-    found = _error(both, fields=(("txt", "caption"),))
-    assert "columns 'first', 'second' hold paths of existing files" in found
-    assert "Pack the files: file={'mp4': 'first'} file={'wav': 'second'}." in found
+    message = _error(both, fields=(("txt", "caption"),))
+    assert "columns 'first', 'second' hold paths of existing files" in message
+    assert "Pack the files: file={'mp4': 'first'} file={'wav': 'second'}." in message
 
 
 def test_an_explicit_option_decides(tmp_path: Path) -> None:
@@ -133,23 +133,23 @@ def test_meta_does_not_matter(meta: str, tmp_path: Path) -> None:
 def test_few_files_are_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A column takes a bounded number of file checks, few if its first texts are not paths; without `stat`, none."""
     write_tree(tmp_path, {"a.mp4": b""})
-    looks, stat = list[str](), os.stat
+    examined, stat = list[str](), os.stat
 
     def counted(path: Any, *args: Any, **options: Any) -> os.stat_result:
-        looks.append(os.fspath(path))
+        examined.append(os.fspath(path))
         return stat(path, *args, **options)
 
     def count(values: list[str]) -> int:
         table = pa.table({"caption": _TEXT * 1000, "note": values})
         with monkeypatch.context() as patch:
             patch.setattr(os, "stat", counted)
-            looks.clear()
+            examined.clear()
             manifest = ManifestSource(table, manifest_options(fields=(("txt", "caption"),), root=str(tmp_path)))
             try:
                 list_manifest(manifest)
             except InvalidRequest as error:
                 assert "'note' holds paths" in str(error)  # noqa: PT017 - one of the two
-        return sum(str(tmp_path) in one for one in looks)
+        return sum(str(tmp_path) in path for path in examined)
 
     assert count(["none"] * 3000) <= 15
     assert 90 <= count(["a.mp4"] * 3000) <= MAX_CHECKED_ROWS + 10

@@ -208,9 +208,9 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     codes = {int(key): code for key, code in _left_out(tmp_path / "out").items()}
     assert codes == {n: "http-404" if n % 4 == 3 else "not-chosen" for n in range(16) if n not in taken}
     assert (result.samples, result.skipped) == (len(taken), 16 - len(taken))
-    before, asked_for = read_tree(tmp_path / "out"), dict(web.asked)
+    before, asked_for = read_tree(tmp_path / "out"), dict(web.requests)
     _pack(source, tmp_path / "out", resume=True, **asked)
-    assert (read_tree(tmp_path / "out"), dict(web.asked)) == (before, asked_for)
+    assert (read_tree(tmp_path / "out"), dict(web.requests)) == (before, asked_for)
 
 
 def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Path) -> None:

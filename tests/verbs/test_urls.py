@@ -113,8 +113,8 @@ def test_no_secret_is_kept_or_shown(web: WebServer, tmp_path: Path) -> None:
     seen += [str(row) for path in (tmp_path / "out").glob("*.index") for row in pq.read_table(path).to_pylist()]
     assert [text for text in seen if any(secret in text for secret in SECRETS)] == []
     assert any("id=1" in text for text in seen)
-    assert web.asked["/ok/0?sig=s1gn4ture&id=0"]
-    assert web.seen["Authorization"].startswith("Basic ")
+    assert web.requests["/ok/0?sig=s1gn4ture&id=0"]
+    assert web.last_headers["Authorization"].startswith("Basic ")
 
 
 def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     urls = [web.url(f"ok/{at}" if at % 5 else f"busy/1/{at}") for at in range(20)]
     source = _manifest(tmp_path / "in", [*urls, *(web.url(f"ok/x{at}") for at in range(4))])
     first = _create(source, tmp_path / "out", max_count=4)
-    before, asked = read_tree(tmp_path / "out"), Counter(web.asked)
+    before, asked = read_tree(tmp_path / "out"), Counter(web.requests)
     assert (first.samples, first.skipped) == (20, 4)
     again = _create(source, tmp_path / "out", max_count=4, resume=True)
     assert again.kept == 6
@@ -131,7 +131,7 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     (tmp_path / "out" / "out.skipped").unlink()
     (tmp_path / "out" / "out-002.index").unlink()
     assert _create(source, tmp_path / "out", max_count=4, resume=True).kept == 5
-    assert set((web.asked - asked).elements()) == {f"/{'ok' if at % 5 else 'busy/1'}/{at}" for at in range(8, 12)}
+    assert set((web.requests - asked).elements()) == {f"/{'ok' if at % 5 else 'busy/1'}/{at}" for at in range(8, 12)}
     assert len(skipped(tmp_path / "out" / "out.json")) == 3
     last = _create(source, tmp_path / "out", max_count=4, resume=True, retry_failed=True)
     assert (last.samples, last.skipped, last.kept) == (24, 0, 3)
@@ -173,7 +173,7 @@ def test_a_web_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
     with pytest.raises(SampleFailed, match="none of 3 samples could be packed: refused-address 3") as caught:
         _create(source, tmp_path / "out", allow_private=False)
     assert caught.value.remedy.startswith("Add allow_private=True")
-    assert not web.asked
+    assert not web.requests
     assert not any((tmp_path / "out").iterdir())
 
 
@@ -200,7 +200,7 @@ def test_a_dry_run_sends_no_request(web: WebServer, tmp_path: Path) -> None:
     plan = create(source, f"{tmp_path}/out-{{0..}}.tar", options, dry_run=True)
     assert [shard.samples for shard in plan.planned] == [10_000, 1]
     assert any("10,001 URLs not fetched" in note for note in plan.notes)
-    assert not web.asked
+    assert not web.requests
 
 
 def test_the_bound_is_kept(web: WebServer, tmp_path: Path) -> None:
@@ -240,16 +240,16 @@ def test_the_source_is_compared_but_for_the_web(web: WebServer, tmp_path: Path) 
     """`verify --source` compares keys and columns, sends no request, and says that downloads are not compared."""
     source = _manifest(tmp_path / "in", [web.url("ok/a"), web.url("status/404")])
     _create(source, tmp_path / "out")
-    asked = Counter(web.asked)
+    asked = Counter(web.requests)
     ran = typed("verify", tmp_path / "out" / "out.json", "--source", source, "--json")
-    assert (ran.code, web.asked) == (0, asked)
+    assert (ran.code, web.requests) == (0, asked)
     assert "1 file of URLs" in ran.out
     shard = tmp_path / "out" / "out-000.tar"
     shard.write_bytes(shard.read_bytes()[:-512])
     mended = typed("verify", tmp_path / "out" / "out.json", "--source", source, "--repair")
     assert mended.code != 0
     assert "--resume" in mended.out + mended.err
-    assert web.asked == asked
+    assert web.requests == asked
 
 
 def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:
         _create(source, tmp_path / "out", max_count=4, part=part, shards_multiple_of=2)
     assert members(*shards(tmp_path / "out")) == members(*shards(tmp_path / "one"))
     assert skipped(tmp_path / "out" / "out.json") == skipped(tmp_path / "one" / "out.json")
-    assert web.asked["/ok/1"] == 2
+    assert web.requests["/ok/1"] == 2
     sound(tmp_path / "out" / "out.json")
 
 
@@ -339,4 +339,4 @@ def test_what_is_recorded(web: WebServer, tmp_path: Path) -> None:
     _create(source, tmp_path / "out", require="image", timeout=3, user_agent="me/1", robots="ignore", connections=2)
     made = json.loads((tmp_path / "out" / "out.json").read_text())["shardtool"]["made"]
     assert made["options"] == {"urls": ["jpg=url"], "require": "image", "robots": "ignore"}
-    assert web.seen["User-Agent"] == "me/1"
+    assert web.last_headers["User-Agent"] == "me/1"

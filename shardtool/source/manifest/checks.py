@@ -1,4 +1,4 @@
-"""Check the columns of a manifest. Each kind of problem is one error that lists the rows. Row 1 follows the header."""
+"""Check the columns of a manifest. An error lists all rows with the same problem. Row 1 follows the header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardtool.names import MAX_NAME_BYTES
 from shardtool.source.manifest.paths import PathEndings, find_absolute, find_upward
 from shardtool.source.manifest.roles import META_FIELD, ColumnRoles, meta_field_advice
 from shardtool.table import columns as tables
-from shardtool.table import keys, payloads, render, rows
+from shardtool.table import keys, payloads, render
 from shardtool.table.collect import ALL_COLUMNS
 from shardtool.table.payloads import check_field_values
 from shardtool.units import pluralize
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.strings import PackedStrings
+    from shardtool.table.rows import TableRows
 
 
-def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
+def check_column_types(rows: TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
     """Raise an error if the type of a column does not fit its role."""
     bytes_remedy, any_text = f"Pack a column of bytes with {option_text('bytes')}.", "text or numbers"
     not_in_meta = f"exclude it from {option_text('meta')}."
@@ -61,7 +62,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return tables.is_bytes_type(kind) or tables.is_wrapped_bytes(kind) or tables.is_text_type(kind)
 
 
-def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
+def check_column_values(rows: TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
     """Refuse nulls in columns that must have values, and values that cannot be stored."""
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
@@ -81,8 +82,8 @@ def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mappi
         rows.refuse(infinite, f"column {name!r}: an infinite number", expected=expected, remedy=remedy)
 
 
-def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
-    """Return the column of sizes as int64[rows]."""
+def check_sizes(rows: TableRows, name: str) -> NDArray[np.int64]:
+    """Check the column of file sizes, and return it as int64[rows]."""
     column, expected = rows.columns.get(name), "bytes of the file"
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InvalidRequest(option_text("size_column"), f"column {name!r} has no numbers", expected=expected)
@@ -94,7 +95,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
     return sizes
 
 
-def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
+def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
     """Refuse empty paths and URLs. Unless `outside` is true, also refuse paths that leave the root."""
     column = f"column {name!r}"
     original = rows.columns[name]
@@ -119,8 +120,8 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
         rows.refuse(leaving, problem, expected=expected, remedy=remedy)
 
 
-def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
-    """Refuse paths without an extension, and paths whose field is the field of another column."""
+def check_path_endings(rows: TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
+    """Refuse paths without an extension, and paths whose extension is the field of another column."""
     column = rows.columns[name]
     if "" in endings.names:
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
@@ -135,8 +136,8 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
         rows.refuse(rows_with_problem, found, remedy=remedy)
 
 
-def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse the keys at the positions `bad`. `column` is the source of the keys, or None for row numbers."""
+def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
+    """Refuse the invalid keys at the positions `bad`. `column` is None if keys are row numbers."""
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"
@@ -146,9 +147,9 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
 
 
 def check_endings_differ(
-    rows: rows.TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
+    rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. Each combination of key and field has a number in `fields`."""
+    """Refuse rows with the same key and field. Such rows have the same number in `fields`."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):
@@ -160,15 +161,13 @@ def _key_advice() -> str:
     return f"Choose another column with {key}; the path column means the paths without their extensions."
 
 
-def _repeated_key_advice() -> str:
-    collect = option_text("collect", ALL_COLUMNS)
-    return f"Choose another column with {option_text('key', 'COLUMN')}, or collect the rows of each key with {collect}."
-
-
 def check_unique(
-    rows: rows.TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
+    rows: TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Raise an error if a key occurs more than once."""
-    expected = "a unique key for each row" + (f", from column {column!r}" if column else "")
-    remedy = _repeated_key_advice() if column else _key_advice()
+    """Refuse keys that occur more than once, among all rows or those at `positions`."""
+    expected, remedy = "a unique key for each row", _key_advice()
+    if column:
+        expected += f", from column {column!r}"
+        key, collect = option_text("key", "COLUMN"), option_text("collect", ALL_COLUMNS)
+        remedy = f"Choose another column with {key}, or collect the rows of each key with {collect}."
     rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=remedy)

@@ -22,8 +22,7 @@ from shardtool.source.manifest.roles import ColumnRoles, path_ending
 from shardtool.source.stat_files import StatTask, stat_files
 from shardtool.storage.lookup import stat_file
 from shardtool.storage.paths import is_address
-from shardtool.table import render
-from shardtool.table import render as table_render
+from shardtool.table.render import ArrowStrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # only URLs with these characters, and long URLs, are partly hidden
+_MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only URLs with these characters, and long URLs
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
-    """Redact URLs with `redact_url`."""
+    """Remove secrets from URLs, as `redact_url` does."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
     for index, chunk in enumerate(chunks):  # chunks without secrets stay unchanged
         is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
@@ -90,7 +89,7 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make absolute paths relative to the real location of `root`. The results start with `..`."""
+    """Make absolute paths relative to the real path of `root`. The results start with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
@@ -105,7 +104,7 @@ def _to_large_strings(paths: pa.Array) -> pa.Array:
 
 
 class PathEndings:
-    """The fields that the extensions of paths define.
+    """The field that the extension of each path defines.
 
     Attributes:
         names: The different fields, in the order of first occurrence. Empty for a path without an extension.
@@ -154,11 +153,11 @@ class PathEndings:
 
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
-) -> render.ArrowStrings:
+) -> ArrowStrings:
     """Return the path of each row. Each array in `columns` has one path per sample.
 
-    `roles[ending, row]` is the index of the array for a row of a sample, or -1 if the row has no path. `endings` is
-    uint16[samples], or None if all samples have the same ending.
+    `endings` is the extension number of each sample, or None if all are 0. In samples with extension number `ending`,
+    the path of row `row` is in the column `roles[ending, row]`, or empty if this is -1.
     """
     count = samples * roles.shape[1]
 
@@ -170,7 +169,7 @@ def row_paths(
         texts = pc.choose(arrow.number_array(column_numbers + 1), _EMPTY_TEXT, *taken)
         return pc.binary_join_element_wise(texts, _NUL_TEXT, _EMPTY_TEXT)
 
-    return table_render.ArrowStrings(count, render, CHUNK_ROWS)
+    return ArrowStrings(count, render, CHUNK_ROWS)
 
 
 def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
@@ -181,7 +180,7 @@ def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
 
 MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
-MAX_MISSING_FILES = 10  # with this many texts that are no files, a column does not contain paths
+MAX_MISSING_FILES = 10  # if none of this many texts names a file, the column does not contain paths
 MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
 MAX_NAMED_COLUMNS = 8
 
@@ -189,8 +188,8 @@ MAX_NAMED_COLUMNS = 8
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
     """Return a path in a column that is not packed, or an empty text.
 
-    Return a path only if most of `texts` are paths of files, and the columns in `packed` do not contain one of these
-    files in the same row.
+    Most of `texts`, the values of this column, must be paths of files. The columns in `packed` must not contain the
+    same file in the same row.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)

@@ -43,9 +43,9 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The role of each column. Pairs consist of field and column.
+    """The columns with each role. Pairs consist of field and column.
 
-    `key` is the column of keys. If it is None, keys are paths without extensions or, without paths, row numbers.
+    If `key` is None, keys are paths without extensions or, without paths, row numbers.
     """
 
     key: str | None
@@ -67,7 +67,7 @@ class ColumnRoles:
         return [*keys, *self.paths(), *self.columns_of("urls"), *self.columns_of("binary")]
 
     def paths(self) -> list[str]:
-        """Return the columns of paths. The column `path` is first."""
+        """Return the columns of paths, with the column `path` first."""
         return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
 
     def field_names(self) -> list[str]:
@@ -77,7 +77,7 @@ class ColumnRoles:
 
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
-    """Return the option and the column for each column that the user names."""
+    """Return all columns that the user names, each with the option that names it."""
     columns = [(name, getattr(options, name)) for name in ("key", "path", "size_column")]
     for name in PAIR_OPTIONS:
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
@@ -89,7 +89,7 @@ def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
 def choose_roles(
     where: str, schema: pa.Schema, options: CreateOptions, first_ending: Callable[[str], str]
 ) -> ColumnRoles:
-    """Choose the role of each column.
+    """Choose the role of each column from the options, or from usual column names.
 
     `first_ending` returns the extension of the first value in a column of `struct<bytes, path>`, or an empty text.
     """

@@ -1,6 +1,6 @@
 """Combine the columns of a manifest into rows. The rows of a sample are sorted by the bytes of the field names.
 
-Samples differ only in the field that the extension of a path defines.
+All samples have the same fields, except for the field that the extension of a path defines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The order of the fields of each sample."""
+    """The order of the fields of each sample, which depends on the extension of its path.
+
+    Attributes:
+        code: uint16[extensions, fields], the sorted fields as indices into `fields`.
+        part: int64[extensions, fields], the column of each of these fields.
+    """
 
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
@@ -52,7 +57,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of samples. `paths` belong to the first of the `columns`."""
+        """Return the rows of all samples. `paths` are the paths of the first columns."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -82,7 +87,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields of each sample. With `endings`, a path's extension names the first field."""
+    """Return the order of the fields of each sample. With `endings`, they name the field of the first column."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -100,7 +105,7 @@ def merge_stat_results(
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
     """Merge the results of workers into one field for each column of paths.
 
-    Also return the problems, and for each file the index of its problem plus one, or 0, as int64[samples, columns].
+    Also return the problems, and the index of each file's problem plus one (or 0) as int64[samples, columns].
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]

@@ -1,7 +1,7 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is examined. Columns stay in Arrow. Their texts are created when a shard is
-written (see `ArrowStrings`).
+The whole table is checked before a file is examined. Columns stay Arrow arrays. Workers get their texts when a shard
+is written (see `ArrowStrings`).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from shardtool.source.stat_files import StatResult, StatTask, stat_files
 from shardtool.storage.paths import is_address, source_root
 from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.table import columns as tables
-from shardtool.table import keys, payloads, render, rows
-from shardtool.table import rows as table_rows
+from shardtool.table import keys, payloads, render
 from shardtool.table.base import reading_table
 from shardtool.table.collect import collect_rows, collected_note, group_rows
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import check_column, open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
+from shardtool.table.rows import TableRows
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ _ASSUMED_URL_BYTES = 100_000
 
 
 class ManifestSource(Source):
-    """A table, which is a file, standard input (`-`), a folder of Parquet files, or a table in memory."""
+    """A table as a source: a file, standard input (`-`), a folder of Parquet files, or a table in memory."""
 
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
@@ -111,7 +111,7 @@ class ManifestSource(Source):
         self._labels: dict[str, pa.Array] = {}
         self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # numbers of the remaining rows, or None for all rows
+        self._numbers: NDArray[np.int64] | None = None  # row numbers of the selected rows, or None for all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
@@ -121,12 +121,12 @@ class ManifestSource(Source):
 
     @property
     def table(self) -> pa.Table:
-        """The remaining rows of all columns without bytes."""
+        """The selected rows of all columns that do not contain bytes."""
         self._read_columns(*self._non_binary)
         return pa.table(self._columns)
 
     def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
-        """Return the remaining rows of a column."""
+        """Return the selected rows of a column."""
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -139,8 +139,8 @@ class ManifestSource(Source):
         self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
 
-    def _rows(self) -> table_rows.TableRows:
-        return table_rows.TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
+    def _rows(self) -> TableRows:
+        return TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
 
     def _numbers_of(self, field: str) -> pa.Array | None:
         column, existing = dict(self._roles.values).get(field), self._columns.get(field)
@@ -172,7 +172,7 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only the given rows of the remaining rows."""
+        """Keep only the given rows, which are positions among the selected rows."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
@@ -322,7 +322,7 @@ class ManifestSource(Source):
         if folders:
             self.keep_rows(np.setdiff1d(np.arange(len(paths)), folders))
 
-    def _resolve_paths(self, rows: rows.TableRows) -> tuple[list[pa.Array], PathEndings | None]:
+    def _resolve_paths(self, rows: TableRows) -> tuple[list[pa.Array], PathEndings | None]:
         roles, options = self._roles, self._options
         if self._may_leave_root and roles.paths():
             self._use_common_folder()
@@ -335,7 +335,8 @@ class ManifestSource(Source):
         if roles.path is not None and endings is not None:
             checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
-        self._columns |= dict(zip(roles.paths(), columns, strict=True))  # outputs must not contain the root
+        # store relative paths, because outputs must not contain folders of this machine
+        self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
     def _use_common_folder(self) -> None:
@@ -359,9 +360,7 @@ class ManifestSource(Source):
         where = f"{printable(common)}, their common folder (change with {option_text('root')})"
         self.notes.append(f"paths are relative to {where}")
 
-    def _find_keys(
-        self, rows: rows.TableRows, endings: PathEndings | None
-    ) -> tuple[PackedStrings, SampleGroups | None]:
+    def _find_keys(self, rows: TableRows, endings: PathEndings | None) -> tuple[PackedStrings, SampleGroups | None]:
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
@@ -452,7 +451,7 @@ class ManifestSource(Source):
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
-        # Only unique paths can be keys.
+        # paths are used only if they are unique, as keys must be
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
         wrapped = [name for name, kind in kinds.items() if tables.is_wrapped_bytes(kind)]
         column = next((name for name in wrapped if kinds[name].get_field_index("path") >= 0), None)
@@ -565,7 +564,7 @@ class ManifestSource(Source):
         return entries, tuple(skipped)
 
     def _find_root(self, path: str) -> str:
-        # The result is the current folder, a folder above the root, or a folder in the root.
+        # search the current folder, the folders above the root, and those in the root
         if path.startswith("/") or ".." in path.split("/"):
             return ""
         from glob import escape, glob
