@@ -71,7 +71,7 @@ def row_of_rank(each: int, size: int, ranks: int) -> str:
         options = OrderOptions(parts=count, window=window, ranks=own_of)
         order = view.order(options)
         columns.append(f"{classes_of_rank(order.numbers(np.arange(0, order.length, ranks)), each):.1f}")
-        own = np.sort(order.numbers(np.arange(0, min(options.round, order.length), ranks)))
+        own = np.sort(order.numbers(np.arange(0, min(options.round_size, order.length), ranks)))
     piece = len(own) / (1 + np.count_nonzero(np.diff(own) > 1)) * size
     whole = view.order(OrderOptions("full"))
     columns.insert(1, f"{classes_of_rank(webdataset(5000, 200, each, ranks), each):.1f}")

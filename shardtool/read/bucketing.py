@@ -1,4 +1,4 @@
-"""Batches of samples of similar length, or of similar aspect ratio."""
+"""Make batches of samples of similar length or aspect ratio."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index of the nearest ratio in the ascending `aspects`, by sample number."""
+    """Return, by sample number, the index of the nearest ratio in `aspects`, which must be ascending."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -35,7 +35,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return a batch as one item of a stream."""
+    """Return a bundle as one item of a stream, which `SizeBatches` collates."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
     numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
@@ -45,14 +45,14 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 class SizeBatches(Map):
     """Runs the stages on each sample of a batch, and collates the results.
 
-    If all samples are skipped, another batch is used.
+    If all samples are skipped, the stream reads another batch.
     """
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))
 
     def with_on_error(self, on_error: OnError) -> SizeBatches:
-        """Return a copy whose stages for samples have this `on_error`."""
+        """Return a copy whose stages use this `on_error`."""
         stages, lists = cast("partial[object]", self.function).args
         return SizeBatches(stages.with_on_error(on_error), lists)
 
@@ -65,12 +65,11 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
         def skip(error: ShardError, number: int = number) -> None:
             skipped.append((error, number))
 
-        kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, index))
-    if "__on_skip__" in bundle:  # the skipped samples of a replacement batch are counted already
-        for skipped_sample in skipped[not kept :]:  # the stream counts one sample of an empty batch
+        def rng_of(stage: int, index: int = index) -> np.random.Generator:
+            return np.random.default_rng([start, index, stage])
+
+        kept += stages.run([{**sample, **padding}], skip, rng_of)
+    if "__on_skip__" in bundle:  # missing for a replacement batch, whose skipped samples are not counted again
+        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream itself counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None
-
-
-def _rng_in_bundle(start: int, sample: int, stage: int) -> np.random.Generator:
-    return np.random.default_rng([start, sample, stage])

@@ -1,9 +1,10 @@
-"""Order and read bundles of samples. An epoch counts each bundle, such as a batch, as one position.
+"""Order and read bundles of samples, which become packed blocks or batches.
 
-A rule divides the samples of a window of positions into bundles, using the sample sizes in the sidecars. A rule returns
-four int64 columns with one row per piece of a sample, sorted by bundle. The columns are the bundle number, the sample,
-the start of the piece in the sample, and the length of the piece. Ranks, workers and states count bundles instead of
-samples.
+In an epoch, each bundle takes one position, so ranks, workers and states count bundles instead of samples.
+
+A rule is a function that divides a window of samples into bundles by their sizes. It returns four int64 columns with
+one row per piece of a sample, sorted by bundle: the bundle number, the index of the sample in the window, the start of
+the piece in the sample, and the length of the piece.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PackingRule = Literal["first-fit", "concat"]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:
-    """Cut concatenated documents into blocks."""
+    """Concatenate documents, and cut the result into blocks."""
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
     starts = np.union1d(firsts[lengths > 0], np.arange(0, total, tokens))
@@ -51,7 +52,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks. Starting with the longest, each goes into the fullest block with enough room.
+    """Pack whole documents into blocks, starting with the longest. Each goes into the fullest block with enough room.
 
     A document longer than a block is split into full blocks and a remainder.
 
@@ -62,7 +63,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # maps a number of free tokens to the blocks with this number
+    room: dict[int, list[int]] = {}  # the blocks by their number of free tokens
     rooms: list[int] = []  # the keys of `room`, ascending
     used = 0
     for length, remaining in zip(
@@ -88,12 +89,12 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # a stable sort keeps the order of the window within a block
+    order = np.argsort(bundles, kind="stable")  # stable, so that a block keeps the order of its documents
     return bundles[order], documents[order], starts[order], counts[order]
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Group samples of similar length, with at most `tokens` per batch, including padding."""
+    """Make batches of samples of similar length, with at most `tokens` tokens including padding."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -102,7 +103,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Group `size` samples of one kind per batch."""
+    """Make batches of up to `size` samples of the same kind."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -112,7 +113,7 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of samples in a bundle, as columns int64 [pieces].
 
-    `starts` and `counts` are the position and length of each piece in its sample.
+    `starts` and `counts` are the start and length of each piece in its sample.
     """
 
     numbers: Numbers
@@ -124,7 +125,7 @@ class Bundle(NamedTuple):
 _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes the bundle's order and position
+_MAX_BUNDLES_IN_EPOCH = 2**40  # bundle number = number of the `BundleOrder` * this + position
 _order_numbers = count()
 
 
@@ -138,7 +139,7 @@ class BundleOrder:
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
             if source.is_sequential
-            else source.samples_per_bundle * max(_MIN_BUNDLES_IN_WINDOW, options.round)
+            else source.samples_per_bundle * max(_MIN_BUNDLES_IN_WINDOW, options.round_size)
         )
         self._window = lru_cache(_MAX_CACHED_WINDOWS)(self._divide_window)
 
@@ -181,19 +182,19 @@ class BundleOrder:
 
 
 class BundleReader:
-    """Reads bundles of samples, and orders them for an epoch.
+    """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: The size of each sample, or 0 for unused samples, int64 [span].
-        rule: Function that divides a window into bundles. The module docstring describes rules.
-        limit: Maximum tokens, or samples, per bundle.
+        sizes: The size of each sample by number, or 0 for unused samples, int64 [span].
+        rule: Function that divides a window into bundles; see the docstring of this module.
+        limit: Maximum number of tokens or samples in a bundle.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
 
     def __init__(
         self, reader: AnySampleReader, views: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
-        limit: int, make: Callable[[Bundle, list[Sample]], Sample], *facts: object,
+        limit: int, make: Callable[[Bundle, list[Sample]], Sample], *fingerprint_values: object,
     ) -> None:  # fmt: skip
         self.is_sequential = rule is of_one_kind
         if not self.is_sequential and not sizes.any():
@@ -202,14 +203,12 @@ class BundleReader:
         self.divide, self._make = partial(rule, limit), make
         mean = 1 if self.is_sequential else sizes.sum() / sum(view.length for _, view in each_dataset(reader, views))
         self.samples_per_bundle = 1 << max(0, round(math.log2(limit / mean)))
-        digest = blake2b(repr((views.fingerprint, rule.__name__, limit, facts)).encode(), digest_size=16)
+        digest_head = repr((views.fingerprint, rule.__name__, limit, fingerprint_values))
+        digest = blake2b(digest_head.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(sizes, "<i8").data)
         self.fingerprint = digest.hexdigest()
-        self.mean_size, self.copies, self.concurrent_reads = (
-            reader.mean_size * self.samples_per_bundle,
-            reader.copies,
-            reader.concurrent_reads,
-        )
+        self.mean_size = reader.mean_size * self.samples_per_bundle
+        self.copies, self.concurrent_reads = reader.copies, reader.concurrent_reads
         self._orders: dict[int, BundleOrder] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -236,12 +235,12 @@ class BundleReader:
         """Return a bundle by its number, which is unique in this process."""
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
-    def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these bundles into the cache."""
-        self._reader.expect(self._sample_numbers(numbers), seen)
+    def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
+        """See `SampleReader.copy_ahead`."""
+        self._reader.copy_ahead(self._sample_numbers(numbers), seen)
 
-    def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader."""
+    def with_fields(self, _: frozenset[str] | None) -> BundleReader:
+        """Return this reader, which reads the fields that a bundle needs."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
@@ -255,7 +254,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return bundles in order, built on demand. A bundle with a damaged sample is returned as an error."""
+        """Return the bundles with these numbers, built on demand. A damaged sample makes its bundle an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -266,7 +265,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Give batches a callback that counts skipped samples."""
+        """Add a callback to each batch, which counts skipped samples."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -303,7 +302,7 @@ StreamOrder = Order | BundleOrder
 
 
 def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple[SampleReader, CatalogSamples]]:
-    """Yield the datasets of a mix, or the single dataset."""
+    """Yield the reader and samples of each dataset in a mix, or of a single dataset."""
     if isinstance(reader, MixedReader):
         for part, view in zip(reader.readers, cast("MixedSamples", views).sources, strict=True):
             yield from each_dataset(part, view)
@@ -312,18 +311,19 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 
 
 def sample_sizes(
-    reader: AnySampleReader, views: EpochSamples, of_shard: Callable[[SampleReader, int], Numbers], what: str
+    reader: AnySampleReader, views: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
     """Return the size of each sample by its number, with 0 for unused samples.
 
-    `of_shard` returns the sizes of the samples in a shard. If a size is negative, raise InvalidRequest about `what`.
+    `shard_sizes` returns the sizes of all samples in a shard. A negative size raises InvalidRequest, which reports that
+    `what` is missing.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
         result = np.zeros(view.span, np.int64)
         for shard, numbers in view.group_by_shard():
             rows = np.asarray(numbers) - dataset_reader.catalog.firsts[shard]
-            result[numbers] = sizes = of_shard(dataset_reader, shard)[rows]
+            result[numbers] = sizes = shard_sizes(dataset_reader, shard)[rows]
             for key in dataset_reader.store.index(shard).keys_of(rows[sizes < 0][:1]):
                 remedy = "Choose samples that have it with where(...) or select(...)."
                 raise InvalidRequest(f"sample {key}", f"no {what}", remedy=remedy)
@@ -332,9 +332,9 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return an integer metadata column by sample number, or raise InvalidRequest."""
+    """Return the values of an integer metadata column by sample number, or raise InvalidRequest."""
 
-    def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:
+    def shard_sizes(dataset_reader: SampleReader, shard: int) -> Numbers:
         integer_columns = [
             column.name for column in metadata_schema(dataset_reader.catalog) if pa.types.is_integer(column.type)
         ]
@@ -348,4 +348,4 @@ def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> N
         column = dataset_reader.store.metadata(shard).column(name)
         return cast("Numbers", column.cast(pa.int64()).fill_null(-1).to_numpy())
 
-    return sample_sizes(reader, views, of_shard, f"{name} in its metadata")
+    return sample_sizes(reader, views, shard_sizes, f"{name} in its metadata")

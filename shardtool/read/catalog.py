@@ -1,4 +1,4 @@
-"""The shards of one or several datasets, in order, with the number of samples in each.
+"""A catalog lists the shards of one or several datasets, with the number of samples in each.
 
 A catalog takes no memory per sample. Shards without a sidecar are scanned once for all processes.
 """
@@ -49,23 +49,23 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. Unknown texts and mappings are empty.
+    """The shards of one or several datasets. Texts and mappings are empty if they are unknown.
 
     Attributes:
-        firsts: The number of the first sample of each shard, and then the number of samples, int64 [shards + 1].
-        fingerprint: A hash of the samples' metadata and order.
+        firsts: Number of the first sample of each shard, followed by the number of all samples, int64 [shards + 1].
+        fingerprint: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: The catalogs of several datasets. With several datasets, `shared`, `split` and `appends` are empty.
-        shared: Shared memory, with one block per shard index and one block for keys.
+        parts: The catalog of each dataset if there are several. Then `shared`, `split` and `appends` are empty.
+        shared: Shared memory, with a block for the index of each shard, and one for an index of keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
-        split: Name of the split, dataset file or folder.
+        split: Name of the split, or else of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether a scan can find the keys in member names.
-        appends: Position of the first shard of each append. Appended shards may have different sidecar columns.
+        can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
+        appends: Index of the first shard of each append. Appended shards may have different sidecar columns.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard, the ascending rows of its samples, and the samples' indexes in `numbers`."""
+        """For each shard, yield its index, the ascending rows of the samples, and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -111,7 +111,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return a shard's dataset, and the shard's position in the dataset."""
+        """Return the catalog of the dataset that contains a shard, and the shard's index in it."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -131,14 +131,14 @@ class Catalog:
             splits.setdefault(dataset.split, []).append(dataset)
         return splits
 
-    def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return start and end of each dataset of a split."""
+    def sample_ranges(self, split: str) -> list[tuple[int, int]]:
+        """Return the first sample number and the end of each dataset in a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
 
 def open_catalog(dataset: DatasetLike) -> Catalog:
-    """Return the catalog of all matching datasets."""
+    """Open all datasets that `dataset` matches, and return their catalog."""
     datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
     if not datasets:
         find_dataset(dataset)
@@ -159,7 +159,7 @@ def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
 
 
 def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
-    """Join several catalogs, in order."""
+    """Join several catalogs into one, in order."""
     if len(parts) == 1:
         return parts[0]
     counts, ranges = [Counter(part.fields) for part in parts], [part.key_ranges for part in parts]
@@ -186,7 +186,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.head, shards, lambda shard: shard.path)]
-        if None in heads:  # scan shards with the key rule that the sidecars of the other shards record
+        if None in heads:  # scan these shards with the rule for keys that the sidecars of the other shards record
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -265,5 +265,5 @@ def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, lis
 
 
 def hash_texts(*texts: str) -> str:
-    """Return a 128-bit hash."""
+    """Return a 128-bit hash of several texts."""
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Make batches of samples."""
+"""Collate samples into batches."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Batch:
             raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
     def count(self, samples: int) -> int:
-        """Return the number of batches."""
+        """Return the number of batches for this number of samples."""
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def batches(self, samples: Iterable[object]) -> Iterator[object]:
-        """Yield batches."""
+        """Yield collated batches."""
         samples = iter(samples)
         while batch := list(islice(samples, self.size)):
             if len(batch) == self.size or not self.drop_last:
@@ -45,7 +45,7 @@ class Batch:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> object:
-    """Return samples as one batch.
+    """Combine samples into one batch.
 
     If the samples are dicts, the batch is a dict with one value per field. If they are tuples, the batch is a tuple.
     The batch contains an array [samples, ...] for a field of numbers (int64, float64 or bool), or of arrays of one
@@ -84,9 +84,9 @@ def join_sample(form: type, parts: dict[object, object]) -> object:
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Raise SampleFailed unless the fields of all samples are equal.
+    """Raise SampleFailed unless all samples have the same structure and fields.
 
-    `samples` has the key, structure and fields of each sample.
+    `samples` contains the key, structure and field names of each sample.
     """
     first, form, fields = samples[0]
     expected = {*fields}

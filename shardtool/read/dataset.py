@@ -92,12 +92,12 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Damaged samples skipped with `on_error="skip"` in this process."""
+        """Counts of samples that this process skipped, because they were damaged or dropped by a stage."""
         return self.reader.skipped
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples that have each field. For a view, or without a dataset file, the indexes are read."""
+        """The number of samples that have each field. A view, or shards without a dataset file, read all indexes."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -110,12 +110,12 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
-        """The class names by field."""
+        """The class names of each label field, in the order of class numbers."""
         return self.reader.catalog.classes
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Number of samples by split. Without `open(splits=)`, each dataset is a split."""
+        """The number of samples in each split. Without `open(splits=)`, each opened dataset is a split."""
         splits = self.reader.catalog.splits
         if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
@@ -138,7 +138,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the sidecars and their types."""
+        """The names and types of all sidecar columns."""
         return arrow_schema(self.reader.catalog)
 
     @property
@@ -183,7 +183,7 @@ class Dataset(Streamable[SampleT]):
         """Return one sample by number or key, a list of several samples, or a view for a slice.
 
         The stages run on each sample. If a stage skips a sample, a single index raises an error. A list omits the
-        skipped sample, and counts it.
+        skipped sample, and `skipped` counts it.
 
         Raises:
             IndexError: A number is out of range.
@@ -261,7 +261,7 @@ class Dataset(Streamable[SampleT]):
         return view
 
     def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
-        """Return a view of samples by number, key or boolean mask, in this order.
+        """Return a view of the samples with these numbers or keys, in this order, or of those that a mask selects.
 
         Raises:
             IndexError: A number is out of range.
@@ -301,14 +301,14 @@ class Dataset(Streamable[SampleT]):
         if chosen is None:
             reader = SampleReader(join_catalogs(splits[split]), self.reader.options)
             return Dataset[SampleT](reader).with_stages(self.stages)
-        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
+        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.sample_ranges(split)]
         return self._view_of(chosen[np.logical_or.reduce(inside)])
 
     def where(self, query: str) -> Self:
         """Return a view of the samples that match a query such as `label == 'dog' and width > 256`.
 
-        Besides sidecar columns, a query can use `key`, `shard`, `size` (bytes of all fields) and `fields` (number of
-        fields).
+        In addition to sidecar columns, a query can use `key`, `shard`, `size` (bytes of all fields) and `fields`
+        (number of fields).
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -329,7 +329,7 @@ class Dataset(Streamable[SampleT]):
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
         Each row is a sample, with the columns `__key__` and `__shard__`, the location of the sample, and its metadata.
-        The table of a view is in memory. For other tables, a query reads the sidecar files without checking them.
+        The table of a view is in memory. Other tables read the sidecar files when queried, without checking them.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -360,7 +360,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Return positions as non-negative numbers, or raise IndexError."""
+    """Convert negative positions, which count from the end. Raise IndexError if a position is out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -391,16 +391,16 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. A `Cache` opens its finished shards. To open the same shards in several processes, pass the
-            result of `refresh`.
+            a warning. For a `Cache`, its finished shards are opened. To open the same shards in several processes, pass
+            the result of one call of `refresh`.
         check: Whether to compare the CRC-32C of each payload with the index.
-        cache: The cache to which shards are copied before they are read.
+        cache: A cache into which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
             it.
-        metadata: Whether to add the sidecar columns to samples. A field with the same name as a column is kept.
-        splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
-            as `create --split` does.
-        seed: Seed of `splits`.
+        metadata: Whether to add the sidecar columns to samples. A field replaces a column of the same name.
+        splits: Shares of the splits that `partition` returns, such as `{"train": 0.9, "val": 0.1}`. A hash of its key
+            assigns each sample to a split, as with `create --split`.
+        seed: Seed for `splits`.
         storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`. See docs/remote.md.
 
     Raises:
@@ -430,7 +430,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    """Return shares for `parse_shares`, rounded so that 1 - 0.9 equals 0.1."""
+    """Format shares as text for `parse_shares`, rounded so that 1 - 0.9 equals 0.1."""
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}
@@ -438,7 +438,7 @@ def _split_texts(shares: Mapping[str, float | str]) -> str:
 
 
 class Keys(Sequence[str]):
-    """The keys of samples in order, read on demand."""
+    """The keys of a dataset's samples in order, as a sequence that is read on demand."""
 
     def __init__(self, store: IndexStore, view: CatalogSamples) -> None:
         self._store, self._view = store, view

@@ -1,4 +1,4 @@
-"""Create the HTML of a dataset for notebooks from a few small samples, in a few seconds, without raising errors."""
+"""Create the HTML that notebooks show for a dataset, with a few small samples, in three seconds and without errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAMPLE_STYLE = f"width:{_EDGE_PIXELS}px; margin:4px 8px 4px 0; overflow-wrap:an
 
 
 def dataset_html(title: str, reader: SampleReader, numbers: Numbers | None) -> str:
-    """Return the HTML of a dataset or of the samples `numbers`. Parts that take too long are missing."""
+    """Return HTML for a dataset, or for its samples with these numbers. Parts that take too long are omitted."""
     parts: list[str] = []
     samples: list[str] = []
     builder = Thread(target=_build, args=(reader, numbers, parts, samples), daemon=True)

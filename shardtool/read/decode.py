@@ -39,7 +39,7 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-# as in webdataset, but without `label`, which may be text
+# fields that are decoded to int, as in webdataset, except for `label`, which may be text
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
@@ -47,11 +47,11 @@ _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0
 _BAND_PIXELS = 2**18  # pixels converted at a time
 _MAX_ERROR_CHARS = 200
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns a generator for a stage's position in the pipeline
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generator of a stage, by its index
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
-    """Return a generator seeded from Python's `random`, for samples outside streams."""
+    """Return a generator seeded from Python's `random`, for samples not read by a stream."""
     return np.random.default_rng(random.getrandbits(64))
 
 
@@ -66,7 +66,7 @@ def has_rng_parameter(function: object) -> bool:
 
 
 class DecodedField(NamedTuple):
-    """The value of a decoded field, and fields that the decoder adds to the sample."""
+    """The result of a decoder that also adds other fields to the sample."""
 
     value: object
     extra_fields: Mapping[str, object]
@@ -74,7 +74,7 @@ class DecodedField(NamedTuple):
 
 @dataclass(frozen=True)
 class Decode:
-    """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
+    """Decodes the fields of a sample, with the options of `PipelineMethods.decode`. See also docs/training.md.
 
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
@@ -91,16 +91,14 @@ class Decode:
     values are palette indices, grey as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1. Images that
     Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-    The fields `cls`, `cls2`, `index`, `inx` and `id` become an int. `json` becomes the parsed value, `jsonl` a list,
-    and `npy` an array. `txt`, `caption` and other text fields become a str.
 
     The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
-        on_error: `raise` or `skip`, or None for the option of `open`, by default `raise`.
+        on_error: `raise` or `skip`. None means the value passed to `open`.
         only: The fields to decode, or None for all.
-        types: Recorded type of values by field.
+        types: Recorded type of the values of each field.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -135,7 +133,7 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample, or raise SampleFailed.
 
-        Each decoder gets a generator in the same state, so all fields get the same crop.
+        Each decoder gets a generator in the same state, so that an image and its mask get the same random crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -185,7 +183,7 @@ class Decode:
 
 
 def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return valid decoders, or raise InvalidRequest."""
+    """Return the decoders passed to `decode` as pairs of field and decoder, or raise InvalidRequest."""
     if decoders is None:
         return ()
     if not isinstance(decoders, Mapping):
@@ -228,7 +226,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn that a part of an image is lost, once per field and process."""
+    """Warn that decoding loses pages or bits of an image, once per field and process."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 

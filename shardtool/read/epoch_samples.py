@@ -1,8 +1,8 @@
-"""The samples of an epoch, which are all or some samples of a catalog, or a mix of several datasets by weights.
+"""The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
 Among the first t positions of a mix, the first dataset has its rounded share of t, the second its rounded share of the
 remaining positions, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than
-the number of datasets. Positions are shuffled within blocks.
+the number of datasets. Within blocks of positions, the datasets are then shuffled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
 from shardtool.plan.random_order import derive_state
-from shardtool.read.order import DEFAULT_PARTS, Order, OrderOptions, epoch_order, permuted_windows
+from shardtool.read.order import DEFAULT_PARTS, Order, OrderOptions, epoch_order, permute_windows
 from shardtool.request.option_checks import check_minimum
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # this many parts shuffle more thoroughly than a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # fewer parts with a cache, which must hold all copied parts
+_PARTS_PER_RANK = 128  # so many parts shuffle more thoroughly than a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold the shards of all parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
@@ -50,10 +50,10 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
 def parts_window_ranks(
     source: object, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
 ) -> tuple[int, int, int]:
-    """Return the parts, window and ranks of an order.
+    """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    Without `parts`, the number of parts and the window of a rank do not depend on the number of ranks. With `parts`,
-    the order does not depend on the number of ranks.
+    If `parts` is None, the number of parts per rank and their window do not depend on the number of ranks. Otherwise,
+    the whole order does not depend on the number of ranks.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -68,7 +68,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or only the samples `chosen`, in the order of these numbers."""
+    """All samples of a catalog, or only those whose numbers are in `chosen`, in this order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -97,7 +97,7 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard with chosen samples, and their ascending numbers."""
+        """Yield each shard that has chosen samples, with the ascending numbers of these samples."""
         if self.chosen is not None:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
@@ -118,7 +118,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        """Return the chosen samples in file order, so that a shuffle depends only on the set of samples."""
+        """The chosen samples in file order, so that a shuffle depends only on which samples are chosen."""
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -140,7 +140,7 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """Samples of several datasets with integer weights."""
+    """The samples of several datasets or other mixes, with integer weights."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
@@ -148,7 +148,7 @@ class MixedSamples:
 
     @classmethod
     def from_weights(cls, sources: Sequence[EpochSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
-        """Return a mix by weights."""
+        """Create a mix from weights. `stop` determines the length of an epoch."""
         whole = _whole_weights(weights, len(sources))
         for at, source in enumerate(sources):
             if not source.length:
@@ -159,7 +159,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by samples or repetitions per epoch. Above a billion samples, the numbers are rounded."""
+        """Create a mix from the samples or repetitions of each dataset per epoch, rounded above a billion samples."""
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -173,7 +173,7 @@ class MixedSamples:
 
     @property
     def datasets(self) -> list[int]:
-        """Number of datasets in each source."""
+        """Number of datasets in each source, which can itself be a mix."""
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
@@ -214,7 +214,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many earlier positions of all epochs belong to this dataset."""
+        """Return the dataset that each position reads, and how often earlier positions of all epochs read it."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
@@ -222,7 +222,7 @@ class MixedSamples:
         ends = np.cumsum(np.stack(_counts_before(self.weights, starts + sizes)) - before, axis=0)
         key = derive_state("mix", options.seed, options.epoch)
         sizes = np.repeat(sizes, _MIX_BLOCK_POSITIONS)
-        permuted = permuted_windows(
+        permuted = permute_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
         # slots beyond a block's size belong to no dataset

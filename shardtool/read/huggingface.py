@@ -1,4 +1,4 @@
-"""Samples as a dataset of Hugging Face `datasets`."""
+"""Convert a dataset to a dataset of the Hugging Face library `datasets`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _SampleRows:
 def huggingface_dataset(
     reader: SampleReader, numbers: Numbers | None, *, streaming: bool, options: Mapping[str, Any]
 ) -> Any:
-    """Return a dataset of `datasets` with the samples with these numbers, or all samples if `numbers` is None."""
+    """Return the samples with these numbers (None for all) as a dataset of the library `datasets`."""
     try:
         import datasets
     except ImportError as error:
@@ -78,14 +78,13 @@ def huggingface_dataset(
     columns = datasets.Features.from_arrow_schema(schema.remove_metadata())
     features |= {name: feature for name, feature in columns.items() if name not in features}
     rows = _SampleRows(reader.with_options(metadata=True), numbers, tuple(features), frozenset(media), decode)
-    if numbers is None:
-        spans = [*pairwise(catalog.firsts.tolist())]
-    else:
-        parts = np.linspace(0, len(numbers), max(1, min(len(catalog.shards), len(numbers))) + 1, dtype=np.int64)
-        spans = [*pairwise(parts.tolist())]
+    bounds = catalog.firsts
+    if numbers is not None:
+        bounds = np.linspace(0, len(numbers), max(1, min(len(catalog.shards), len(numbers))) + 1, dtype=np.int64)
+    spans = [*pairwise(bounds.tolist())]
     kind = datasets.IterableDataset if streaming else datasets.Dataset
     arguments: dict[str, Any] = {"features": datasets.Features(features), "gen_kwargs": {"spans": spans, "rows": rows}}
-    if not streaming and not catalog.is_remote:  # `datasets` finds its copy in a later process, too
+    if not streaming and not catalog.is_remote:  # so that `datasets` reuses its cached copy in a later process
         arguments["fingerprint"] = _fingerprint(catalog, numbers, arguments["features"])
     return kind.from_generator(_generate_rows, **{**arguments, **options})
 
@@ -101,7 +100,7 @@ def _require_torchcodec() -> None:
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:
-    """Return a hash of samples and sidecars, because columns can change while the shards stay the same."""
+    """Return a hash of the samples and sidecar files, because columns can change while shards stay the same."""
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     return hash_texts(catalog.fingerprint, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)

@@ -1,7 +1,7 @@
-"""The indexes of a catalog's shards.
+"""Read and cache the indexes of a catalog's shards.
 
-The first process that needs an index reads it into the catalog's `SharedBlocks`. Without `SharedBlocks`, each process
-keeps the most recently used indexes.
+The first process that needs an index reads it into shared memory (`SharedBlocks`). If there is no room, each process
+caches the most recently used indexes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LruCache(Generic[Key, Value]):
         self._kept, self._used, self._lock = OrderedDict[Key, Value](), 0, ForkLock()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the value of a key."""
+        """Return the cached value of a key, or the value that `make` creates."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -103,7 +103,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. Release memory pages if too many shared indexes are mapped."""
+        """Return the index of a shard. If many shared indexes are mapped, release their memory pages."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -141,7 +141,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, or -1, as int64 [keys].
 
-        A duplicate key always returns the same number.
+        If several samples have a key, the same number is always returned.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
@@ -221,7 +221,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return the metadata of a shard's samples, with the columns of all sidecars."""
+        """Return a table of the metadata of a shard's samples, with the columns of all sidecars."""
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog.shards[shard], self._schema))
 
     @cached_property
@@ -241,7 +241,7 @@ def _hash_buffer(count: int) -> Hashes:
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Return the CRC-32C and CRC-32 of each key as uint64 [keys]."""
+    """Return a hash of each key (CRC-32C and CRC-32), uint64 [keys]."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     hashes: Hashes = high << np.uint64(32) | low
     return hashes
@@ -251,7 +251,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan, or raise CorruptShard."""
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read checks the size of a remote shard
-        actual_size = shard.size()  # skip a missing shard, because opening it raises a clearer error
+        actual_size = shard.size()  # None if the shard is missing, which raises a clearer error below
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

@@ -1,4 +1,4 @@
-"""The metadata columns of sidecars, and the samples that match a query."""
+"""Read the metadata columns of sidecars, and find the samples that match a query."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def queryable_table(
     shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
 ) -> pa.Table:
-    """Return the columns of a shard that a query can use (`select.query`).
+    """Return a table with all columns of a shard that a query (`select.query`) can use.
 
     If the sidecar lacks one of `columns`, its values are null. A missing label column is omitted if the shard has a
-    field of this name, because the values are in the payloads.
+    field of this name, because the payloads contain the values.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -89,7 +89,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table. The table of chosen samples is in memory."""
+    """Return the sidecars as one table, or the rows of chosen samples as a table in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -142,7 +142,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the error that stopped the scan, because later samples are unknown."""
+        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -150,9 +150,9 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield all shards with their samples that match a query, or all samples.
+    """Yield each shard with the rows of its samples that match the query `where`, or of all its samples.
 
-    `where` is a query over the sidecar columns and `key`, `shard`, `size` and `fields`.
+    A query can use the sidecar columns and `key`, `shard`, `size` and `fields`. At least one sample must match.
     """
     columns = set() if where is None else _query_columns(datasets)
     first = matches = 0

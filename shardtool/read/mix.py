@@ -1,4 +1,4 @@
-"""Several datasets, mixed into one stream by weights."""
+"""Mix several datasets into one, in given proportions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MixedDataset(Streamable[SampleT]):
-    """Samples of several datasets. The field `__dataset__` is the number of the dataset, from 0."""
+    """A mix of several datasets. The field `__dataset__` of a sample is the number of its dataset, from 0."""
 
     source: MixedSamples
     reader: MixedReader
@@ -79,8 +79,8 @@ def mix(
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     Each block of 64 samples has the exact proportions. The datasets alternate in random order, even without `shuffle`.
-    A dataset without further samples starts its next epoch, in another order. In the next epoch of the mix, each
-    dataset continues where it stopped. Without options, each sample occurs once per epoch.
+    When all samples of a dataset have been read, it starts its next epoch, in another order. In the next epoch of the
+    mix, each dataset continues where it stopped. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.
@@ -88,8 +88,8 @@ def mix(
             datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
         repeat: How often to read each dataset per epoch, instead of weights. 0.5 reads a different half in each epoch.
-        stop: With weights, an epoch ends when one dataset is exhausted (`first`), when all were read completely
-            (`all`), or after this number of samples.
+        stop: With weights, an epoch ends when one dataset was read completely (`first`), when all were (`all`), or
+            after this number of samples.
 
     Raises:
         InvalidRequest: A dataset is empty or batched, or an option is invalid.
@@ -116,7 +116,7 @@ def mix(
     readers = [cast("AnySampleReader", dataset.reader) for dataset in datasets]
     mixed = MixedDataset[SampleT](MixedReader(readers, source), source)
     types = [dataset.stages.types for dataset in datasets]
-    agreed = {name: common_type(one.get(name) for one in types) for name in types[0]}
+    agreed = {name: common_type(dataset_types.get(name) for dataset_types in types) for name in types[0]}
     chains = tuple(chain for dataset in datasets for chain in _pipelines_of(dataset))
     stages = (DatasetPipelines(chains),) if any(chains) else ()
     on_error: OnError = "skip" if all(dataset.stages.on_error == "skip" for dataset in datasets) else "raise"

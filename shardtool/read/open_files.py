@@ -1,4 +1,4 @@
-"""The open shards of a process, limited by its file descriptors. The least recently used shard is closed first.
+"""Keep shards open, up to a number that depends on the limit of file descriptors.
 
 Threads and forked processes share the file position, so reads use explicit offsets. Shards are not memory-mapped,
 because a mapping kills the process if a file is truncated or a disk fails. On a cold disk, a mapping also reads 200 KB
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
-_ADVICE_BYTES = 2**17  # some systems accept at most this much advice per call
-_ADVICE_BLOCK_BYTES = 2**20  # skip blocks whose last byte is cached, because advice costs 1 us per 64 KB
+_ADVICE_BYTES = 2**17  # some systems read ahead at most this many bytes per call of posix_fadvise
+_ADVICE_BLOCK_BYTES = 2**20  # blocks whose last byte is cached are skipped, because the calls cost 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
 
 
 class OpenFile:
-    """The bytes of one shard. The file closes with the last reference, so other threads can finish reading.
+    """An open shard. The last reference closes the file, so that other threads can finish reading.
 
     Attributes:
         fd: File descriptor, or -1 for a remote shard.
@@ -88,7 +88,7 @@ class OpenFile:
             self._held.close()
 
     def release_lease(self) -> None:
-        """End the lease on the cached copy, which stays readable."""
+        """Allow the cache to delete the copied shard. This object can still read it."""
         if self._held is not None:
             self._held.close()
 
@@ -119,8 +119,8 @@ class OpenFile:
             self._checksum = reduce(lambda crc, block: crc32c(block, crc), self.read(starts, sizes), 0)
         return self._checksum
 
-    def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the operating system to cache the ranges between `starts` and `ends`, in ascending order."""
+    def read_ahead(self, starts: Numbers, ends: Numbers) -> None:
+        """Ask the operating system to read these ranges of bytes ahead. They must be in ascending order."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -166,7 +166,7 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog."""
+    """The open shards of a catalog. If there are too many, the least recently used shard is closed."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)
@@ -177,9 +177,9 @@ class OpenFiles(LruCache[str, OpenFile]):
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
-        """Delete a damaged cached copy, and return whether to read the shard again.
+        """Delete a damaged copy from the cache, and return whether to open the shard again.
 
-        A shard is copied again only once, because a second damaged copy means that the source is damaged, too.
+        A shard is copied again only once, because a second damaged copy means that the original is damaged, too.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):
@@ -198,8 +198,6 @@ class OpenFiles(LruCache[str, OpenFile]):
 
 def _max_open_shards() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        _MAX_OPEN_SHARDS
-        if limit == resource.RLIM_INFINITY
-        else max(1, min(_MAX_OPEN_SHARDS, limit // _DESCRIPTORS_PER_SHARD))
-    )
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_OPEN_SHARDS
+    return max(1, min(_MAX_OPEN_SHARDS, limit // _DESCRIPTORS_PER_SHARD))

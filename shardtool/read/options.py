@@ -1,4 +1,4 @@
-"""Options for reading samples, and the interface of a cache of shards."""
+"""The options for reading samples, and the interfaces that caches of shards implement."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.stored import StoredShard
 
-
-if TYPE_CHECKING:
-
     class RawSample(dict[str, bytes]):
-        """A sample that is not decoded, with its key and the bytes of each field."""
+        """An undecoded sample, with its key and the bytes of each field."""
 
         @overload
         def __getitem__(self, name: Literal["__key__"]) -> str: ...  # type: ignore[overload-overlap]
@@ -47,12 +44,12 @@ class ShardCache(Protocol):
     """A cache of whole shards on fast local storage."""
 
     def open(self, shard: StoredShard) -> CachedShard:
-        """Return a shard, copied into the cache if necessary."""
+        """Return the copy of a shard in the cache, which is created if necessary."""
 
 
 @runtime_checkable
 class CopyingCache(ShardCache, Protocol):
-    """A cache that copies shards from a source."""
+    """A cache that copies shards from slower storage."""
 
     def expect(self, shard: StoredShard) -> None:
         """Copy a shard that will be read soon, if there is room."""
@@ -66,26 +63,26 @@ class HeldShards(ShardCache, Protocol):
     """Shards that a growing cache keeps while this object exists."""
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the paths."""
+        """Iterate over the paths of the shards."""
         ...
 
 
 @runtime_checkable
 class GrowingCache(Protocol):
-    """A cache that samplers write to."""
+    """A cache to which other processes (samplers) add new shards."""
 
     def refresh(self) -> HeldShards:
-        """Return the shards that are finished now."""
+        """Return the shards that are finished so far."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How samples are read; see `read.dataset.open`.
+    """Options for reading samples; see also `read.dataset.open`.
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options of the dataset by key, for other processes.
+        storage: Storage options by their key in an address (`call_options`), for other processes.
     """
 
     check: bool = False

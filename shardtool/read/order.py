@@ -1,6 +1,6 @@
-"""Compute the order of an epoch, with pure functions from positions to sample numbers.
+"""Compute the order in which an epoch reads the samples.
 
-An order depends only on the data, the seed and the epoch. Any position can be computed directly.
+An order is a pure function from positions to sample numbers. It depends only on the data, the seed and the epoch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class OrderOptions:
     """The parameters of an order.
 
     Attributes:
-        shuffle: With `full`, all samples are in one random order.
-        parts: Number of parts that are read in parallel, which is a multiple of `ranks`.
+        shuffle: `full` puts all samples into one random order.
+        parts: Number of parts of the dataset that are read in parallel, a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, each of which reads its own parts. With 0, parts alternate in a fixed order, as in
-            version 1 of states.
+            stream states of version 1.
     """
 
     shuffle: Shuffle = True
@@ -60,13 +60,13 @@ class OrderOptions:
             raise InvalidRequest("parts", f"{self.parts:,}", expected=f"a multiple of {self.ranks:,} ranks")
 
     @property
-    def round(self) -> int:
-        """Number of positions that are read together, which is one window of each part."""
+    def round_size(self) -> int:
+        """Number of samples that are read together: one window from each part."""
         return self.parts * self.window
 
 
 def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Generator:
-    """Return the random generator of a stage at a position of an epoch.
+    """Return the random generator for a stage of a pipeline at a position of an epoch.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox, a keyed counter).
     """
@@ -82,9 +82,10 @@ class Order(NamedTuple):
 
 
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch from the number of samples per shard, int64 [shards].
+    """Return the order of an epoch. `counts` is the number of samples in each shard, int64 [shards].
 
-    If parts would have fewer than four samples, all samples are shuffled together.
+    If `ranks` is set, parts have at least four samples. If a rank would then have no part, all samples are shuffled
+    together.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -105,11 +106,11 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 
     The shards, in random order, are cut into `parts` contiguous parts. Position g reads sample g // parts of part g %
     parts, so all parts are read in parallel. In each part, every window of `window` samples is permuted. With `ranks`,
-    the parts of a rank are also permuted in each row of positions (one position per part). Each position keeps its
-    rank.
+    the parts of a rank are also permuted in each row of positions (one position per part), so that a rank still reads
+    only its own parts.
 
-    `starts` contains the number of the first sample, and `ends` the cumulative sample count. Both are int64 [shards],
-    for the shards in random order.
+    For the shards in random order, `starts` contains the numbers of the first samples, and `ends` the cumulative sample
+    counts, int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -123,7 +124,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     window, within = row // options.window, row % options.window
     size = np.minimum(options.window, count - window * options.window)
     key = derive_state("window", options.seed, options.epoch)
-    location = permuted_windows(key, window * options.parts + part, within, size, options.window)
+    location = permute_windows(key, window * options.parts + part, within, size, options.window)
     location += start + window * options.window
     shard = np.searchsorted(ends, location, side="right")
     first_location = np.concatenate((np.zeros(1, np.int64), ends))[shard]
@@ -131,11 +132,11 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     return numbers
 
 
-def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
-    """Return indexes permuted within their windows, int64 [n].
+def permute_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
+    """Permute items within their windows. Return the new index of each item in its window, int64 [n].
 
-    `within` contains the index of each item in its window. `sizes` contains the size of each item's window, which is
-    usually `window`. An index that is not less than this size stays unchanged.
+    `within` contains the current index of each item. `sizes` contains the size of each item's window, which is usually
+    `window`. An index that is not less than this size stays unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

@@ -1,4 +1,4 @@
-"""Packing documents into blocks with a fixed number of tokens."""
+"""Pack documents into blocks with a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class TokenField(NamedTuple):
-    """A field that contains a sequence of values.
+    """A field that contains the tokens of a document, and how it stores them.
 
     Attributes:
-        form: How values are stored: as `npy`, as plain `bytes`, or as `values` whose number does not follow from the
-            field's size.
-        head: For `npy`, the bytes before the shape.
-        header: For `npy`, the number of bytes before the values.
+        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose length does not follow from its size.
+        head: For `npy`, the bytes of the header before the shape.
+        header: For `npy`, the size of the header in bytes.
+        row: Bytes per value, or per row of an array.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TokenField(NamedTuple):
 
     @classmethod
     def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Describe a field from one sample."""
+        """Read one sample to find out how it stores the field."""
         sample = reader.with_options(fields=None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample
@@ -66,7 +66,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the values of a sample. Raise SampleFailed if their number or type is unexpected."""
+        """Return the `size` values of a sample. Raise SampleFailed if their number or type differs."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -83,7 +83,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the number of tokens of each sample."""
+    """Return the token field, and the number of tokens of each sample by sample number."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())
@@ -99,7 +99,7 @@ def token_lengths(
         found = f"several types: {format_list([*map(str, kinds)])}"
         raise InvalidRequest("field", found, expected="one type of tokens")
 
-    def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:
+    def shard_lengths(dataset_reader: SampleReader, shard: int) -> Numbers:
         index, layout = dataset_reader.store.index(shard), fields[dataset_reader]
         lengths = np.full(len(index), -1, np.int64)
         if layout.name in index.names:
@@ -110,7 +110,7 @@ def token_lengths(
 
     if column is not None:
         return source, metadata_sizes(column, reader, views)
-    return source, sample_sizes(reader, views, of_shard, f"field {source.name}")
+    return source, sample_sizes(reader, views, shard_lengths, f"field {source.name}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The stages that a sample passes through, which are picklable functions of one sample, and `Batch`.
+"""A pipeline is a sequence of stages that process samples. A stage is a picklable function of one sample, or `Batch`.
 
 `Pipeline.run` reads no more samples than its output needs, so the position of a stream is the position of the last
 output.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OnMissing = Literal["raise", "skip", "none"]
 SkipHandler: TypeAlias = "Callable[[SampleFailed], object]"
-_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # added fields that `fields` keeps
+_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # the stage `Fields` always keeps these
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Tuple(_FieldStage):
 
     @property
     def required_fields(self) -> frozenset[str]:
-        """The fields that the stage reads, with alternatives."""
+        """The fields that the stage reads, including alternatives."""
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         """Return the fields of a sample, or raise SampleFailed."""
-        try:  # `try` first, which is three times as fast as a loop over the names
+        try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
             return tuple(self._first(sample, names) for names in self.names)
@@ -162,8 +162,8 @@ class Pipeline:
     """A sequence of stages.
 
     Attributes:
-        types: Recorded types of fields, for a later `decode`.
-        on_error: What a later `decode` does with a sample that cannot be decoded.
+        types: Recorded types of fields, for a `Decode` that is added later.
+        on_error: What this `Decode` does with a sample that cannot be decoded.
     """
 
     stages: tuple[Stage | Batch, ...] = ()
@@ -182,7 +182,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. `decode` is limited to fields that a later stage selects."""
+        """Return these stages and one more. If it selects fields, the `Decode` before it decodes only these."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -197,7 +197,7 @@ class Pipeline:
         return replace(self, stages=(*stages, stage))
 
     def with_on_error(self, on_error: OnError) -> Pipeline:
-        """Return the same stages, with this `on_error` for each `decode`."""
+        """Return the same stages, with this `on_error` for each `Decode`."""
         return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
@@ -217,7 +217,7 @@ class Pipeline:
         return _run_stages(cast("tuple[Stage, ...]", self.stages), samples, on_skip)
 
     def run(self, samples: Iterable[object], on_skip: SkipHandler, rng_of: RngOf = seeded_rng) -> Iterator[object]:
-        """Yield the results for samples.
+        """Apply the stages to samples, and yield the results.
 
         `on_skip` gets the error of a skipped sample, and returns its replacement or None. `rng_of` makes the random
         generator of a stage.
@@ -227,7 +227,8 @@ class Pipeline:
             if isinstance(stage, Batch):
                 samples, on_skip = stage.batches(_run_stages(stages, samples, on_skip, rng_of)), _raise_skipped_batch
                 longest = sum(
-                    max(map(len, one.by_dataset)) if isinstance(one, DatasetPipelines) else 1 for one in stages
+                    max(map(len, earlier.by_dataset)) if isinstance(earlier, DatasetPipelines) else 1
+                    for earlier in stages
                 )
                 stages, rng_of = [], partial(_shifted_rng, rng_of, longest + 1)
             else:
@@ -238,7 +239,7 @@ class Pipeline:
         """Return the state. Raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        # check only for spawned processes, because other picklers, such as cloudpickle, can pickle any function
+        # check only if a process is being spawned, because other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):

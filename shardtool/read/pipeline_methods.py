@@ -1,4 +1,7 @@
-"""The methods that add a stage. Methods and options of other libraries raise an error that names the equivalent."""
+"""The methods of datasets and streams that add a stage.
+
+Methods and options of other libraries raise an error that names the equivalent.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Pa
 
 
 class PipelineMethods(Generic[SampleT]):
-    """Methods that return a copy with one more stage. `SampleT` is the type of the samples."""
+    """Base class with methods that return a copy with one more stage. `SampleT` is the type of the samples."""
 
     stages: Pipeline = Pipeline()
 
@@ -161,7 +164,7 @@ class PipelineMethods(Generic[SampleT]):
             reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if both sides stay
                 large enough.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
-                The default is the option of `open`.
+                The default is the value passed to `open`.
             max_bytes: Memory limit for decoding an image or audio.
         """
         return self._then(Decode(check_decoders(own), images, reduce, on_error, max_bytes))
@@ -177,8 +180,8 @@ class PipelineMethods(Generic[SampleT]):
     def filter(self, function: Callable[..., object]) -> Self:
         """Skip samples for which `function` returns a false value. A stream counts the skipped samples.
 
-        On a single rank, `len` is then an upper bound. With several ranks, a stream replaces at most 1 % of the
-        samples; see `Stream`. To select samples by columns without reading them, use `Dataset.where`.
+        On a single rank, `len` is then an upper bound. With several ranks, a stream replaces skipped samples; see
+        `Stream`. To select samples by columns without reading them, use `Dataset.where`.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 

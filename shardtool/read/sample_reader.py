@@ -1,4 +1,4 @@
-"""Read samples by number. An unreadable sample is returned as its error."""
+"""Read samples by number. For a sample that cannot be read, the error is returned."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ _MAX_SAMPLES_READ_SINGLY = 50  # for more samples per shard, column arithmetic c
 class SkippedSamples:
     """Counters of skipped samples.
 
-    `samples` counts all skipped samples, and `damaged` the damaged ones. Stages dropped the others. `shards` counts
-    samples by shard path, and `reasons` by reason, for at most a thousand reasons.
+    Attributes:
+        samples: Number of samples that are damaged, or that a stage dropped.
+        damaged: Number of damaged samples.
+        shards: Number of samples by shard path.
+        reasons: Number of samples by reason, for at most a thousand reasons.
     """
 
     def __init__(self) -> None:
@@ -59,7 +62,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a sample. `shard` is "" if unknown."""
+        """Count a skipped sample. `shard` is its shard's path, or "" if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged
@@ -72,12 +75,12 @@ class SkippedSamples:
 class SampleReader:
     """Reads one sample of a catalog with `read_one`, or many with `read`.
 
-    A reader is safe in threads, and can be pickled without open files.
+    A reader can be used in several threads. Its pickle contains no open files.
 
     Attributes:
-        mean_size: Mean bytes per sample with overhead, at least 1.
+        mean_size: Mean bytes of a shard per sample, at least 1.
         copies: Whether shards are first copied into a cache.
-        concurrent_reads: Recommended concurrent calls of `read`.
+        concurrent_reads: Recommended number of concurrent calls of `read`.
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
@@ -109,8 +112,8 @@ class SampleReader:
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Catalog, ReadOptions]]:
         return SampleReader, (self.catalog, self.options)
 
-    def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache, except paths in `seen`."""
+    def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
+        """Start copying the shards of these samples into the cache. Skip paths in `seen`, and add the others to it."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -128,10 +131,10 @@ class SampleReader:
         """Return a reader with this `on_error`."""
         return self.with_options(on_error=on_error)
 
-    def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of these fields, or this reader if it reads no other fields.
+    def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
+        """Return a reader that reads only these fields, or this reader if there are no others.
 
-        If a sample may lack a field, return this reader, because the error message lists all fields.
+        If a sample may lack one of the fields, return this reader, because the error message lists all fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -150,10 +153,9 @@ class SampleReader:
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
-        """Return samples in the order of `numbers`, int64 [n], with errors for damaged samples.
+        """Return samples in the order of `numbers`, int64 [n]. A damaged sample is returned as its error.
 
-        With `on_demand`, each large sample is read when the caller requests it. Meanwhile, the operating system reads
-        ahead.
+        With `on_demand`, each large sample is read when the caller requests it, while the operating system reads ahead.
         """
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
@@ -171,7 +173,7 @@ class SampleReader:
 
     def _is_indexed(self, shard: int) -> bool:
         with suppress(CorruptShard):
-            return self.opened(shard).readers is not None
+            return self.open_shard(shard).readers is not None
         return True
 
     def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
@@ -180,45 +182,45 @@ class SampleReader:
         size, spans = 0, []
         for shard, rows, _ in groups:
             with suppress(CorruptShard):
-                opened = self.opened(shard)
+                opened = self.open_shard(shard)
                 starts, ends = opened.spans(rows, self._fields)
                 size += int((ends - starts).sum())
                 spans.append((opened.file, starts, ends))
         if size < LARGE_SAMPLE_BYTES * count:
             return False
         for file, starts, ends in spans:
-            file.expect(starts, ends)
+            file.read_ahead(starts, ends)
         return True
 
     def _read_each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
             with suppress(CorruptShard):
-                parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
+                parts = [(self.open_shard(shard), rows) for shard, rows, _ in groups]
                 return read_on_demand(parts, numbers, self._fields, self.read_one)
         return map(self.read_one, numbers.tolist())
 
     def read_one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. This hot path takes 3 us in addition to reading."""
+        """Return a sample, or its error. This hot path takes 3 us in addition to the read itself."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
             try:
-                opened = self._open_shards.get(shard) or self.opened(shard)
+                opened = self._open_shards.get(shard) or self.open_shard(shard)
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
                 pass  # read the sample again below, to get a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
-    def opened(self, shard: int) -> ReadableShard:
-        """Return an open shard, which stays open until a cache of this reader removes it."""
+    def open_shard(self, shard: int) -> ReadableShard:
+        """Return an open shard. It stays open until too many shards or indexes are in use."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # The dataset file or, without one, the record determines whether bytes are a list or a value.
+            # Without a dataset file, only the record shows whether its bytes are a list or a single value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists
@@ -232,16 +234,16 @@ class SampleReader:
         if error is None:
             try:
                 metadata = self.store.metadata(shard).take(pa.array(rows)) if self.options.metadata else None
-                opened = self.opened(shard)
+                opened = self.open_shard(shard)
                 samples = opened.read_many(rows, self.options, metadata)
                 damaged = any(isinstance(sample, ShardError) for sample in samples)
                 if damaged and self._files.renew(self.catalog.shards[shard], opened.file):
                     self._open_shards.pop(shard, None)
-                    samples = self.opened(shard).read_many(rows, self.options, metadata)
+                    samples = self.open_shard(shard).read_many(rows, self.options, metadata)
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # scan the shard and log a warning only once
+                    self._broken[shard] = error  # so that the shard is not scanned and logged again
             else:
                 return samples
         return [error] * len(rows)
@@ -256,7 +258,7 @@ def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int)
 
 
 class MixedReader:
-    """Reads samples of several datasets, and adds `__dataset__`."""
+    """Reads samples of several datasets, and adds the dataset's number as `__dataset__`."""
 
     mean_size: int
     copies: bool
@@ -272,26 +274,26 @@ class MixedReader:
         self.copies = any(reader.copies for reader in readers)
         self.concurrent_reads = max(reader.concurrent_reads for reader in readers)
 
-    def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache."""
+    def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
+        """See `SampleReader.copy_ahead`."""
         for reader, own_numbers in self._split_by_reader(numbers, np.searchsorted(self._ends, numbers, side="right")):
-            reader.expect(own_numbers, seen)
+            reader.copy_ahead(own_numbers, seen)
 
-    def reader_of_fields(self, fields: frozenset[str] | None) -> MixedReader:
-        """Return a reader of these fields."""
-        return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
+    def with_fields(self, fields: frozenset[str] | None) -> MixedReader:
+        """See `SampleReader.with_fields`."""
+        return MixedReader([reader.with_fields(fields) for reader in self.readers], self._source)
 
     def with_on_error(self, on_error: OnError) -> MixedReader:
         """Return a reader with this `on_error`."""
         return MixedReader([reader.with_on_error(on_error) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped sample, or raise its error."""
+        """See `SampleReader.skip_or_raise`."""
         source = int(np.searchsorted(self._ends, number, side="right"))
         self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
-        """Return samples in the order of `numbers`, or their errors; see `SampleReader.read`."""
+        """See `SampleReader.read`."""
         sources = np.searchsorted(self._ends, numbers, side="right")
         parts = self._split_by_reader(numbers, sources)
         samples = [iter(reader.read(own_numbers, on_demand=on_demand)) for reader, own_numbers in parts]

@@ -1,6 +1,6 @@
 """Read samples of an open shard: one at a time, many in file order, or many on demand.
 
-When many samples are read, one system call reads a block of small payloads. Each large payload has its own system call.
+When many samples are read, one system call reads several small payloads. Each large payload has its own system call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
-_MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads a sample
+_MAX_SINGLE_READ_BYTES = 2**15  # a sample of up to this size is read by one system call
 _MIN_OWN_READ_BYTES = 2**12  # larger payloads are read by their own system call (measured)
 _MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
 _MAX_BLOCK_BYTES = 2**18
@@ -84,7 +84,7 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
 
 
 class PayloadColumns(NamedTuple):
-    """Payloads in file order. `counts` has one value per sample, other columns have one per payload."""
+    """Payloads in file order. `counts` is their number in each sample. Other columns have one value per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -94,7 +94,7 @@ class PayloadColumns(NamedTuple):
 
     @property
     def owners(self) -> Numbers:
-        """The sample of each payload."""
+        """The sample that contains each payload."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
@@ -103,11 +103,11 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        readers: Functions that decode numeric fields, by field name, or None if records must be parsed.
-        lists: TFRecord features that are lists in every sample, which requires parsing records.
+        readers: Functions that decode numeric fields, by field name. None if whole records must be parsed.
+        lists: TFRecord features that are lists in every sample. To read them, records must be parsed.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
-        views: Columns of the index for fast access to single numbers.
+        views: Columns of the index as memoryviews, which return single numbers faster than arrays do.
     """
 
     index: ShardIndex
@@ -124,10 +124,10 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return one sample.
+        """Return one sample, with the selected fields. This is a hot path.
 
-        This hot path raises OSError, EOFError, ValueError or IndexError if the shard is damaged, or payloads are not in
-        order.
+        Raises:
+            OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in order.
         """
         index, fd = self.index, self.file.fd
         key_ends, firsts, codes, offsets, lengths = self.views
@@ -156,14 +156,15 @@ class ReadableShard:
         return sample
 
     def read_many(self, rows: Numbers, options: ReadOptions, metadata: pa.Table | None) -> list[Sample | ShardError]:
-        """Return samples or errors for ascending rows, with their `metadata`.
+        """Return the samples in ascending rows, or their errors. Add `metadata` to the samples.
 
-        Raise CorruptShard if the checksum of the shard differs.
+        Raises:
+            CorruptShard: The checksum of the whole shard differs.
         """
         return _BlockRead(self, rows, options).samples(metadata)
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the payloads of samples with ascending rows."""
+        """Return the locations of the selected payloads in ascending rows."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -176,7 +177,7 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the field names, and the start and end of each field, int64 [samples, 2 * fields].
+        """Return the field names, and the start and end of each field in each sample, int64 [samples, 2 * fields].
 
         Return None if samples differ in their fields, or payloads are not in order.
         """
@@ -188,7 +189,7 @@ class ReadableShard:
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
     def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return the start and end of each range to read."""
+        """Return the start and end of each range of bytes to read for these rows."""
         if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
@@ -226,7 +227,7 @@ class _BlockRead:
                     self._record_error(index, _NOT_A_NUMBER)
         width = int(counts[0])
         if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for index, code in enumerate(codes[:width].tolist()):  # takes half the time of the loop below
+            for index, code in enumerate(codes[:width].tolist()):  # half the time of the loop at the end
                 name = names[code]
                 for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
@@ -304,7 +305,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Check the whole shard, because a scanned index has no checksums."""
+        """Check the whole shard, because a scanned index has no checksums of payloads."""
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -342,10 +343,10 @@ def read_on_demand(
     parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples that need no parsing, in the order of `numbers`. Each sample is read when the caller requests it.
+    """Return samples in the order of `numbers`. Each sample is read when the caller requests it.
 
-    `parts` contains shards with ascending rows. If the samples differ in their fields, `read_one` reads each sample by
-    number.
+    `parts` contains each shard with the ascending rows of its samples. If the samples differ in their fields,
+    `read_one` reads each sample by number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

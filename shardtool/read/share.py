@@ -1,4 +1,4 @@
-"""The share of a rank and worker in an epoch."""
+"""Divide the positions of an epoch among ranks and workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEAR_POSITIONS = 64
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one reader in an epoch.
+    """The positions of an epoch that one worker of one rank reads.
 
     Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch
     number n with n % N == w, counted from `origin`. The n-th batches of all ranks together therefore contain the same
@@ -37,7 +37,7 @@ class Share:
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
             of the epoch (`pad`), or give them to the first ranks (`uneven`).
-        origin: Position where these ranks started, which is 0 or the position of a loaded state.
+        origin: Position where these ranks started: 0, or the position of a loaded state.
     """
 
     rank: int = 0
@@ -59,7 +59,7 @@ class Share:
         check_choice("ends", self.ends, Ends)
 
     def in_groups(self, groups: int | None) -> Share:
-        """Return the share of this rank's group, or raise InvalidRequest if `groups` does not divide the ranks."""
+        """Return the share of this rank's group. Raise InvalidRequest if groups cannot have equal numbers of ranks."""
         if groups is None:
             return self
         check_minimum("groups", groups)
@@ -70,7 +70,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop, which with `pad` may be after the end of the epoch."""
+        """Return the position at which all ranks stop. With `pad`, it may be after the end of the epoch."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -82,9 +82,9 @@ class Share:
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> Numbers:
-        """Return this reader's positions from `start` to `stop`, ascending int64 [n].
+        """Return the positions of this worker from `start` to `stop`, ascending int64 [n].
 
-        With `pad`, positions from `length` on stand for positions at the start of the epoch.
+        With `pad`, a position from `length` on means that position minus `length`.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -98,25 +98,25 @@ class Share:
         """Return whether a skipped sample is replaced. A single rank does not replace dropped samples."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
-    def after(self, position: int) -> int:
-        """Return the position of all ranks after this rank has read a position."""
+    def next_position(self, position: int) -> int:
+        """Return the position that all ranks have reached when this rank has read `position`."""
         return position - self.rank + self.world_size
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples can replace a skipped sample, starting in the current round.
+    """Yield positions whose samples can replace the skipped sample at `position`, nearby positions first.
 
     With `pad`, `position` may be greater than the number of samples.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
-    first = position % length // options.round * options.round
-    nearby = min(options.round, length - first)
+    first = position % length // options.round_size * options.round_size
+    nearby = min(options.round_size, length - first)
     for start, count, maximum in ((first, nearby, _NEAR_POSITIONS), (0, length, MAX_REPLACEMENTS)):
         yield from (start + permute_positions(np.arange(min(count, maximum)), count, key)).tolist()
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size from the arguments, or else from the environment, or else 0 and 1."""
+    """Return rank and world size: the arguments, or else RANK and WORLD_SIZE in the environment, or else 0 of 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

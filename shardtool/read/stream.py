@@ -1,6 +1,6 @@
-"""A stream reads one reader's share of an epoch, in an exact order, and reads ahead.
+"""A stream yields the samples of one rank or worker in a reproducible order, and reads ahead.
 
-The state of a stream is a few numbers. A state can be loaded with any number of ranks and workers.
+The state of a stream is a few numbers. It can be loaded with any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 class StreamState(NamedTuple):
     """The position of a stream, and the options of its order.
 
-    `position` is the number of samples that all ranks together have read. This number is less than the length of the
-    epoch.
+    `position` is the number of samples that all ranks together have read, less than the length of the epoch.
     """
 
     fingerprint: str
@@ -117,9 +116,9 @@ Result = TypeVar("Result")
 def read_ahead(
     jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
 ) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job with the future of its result, while threads run up to `ahead` further jobs.
+    """Yield each job with the future of its result, while threads run the function for up to `ahead` further jobs.
 
-    The caller's thread iterates over `jobs`. Closing the generator stops the threads.
+    `jobs` is iterated in the caller's thread. Closing the generator stops the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
     ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
@@ -136,14 +135,14 @@ def read_ahead(
             thread.shutdown(wait=True, cancel_futures=True)
 
 
-_READ_BYTES = 2**23  # this size fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # the same for large samples, which are read on demand
+_READ_BYTES = 2**23  # fits into a processor's cache
+_LARGE_READ_BYTES = 2**25  # instead of `_READ_BYTES` for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # the next read starts before the previous read finishes
+_CONCURRENT_ROUNDS = 2  # so that the next read starts before the previous read finishes
 _ROUNDS_PER_READ = 2  # with fewer rounds, there would be many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory if a state was saved by more ranks
-_PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
+_MAX_ROUND_GROWTH = 4  # limits memory if the loaded state was saved by more ranks
+_PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
 
@@ -155,11 +154,11 @@ class SampleSource(PipelineMethods[SampleT]):
     def with_stages(self, stages: Pipeline) -> Self:
         """Return a copy with other stages. The copy reads only the fields that these stages use."""
         changed = super().with_stages(stages)
-        changed.reader = self.reader.reader_of_fields(stages.required_fields)
+        changed.reader = self.reader.with_fields(stages.required_fields)
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy with this `on_error`. None keeps the old value."""
+        """Return a copy with this `on_error`, or with the same if it is None."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)
@@ -169,7 +168,7 @@ class SampleSource(PipelineMethods[SampleT]):
 
 
 class Stream(SampleSource[SampleT]):
-    """Samples in an exact order. Each iteration is one epoch.
+    """Samples of one rank in a reproducible order. Each iteration is one epoch.
 
     After a complete iteration, the next iteration reads the next epoch. After an incomplete iteration, the next
     iteration starts the same epoch again. After `load_state_dict`, the next iteration continues from the state.
@@ -178,7 +177,7 @@ class Stream(SampleSource[SampleT]):
     On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank must perform the
     number of steps that `len` reports. The stream therefore replaces dropped samples, depending on `ends`:
 
-    - `drop` replaces up to 1 % of a rank's samples. More dropped samples are an error.
+    - `drop` replaces up to 1 % of a rank's samples. If more are dropped, an error is raised.
     - `pad` replaces any number of samples, and marks replacements with `__padding__`.
     - `uneven` replaces no samples.
 
@@ -203,13 +202,13 @@ class Stream(SampleSource[SampleT]):
         self.reader, self._source, self._options, self.share = reader, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._is_started = EpochPass(0, options, share), False
-        self._max_step = options.round * _MAX_ROUND_GROWTH
+        self._max_step = options.round_size * _MAX_ROUND_GROWTH
 
     def __getitem__(self, _: object) -> NoReturn:
         raise no_random_access_error("a stream")
 
     def __len__(self) -> int:
-        """Return the number of samples, or batches, of this rank in an epoch.
+        """Return the number of samples (or batches, after `batch`) of this rank in an epoch.
 
         This is an upper bound if skipped samples are not replaced.
         """
@@ -219,20 +218,19 @@ class Stream(SampleSource[SampleT]):
         self.rewind()
         current = self._pass = EpochPass(self._pass.start, self._options, self.share)
         self._is_started = True
-        samples = self._samples(current)
-        skip = partial(self._replace_skipped, current)
-        return cast("Iterator[SampleT]", self.stages.run(samples, skip, current.rng))
 
-    def _replace_skipped(self, current: EpochPass, error: ShardError) -> Sample | None:
-        return self._last_position(current).replace_skipped(error)
+        def replace_skipped(error: ShardError) -> Sample | None:
+            return self._last_position(current).replace_skipped(error)
+
+        return cast("Iterator[SampleT]", self.stages.run(self._samples(current), replace_skipped, current.rng))
 
     def rewind(self) -> None:
-        """Move to the start of the next iteration."""
+        """Move to the start of the epoch that the next iteration reads."""
         if self._is_started:
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch that the next iteration reads. This is the current epoch until it has no more output."""
+        """Return the epoch that the next iteration reads, which is the current one until it has no more output."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -258,7 +256,7 @@ class Stream(SampleSource[SampleT]):
         rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
         if options.ranks:
             rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
-        step = self._step or min(options.round, self._max_step) * rounds_together
+        step = self._step or min(options.round_size, self._max_step) * rounds_together
         jobs = self._prefetch_shards(order, _position_blocks(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
         reads = read_ahead(jobs, partial(self._read, order), ahead, threads=at_once)
@@ -275,12 +273,11 @@ class Stream(SampleSource[SampleT]):
                             yield replacement
                 del batch, read  # release the samples while waiting for the next samples
                 if len(positions):
-                    current.start, current.positions = share.after(int(positions[-1])), positions[:0]
+                    current.start, current.positions = share.next_position(int(positions[-1])), positions[:0]
         current.start = share.end(order.length)
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, or groups of ranks."""
         return self.share.world_size
 
     @property
@@ -289,7 +286,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration with an epoch, unless this iteration reads the epoch anyway."""
+        """Make the next iteration read this epoch from its start. If it would read this epoch anyway, do nothing."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -307,7 +304,7 @@ class Stream(SampleSource[SampleT]):
         self._go_to(loaded.options, loaded.position)
 
     def state_after(self, samples: int) -> dict[str, object]:
-        """Return the state after `samples` more samples per rank."""
+        """Return the state that the stream will have after `samples` more samples per rank."""
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
@@ -330,7 +327,7 @@ class Stream(SampleSource[SampleT]):
     def _position(self) -> int:
         current = self._pass
         taken = current.positions[: current.taken]
-        return self.share.after(int(taken[-1])) if len(taken) else current.start
+        return self.share.next_position(int(taken[-1])) if len(taken) else current.start
 
     @property
     def _step(self) -> int | None:
@@ -355,14 +352,14 @@ class Stream(SampleSource[SampleT]):
             yield from jobs
             return
         seen, share = set[str](), self.share
-        size = self.reader.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
+        size = self.reader.mean_size * (self._step or self._options.round_size) // (share.world_size * share.workers)
         jobs_ahead = min(_MAX_PREFETCH_JOBS, 1 + _PREFETCH_BYTES // max(1, size))
 
-        def expect(positions: Numbers) -> None:
-            self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
+        def copy_shards(positions: Numbers) -> None:
+            self.reader.copy_ahead(order.numbers(positions % max(1, order.length)), seen)
 
-        with closing(read_ahead(jobs, expect, jobs_ahead, name="copy")) as copies:
-            for positions, _ in copies:  # a copy's error is raised when the shard is read
+        with closing(read_ahead(jobs, copy_shards, jobs_ahead, name="copy")) as copies:
+            for positions, _ in copies:  # an error of a copy is raised later, when the shard is read
                 yield positions
 
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
@@ -395,7 +392,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of a stream, with replacements in case its sample is skipped."""
+    """A position of a stream, which reads replacements if its sample is skipped."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -413,7 +410,7 @@ class StreamPosition:
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
-        """Return the next replacement of a skipped sample, or None."""
+        """Return the next replacement of a skipped sample, or None if skipped samples are not replaced."""
         if self._remaining is None:
             self._current.count_empty(error, self._stream.skipped, damaged=damaged)
             is_filled = self._current.share.replaces(damaged=damaged)
@@ -435,10 +432,11 @@ class StreamPosition:
 
 
 class EpochPass:
-    """The progress of one iterator.
+    """The progress of one iteration over a stream.
 
     Attributes:
-        start: Position that all ranks reached before the current read.
+        start: Position that all ranks had reached before the current read.
+        taken: Number of samples of the current read that were yielded.
     """
 
     order: StreamOrder
@@ -455,7 +453,7 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose own sample was skipped.
+        """Count a position whose sample was skipped.
 
         Warn if more than 1 % were skipped. Raise InvalidRequest if ranks would perform different numbers of steps.
         """

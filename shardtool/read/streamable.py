@@ -1,4 +1,4 @@
-"""The base class of datasets and mixes, which can be streamed."""
+"""The base class of datasets and mixes, which makes streams, batches and packed blocks of their samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Streamable(SampleSource[SampleT]):
-    """Samples with their stages, which can be streamed."""
+    """Base class of datasets and mixes, with the stages that process each sample."""
 
     if TYPE_CHECKING:  # result types of PipelineMethods
 
@@ -50,22 +50,22 @@ class Streamable(SampleSource[SampleT]):
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the samples, or batches, per epoch over all ranks."""
+        """Return the number of samples (or batches, after `batch`) in an epoch, for all ranks together."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[SampleT]:
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # do not warn, because users filter samples in such a loop
+        in_order.skipped.has_warned = True  # no warning about skipped samples, because such a loop often runs a filter
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
-        """Receive the error of a sample that a stage dropped from a list. This base class ignores the error."""
+        """Count a sample that a stage dropped while a list of samples was read. The base class does not count it."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the samples, and of their order or mix."""
+        """A hash that changes if the samples, their order or the weights of a mix change."""
         return self.source.fingerprint
 
     @with_dataloader_hints
@@ -76,29 +76,30 @@ class Streamable(SampleSource[SampleT]):
     ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Ranks divide this order among
-        themselves.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Each rank gets its share of the
+        samples in this order.
 
         Args:
-            shuffle: Whether to shuffle shards and samples. With `"full"`, all samples are in one random order.
+            shuffle: Whether to shuffle shards and samples. `"full"` puts all samples into one random order.
             seed: Seed of the shuffle, combined with the epoch.
             epoch: First epoch, counted from 0.
             rank: Rank of this process. The default is RANK in the environment, or 0.
             world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
-            buffer: Samples in the shuffle buffer, over all ranks. The default is about 64 MB per rank, or 32 MB in
-                total if `parts` is given.
-            parts: Number of parts that are read in parallel. The default is 128 per rank.
-            ends: What to do if ranks cannot divide the samples evenly: `drop` the last samples, `pad` with the first
-                samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The default is `drop`
-                with a shuffle. Without a shuffle, it is `uneven` for a single rank, otherwise `pad`. For skipped
-                samples, see `Stream`.
+            buffer: Samples in the shuffle buffers of all ranks together. The default is about 64 MB per rank, or 32 MB
+                in total if `parts` is given.
+            parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank.
+            ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
+                `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples.
+                With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for a single rank. For
+                skipped samples, see `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
                 sequence parallelism. By default, there are no groups.
             on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
-                count the sample. The default is the option of `open`.
+                count the sample. The default is the value passed to `open`.
 
         Raises:
-            InvalidRequest: The dataset is empty, `drop` has fewer samples than ranks, or an argument is out of range.
+            InvalidRequest: The dataset is empty, an argument is out of range, or `ends` is `drop` and there are fewer
+                samples than ranks.
 
         Example:
             >>> stream = shardtool.open("out.json").decode().stream(shuffle=True, seed=0)
@@ -132,10 +133,10 @@ class Streamable(SampleSource[SampleT]):
 
         - `tokens`: The tokens, [tokens].
         - `positions`: The position of each token in its document, from 0, int32 [tokens].
-        - `segments`: The number of each token's document in the block, from 1, or 0 for padding, int32 [tokens].
+        - `segments`: For each token, the number of its document in the block, from 1, or 0 for padding, int32 [tokens].
         - `__key__`: The keys of the documents.
 
-        Document lengths come from the sidecars; see `docs/training.md`.
+        The lengths of documents are read from the sidecars; see `docs/training.md`.
 
         Args:
             tokens: Tokens per block.
@@ -143,9 +144,9 @@ class Streamable(SampleSource[SampleT]):
                 if samples have several fields.
             by: `first-fit` keeps documents whole. Starting with the longest, each document goes into the fullest block
                 with enough room. Only documents longer than a block are split. `concat` concatenates documents, and
-                splits them at block ends.
+                cuts the result into blocks.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens. By default, field sizes determine the number.
+            length: Metadata column with the number of tokens. By default, it is computed from the size of the field.
             pad: Token that fills the rest of a block.
 
         Raises:
@@ -165,11 +166,8 @@ class Streamable(SampleSource[SampleT]):
             raise InvalidRequest("dtype", found, expected=expected, remedy=remedy)
         if np.array(pad).astype(source.dtype) != pad:
             raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
-        rule, make = (
-            bundles.fitted if by == "first-fit" else bundles.concatenated,
-            packing.BlockMaker(tokens, source, pad),
-        )
-        reader = reader.reader_of_fields(frozenset({source.name}))
+        rule = bundles.fitted if by == "first-fit" else bundles.concatenated
+        reader, make = reader.with_fields(frozenset({source.name})), packing.BlockMaker(tokens, source, pad)
         return BundledDataset(
             bundles.BundleReader(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad)
         )
@@ -189,7 +187,7 @@ class Streamable(SampleSource[SampleT]):
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> Any:  # fmt: skip
-        """Make batches of `size` samples, or with `by` batches of samples of similar size.
+        """Make batches of `size` samples. With `by`, a batch contains samples of similar length or aspect ratio.
 
         Args:
             size: Samples per batch.
@@ -197,13 +195,13 @@ class Streamable(SampleSource[SampleT]):
             by: `length` groups samples of similar length. A batch, padded to its longest sample, has at most `tokens`
                 tokens. `aspect` groups images of similar aspect ratio, using the columns `width` and `height`, and adds
                 the ratio as `__aspect__`.
-            tokens: Tokens per batch with `by="length"`.
-            field: Field that determines the length of a sample. The length of a `.npy` is its first dimension. Other
+            tokens: Maximum tokens per batch with `by="length"`.
+            field: Field whose length is the length of the sample. The length of a `.npy` is its first dimension. Other
                 fields have a length in bytes, or in values of `dtype`.
             dtype: Type of values stored as plain bytes.
-            length: Metadata column with the length, instead of `field`.
-            aspects: Ratios of width to height. Each image belongs to the nearest ratio.
-            lists: Fields that always become a list.
+            length: Metadata column with the length of each sample, instead of `field`.
+            aspects: Ratios of width to height. Each image is assigned to the nearest ratio.
+            lists: Fields whose values always become a list, never an array.
 
         Raises:
             InvalidRequest: Sample sizes are unknown, or one sample is longer than a batch.
@@ -228,10 +226,8 @@ class Streamable(SampleSource[SampleT]):
         else:
             ratios = sorted(aspects)
             sizes = bucketing.nearest_aspect_ratios(ratios, reader, views)
-        rule, make = (
-            bundles.of_one_kind if ratios else bundles.of_like_length,
-            partial(bucketing.make_size_batch, ratios),
-        )
+        rule = bundles.of_one_kind if ratios else bundles.of_like_length
+        make = partial(bucketing.make_size_batch, ratios)
         bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
         return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
@@ -245,7 +241,7 @@ class Streamable(SampleSource[SampleT]):
 
 
 class BundledDataset(Streamable[SampleT]):
-    """The result of `pack` and `batch(by=...)`."""
+    """A dataset of packed blocks or of batches, as returned by `pack` and `batch(by=...)`."""
 
     def __init__(self, bundle_reader: bundles.BundleReader) -> None:
         super().__init__(bundle_reader, bundle_reader)

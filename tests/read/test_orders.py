@@ -103,7 +103,7 @@ def test_a_shuffle_reads_contiguous_samples() -> None:
     """The samples of a round are in a few contiguous ranges."""
     options = OrderOptions(window=100)
     order = epoch_order(HUNDRED, options)
-    numbers = np.sort(order.numbers(np.arange(3 * options.round, 4 * options.round)))
+    numbers = np.sort(order.numbers(np.arange(3 * options.round_size, 4 * options.round_size)))
     assert (np.diff(numbers) > 1).sum() <= 2 * options.parts
 
 
@@ -130,7 +130,7 @@ def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
     few = len(np.unique(classes[:64]))
     assert _classes_in_a_row(classes) >= 64
     assert few >= 40
-    own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round, order.length), ranks)))
+    own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round_size, order.length), ranks)))
     pieces = 1 + np.count_nonzero(np.diff(own) > 1)
     assert pieces <= 2 * options.parts // ranks  # a window may span two shards
     assert len(own) * size <= 2**26

@@ -95,7 +95,7 @@ def test_resumes_with_other_ranks(length: int, before: int, after: int, data: st
     first = Share(0, before, "uneven")
     steps = data.draw(st.integers(0, (length - 1) // before))
     taken = [_positions(rank, length)[:steps] for rank in _ranks(first)]
-    ats = {rank.after(one[-1]) for rank, one in zip(_ranks(first), taken, strict=True) if one}
+    ats = {rank.next_position(one[-1]) for rank, one in zip(_ranks(first), taken, strict=True) if one}
     assert ats <= {steps * before}
     rest = [_positions(rank, length) for rank in _ranks(Share(0, after, "uneven", origin=steps * before))]
     assert _together(taken + rest) == list(range(length))
