@@ -1,7 +1,7 @@
-"""Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
+"""Decoders that return a crop of an image, uint8 [size, size, 3] in RGB.
 
-Rows of a baseline JPEG below the crop are not decoded, because the crop reduces the height in the JPEG header. A JPEG
-whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are
+Rows of a baseline JPEG below the crop are not decoded, because the decoder gets a header with a reduced height. If the
+crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are
 decoded completely. Damage below the crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
@@ -51,7 +51,7 @@ class _Crop:
         """Convert boxes of the whole image to coordinates of the crop, and clip them.
 
         A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
-        the value of the position field.
+        the position of the crop, from the field that the crop adds.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -91,7 +91,7 @@ class CenterCrop(_Crop):
     Attributes:
         shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
             and other images are not scaled.
-        place: Field for the position; see `move`.
+        place: Field to add, with the position of the crop.
     """
 
     size: int
@@ -108,7 +108,7 @@ class CenterCrop(_Crop):
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
-        """Return the centred square of an image."""
+        """Return the centred square of an image of this size."""
         short = min(width, height)
         side = min(short, self.size) if self.shorter is None else max(1, round(short * self.size / self.shorter))
         left, top = (width - side) // 2, (height - side) // 2
@@ -127,7 +127,7 @@ class RandomResizedCrop(_Crop):
         scale: Minimum and maximum share of the area.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
-        place: Field for the position; see `move`.
+        place: Field to add, with the position of the crop.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """
@@ -155,7 +155,7 @@ class RandomResizedCrop(_Crop):
         return self._with_position(square, box, mirrored=mirrored)
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> Box:
-        """Return a random part of an image."""
+        """Return a random box in an image of this size."""
         for _ in range(_CROP_ATTEMPTS):
             area = width * height * rng.uniform(*self.scale)
             aspect = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))

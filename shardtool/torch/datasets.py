@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # names of classes in accelerate and transformers
+# classes of accelerate and transformers that divide the samples of a dataset among ranks
+_DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 
 
 class _ErrorFromText(type):
-    """The metaclass of errors that PyTorch can create from a text.
+    """Metaclass of variants of error classes that PyTorch can create from a text.
 
-    Classes are pickled by name unless their metaclass is registered with copyreg.
+    Without a metaclass that is registered with copyreg, the variants would be pickled by name, which fails.
     """
 
     @classmethod
@@ -59,7 +60,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the attributes of an error in a worker, because PyTorch sends only its class and text to the parent."""
+    """Preserve the errors of a worker, although PyTorch sends only the class and the text of an error to the parent."""
     try:
         yield
     except PlainError as error:
@@ -90,9 +91,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         dataset: A dataset or mix, whose stages run first. Numbers of a mix are positions of an unshuffled epoch.
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         transform: Function that is called with each sample after all other stages.
-        labels: Labels by key, stored in the field `label`.
+        labels: Labels by sample key, which are added as the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` it in a batch and count it in
-            `dataset.skipped`. The default is the option of `open`.
+            `dataset.skipped`. The default is the value passed to `open`.
     """
 
     dataset: Dataset | MixedDataset
@@ -169,15 +170,15 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass starts the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that
-    stops among the last batches may count as complete. `set_epoch` also reaches persistent workers. A state resumes
+    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that stops
+    among the last batches may count as complete. `set_epoch` also works with persistent workers. A state can be loaded
     with any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # the group of the last pass (see `SharedPassStart.begin`)
+    # the group of the last pass (see `SharedPassStart.record_worker_start`)
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
@@ -188,7 +189,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         super().__post_init__()
         now: dict[str, Any] = self._stream.state_dict()
         self._pass_start = SharedPassStart(self._tallies)
-        self._pass_start.go_to(now["epoch"], now["position"])
+        self._pass_start.set_next(now["epoch"], now["position"])
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -204,7 +205,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         resumed, self._resumed = self._resumed, None
         self._passes += 1
         self._group = (info.seed - worker if info else -1, self._passes, workers)
-        self._pass_start.begin(worker, self._group, resumed.start if resumed else None)
+        self._pass_start.record_worker_start(worker, self._group, resumed.start if resumed else None)
         stream = self._next_pass()
         if resumed:
             stream.load_state_dict(resumed.start)
@@ -219,7 +220,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         if self._reading and self._pass and self._pass.workers == 1:
             counts = Pipeline((Batch(self.batch_size, bool(self._drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
-                self._pass_start.end(0, self._group)
+                self._pass_start.record_worker_end(0, self._group)
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -228,7 +229,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Raise InvalidRequest unless the DataLoader, found through its frame, requests `batch_size` samples."""
+        """Yield samples. Raise InvalidRequest unless the DataLoader, found by its frame, requests `batch_size`."""
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -237,7 +238,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 yield from samples
             finally:
                 tally.publish()
-            self._pass_start.end(worker, group)
+            self._pass_start.record_worker_end(worker, group)
 
     def _check_batch_size(self, caller: Mapping[str, Any]) -> None:
         if "possibly_batched_index" in caller:  # the caller is PyTorch's fetcher
@@ -249,7 +250,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Raise an error for callers that would divide the samples of a rank again."""
+        """Raise InvalidRequest if the caller would divide the samples of this rank among all ranks again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:
@@ -258,13 +259,13 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at an epoch. A loaded state of the same epoch is kept."""
+        """Make the next pass read this epoch. A loaded state of the same epoch is kept."""
         self._check_undivided(inspect.currentframe())
         self._record_end()
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after this number of batches per rank, as JSON data.
+        """Return the state of the stream after this number of batches per rank, as JSON data.
 
         Raises:
             InvalidRequest: Skipped samples were not replaced.
@@ -305,7 +306,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 return
         self._stream.load_state_dict(dict(stream_state(state)))
         now: dict[str, Any] = self._stream.state_dict()
-        self._pass_start.go_to(now["epoch"], now["position"])
+        self._pass_start.set_next(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
         epoch, position = self._pass_start.epoch_and_position

@@ -36,9 +36,9 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises a batch's images on their device, with the options of `Prefetcher`.
+    """Normalises the images of a batch on their device, with the options of `Prefetcher`.
 
-    One operation computes in 32 bits and rounds once. `images` is the number of normalised tensors.
+    A single operation computes in 32 bits, and rounds once. `images` counts the normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -133,7 +133,7 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 
 
 class DirectTransfer:
-    """Copies batches to a device.
+    """Copies batches to a device, and waits for each copy.
 
     `send` starts the copy and returns a function. Call this function once, on the stream that uses the batch, to get
     the batch. `wait` returns when the memory of the last batch is no longer read.
@@ -143,7 +143,7 @@ class DirectTransfer:
         self._device, self._change = device, change
 
     def send(self, batch: Any) -> TakeBatch:
-        """Copy and change the batch."""
+        """Copy the batch, and change its tensors."""
         return [change_tensors(batch, self._copy)].pop
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ class DirectTransfer:
 
 
 class StreamTransfer:
-    """Copies on its own CUDA stream, one batch at a time."""
+    """Copies batches on a separate CUDA stream, with the methods of `DirectTransfer`."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
@@ -164,7 +164,7 @@ class StreamTransfer:
         self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until the copy finishes
 
     def send(self, batch: Any) -> TakeBatch:
-        """Enqueue the copies, then the changes."""
+        """Enqueue the copies of the tensors, and then their changes."""
         caller_stream = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = change_tensors(batch, lambda tensor: self._move(tensor, caller_stream))
@@ -172,12 +172,12 @@ class StreamTransfer:
             arrived = [change_tensors(moved, self._change)]
             ready = self._event()
 
-        def hand_out() -> Any:
+        def take_batch() -> Any:
             consumer = torch.cuda.current_stream(self._device)
             consumer.wait_event(ready)
             return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, consumer))
 
-        return hand_out
+        return take_batch
 
     def wait(self) -> None:
         """Return when the copies have finished."""
@@ -269,7 +269,7 @@ class Prefetcher:
                 self._state = first.state
                 if first.is_end:
                     break
-                yield first.hand_out()
+                yield first.take_batch()
         finally:
             sender.wait()
         if first.error is not None:
@@ -288,30 +288,30 @@ class Prefetcher:
 
     def _send(self, batch: Any, sender: DirectTransfer | StreamTransfer) -> TakeBatch:
         images_before = self._change.images if self._change else -1
-        hand_out = sender.send(batch)
+        take_batch = sender.send(batch)
         if self._change and self._change.images == images_before:
             expected = "a uint8 tensor [n, h, w, c] or [n, c, h, w]"
             raise InvalidRequest("a batch", "has no images to normalise", expected=expected)
-        return hand_out
+        return take_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the loader's next epoch."""
+        """Set the epoch that the loader reads next."""
         self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
         if isinstance(self._state, Mapping) and self._state.get("epoch", epoch) != epoch:
             self._state = None
 
     def state_dict(self) -> Any:
-        """Return the loader's state after the last returned batch."""
+        """Return the state of the loader after the last returned batch."""
         return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state in the next iteration."""
+        """Continue from this state in the next iteration."""
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
         self._state = None
 
 
 class _SentBatch(NamedTuple):
-    hand_out: TakeBatch = lambda: None
+    take_batch: TakeBatch = lambda: None
     state: Any = None
     is_end: bool = False
     error: Exception | None = None

@@ -1,4 +1,4 @@
-"""The options that the loader and `StreamDataset` share."""
+"""The options that `Loader` and `StreamDataset` have in common."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a dataset or stream without stages, and its stages, or raise InvalidRequest."""
+    """Return a copy of a dataset or stream without stages, and its stages. Raise InvalidRequest for other sources."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -63,7 +63,7 @@ def split_pipeline(
 def extend_pipeline(
     stages: Pipeline, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None
 ) -> Pipeline:
-    """Return the stages with decode, label and transform added."""
+    """Return the stages, followed by those for `decode`, `labels` and `transform`."""
     if decode is not None and decode is not False:
         decoder = decode if isinstance(decode, Decode) else Decode(() if decode is True else check_decoders(decode))
         stages = stages.then(decoder)
@@ -83,13 +83,11 @@ class StreamOptions:
 
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. The stages of the source run first.
-        batch_size: Samples per batch of a rank, or 1 for batches by size (`batch(by=...)`).
+        batch_size: Samples per batch and rank, or 1 if the source makes batches by size (`batch(by=...)`).
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
-        labels: Labels by key, stored in the field `label`.
+        labels: Labels by sample key, which are added as the field `label`.
         transform: Function that is called with each sample after all other stages.
-        rank: Rank of this process. The default comes from torch.distributed, or from RANK and WORLD_SIZE in the
-            environment, or is 0 of 1.
-        world_size: Number of ranks, with the same default as `rank`.
+        rank: Rank of this process. By default, torch.distributed or the environment determines `rank` and `world_size`.
 
     For the other options, see `Dataset.stream`.
     """

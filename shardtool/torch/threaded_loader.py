@@ -1,8 +1,8 @@
 """Read, decode and collate batches for training in threads, in order.
 
 One thread reads shards ahead, and another thread passes samples to decoder threads in chunks. The decoder threads run
-the stages, write the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only after
-all copies from this memory have finished.
+the stages, write the results into the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned
+memory only after all copies from this memory have finished.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SKIPPED = object()
 
 @dataclass(eq=False, repr=False)
 class Loader(StreamOptions):
-    """Batches of a dataset, read, decoded and collated in threads, without worker processes or pickling.
+    """Yields batches of a dataset that threads read, decode and collate, without worker processes or pickling.
 
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
-    interpreter lock, and is faster in a DataLoader.
+    interpreter lock, so it is faster in a DataLoader.
 
     Each iteration starts the current epoch. A complete iteration moves the loader to the next epoch. After
     `load_state_dict`, one iteration continues from the state.
@@ -61,7 +61,7 @@ class Loader(StreamOptions):
     Attributes:
         threads: Number of decoder threads, by default the number of usable cores.
         drop_last: Whether to skip the last batch if it is smaller.
-        lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
+        lists: Fields, or tuple positions, whose values always become a list of tensors, such as boxes.
         collate: Function that makes a batch from a list of samples.
         pin_memory: Whether to use pinned memory, by default if there is a GPU.
         depth: Number of batches prepared ahead.
@@ -111,7 +111,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        ending = sys.is_finalizing  # a local name for interpreter exit, when all threads have been joined
+        ending = sys.is_finalizing  # a local name, for use at interpreter exit, when all threads have been joined
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -149,11 +149,11 @@ class Loader(StreamOptions):
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Damaged samples, and samples dropped by stages."""
+        """Counts of damaged samples, and of samples dropped by stages."""
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at an epoch. Keep a loaded state of the same epoch."""
+        """Make the next iteration read this epoch. A loaded state of the same epoch is kept."""
         epoch = self._check_epoch(epoch)
         if epoch != (self._state["epoch"] if self._next is None else self._next):
             self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
@@ -183,7 +183,7 @@ def _size_batch_as_tensors(batches: list[Any]) -> Any:
     return torch.utils.data.default_convert(batches[0])
 
 
-_CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger chunks cost less
+_CHUNKS_PER_THREAD = 4  # small chunks keep all threads busy, large chunks have less overhead
 
 
 class _PendingBatch:
@@ -246,7 +246,7 @@ _IN_ROW: Any = object()
 
 
 class BatchRows:
-    """The samples of one batch, in pinned memory if `pin` is set."""
+    """Collects the samples of one batch, in pinned memory if `pin` is set."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -267,7 +267,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch, or None if all samples were skipped. `keys` name the samples in messages."""
+        """Return the batch, or None if all samples were skipped. `keys` are used in error messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None
@@ -343,7 +343,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Return samples as one batch, like `loader`, as the `collate_fn` of a DataLoader.
+    """Combine samples into a batch, as `loader` does. This is a `collate_fn` for a DataLoader.
 
     Fields, or tuple positions, in `lists` become a list of tensors. Pass `lists` with `functools.partial`.
 

@@ -1,7 +1,7 @@
-"""The state of a pass, shared by a DataLoader's workers and their parent.
+"""The state that a DataLoader's workers and their parent share during a pass over a stream.
 
 Because workers read ahead of training, the state of a stream is computed from the state of any worker and the number of
-returned batches. Workers share skip counts and the start of a pass in memory.
+returned batches. The start of a pass and the counts of skipped samples are in shared memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class WorkerState:
     """The progress of one worker in a pass.
 
     Attributes:
+        start: State of the stream at the start of the pass.
         left_out: Number of samples that were skipped and not replaced.
     """
 
@@ -51,7 +52,7 @@ class WorkerState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> WorkerState | None:
-        """Return a worker's state from JSON data, or None."""
+        """Parse JSON data. Return None if it is not the state of a worker."""
         if not isinstance(state, Mapping) or _WORKER_KEY not in state:
             return None
         names = [field.name for field in fields(cls) if field.name in state or field.name != "left_out"]
@@ -60,7 +61,7 @@ class WorkerState:
         return cls(**{name: state[name] for name in names})
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return the stream's state after this number of batches per rank."""
+        """Return the state of the stream after this number of batches per rank."""
         check_no_skipped("the state", self.left_out)
         position = self.start["position"] + batches * self.batch_size * self.world_size
         if position < self.end:
@@ -69,7 +70,7 @@ class WorkerState:
 
 
 def check_no_skipped(where: str, left_out: int) -> None:
-    """Raise an error if samples were skipped and not replaced."""
+    """Raise InvalidRequest if samples were skipped and not replaced."""
     if left_out:
         found = f"{pluralize(left_out, 'sample')} skipped and not replaced, so batches do not determine the position"
         remedy = "Choose samples before you stream them (where, select), use ends='pad', or use a loader."
@@ -77,7 +78,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
 
 
 def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stream's state from the state of a loader, stream or StatefulDataLoader."""
+    """Convert the state of a loader, stream or StatefulDataLoader to the state of a stream."""
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
@@ -100,12 +101,12 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # with more workers than blocks, workers share blocks
-_TALLY_STEP_DIVISOR = 16  # report when the count has grown by 1/16, because each report uses a new block
+SKIP_TALLY_BLOCKS = 256  # if there are more workers, some of them use the same block
+_TALLY_STEP_DIVISOR = 16  # publish counts when they have grown by 1/16, because this takes new shared memory each time
 
 
 class SkipCounter(SkippedSamples):
-    """The skip counters of the workers with one number. `publish` shares the counters with other processes."""
+    """Counters of the samples that one worker skipped. Other processes can read the counters after `publish`."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -115,20 +116,20 @@ class SkipCounter(SkippedSamples):
 
     @classmethod
     def total(cls, blocks: SharedBlocks) -> SkippedSamples:
-        """Return the sum of all shared counters."""
+        """Return the sum of the published counters of all workers."""
         total = cls(blocks, 0)
         for worker in range(1, SKIP_TALLY_BLOCKS):
             total._add_shared(blocks, worker)
         return total
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a sample."""
+        """Count a skipped sample."""
         super().count_sample(error, shard, damaged=damaged)
         if self.samples >= self._published + max(1, self._published // _TALLY_STEP_DIVISOR):
             self.publish()
 
     def publish(self) -> None:
-        """Share the counters with the other processes."""
+        """Write the counters to shared memory."""
         if self.samples > self._published:
             data = json.dumps([self.samples, self.damaged, self.shards, self.reasons]).encode()
             self._blocks.write(self._worker, len(data), [(0, data)])
@@ -149,14 +150,14 @@ _STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
-    """The start of a pass, in shared memory. `blocks` provide the lock.
+    """The epoch and position at which a pass starts, in shared memory. `blocks` provides a lock.
 
-    The first worker of a pass chooses the start, which is the next epoch if all workers finished the last pass.
+    The first worker of a pass sets them. If all workers finished the last pass, the next epoch starts.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        # the epoch, the position, and the group of workers
+        # epoch, position, and the three numbers of the group
         self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
 
@@ -166,19 +167,19 @@ class SharedPassStart:
         epoch, position = self._now[:2].tolist()
         return epoch, position
 
-    def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Start the next pass of all workers of a group at this position."""
+    def set_next(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
+        """Set the epoch and position at which the next pass starts, or at which the pass `group` has started."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at an epoch, unless an unfinished pass reads this epoch."""
+        """Make the next pass read this epoch from its start, unless an unfinished pass reads this epoch."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
-                self.go_to(epoch, 0)
+                self.set_next(epoch, 0)
 
-    def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass. The first worker determines the start.
+    def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
+        """Record that a worker starts a pass. The first worker of a pass sets the epoch and position.
 
         `group` identifies the pass by the seed, the worker's number of passes, and the number of workers. If `resumed`
         is given, the pass continues from this state.
@@ -190,11 +191,11 @@ class SharedPassStart:
                     epoch, position = epoch + self._is_over, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
-                self.go_to(epoch, position, group)
+                self.set_next(epoch, position, group)
             self._workers[worker] = _STARTED
 
-    def end(self, worker: int, group: Sequence[int]) -> None:
-        """Record that a worker finished its share of the current pass."""
+    def record_worker_end(self, worker: int, group: Sequence[int]) -> None:
+        """Record that a worker finished its share of the pass `group`."""
         with self._blocks.locked():
             if self._now[2:].tolist() == [*group]:
                 self._workers[worker] = _FINISHED
