@@ -1,7 +1,7 @@
-"""Use a dataset as a source of blocks in Ray Data and Ray Train.
+"""Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store holds the catalog once. The task of a shard contains a reference to the catalog, and sample numbers.
-A process opens a dataset once for several tasks.
+Ray's object store contains the reader of the dataset once. The task for a shard contains a reference to the reader, and
+sample numbers. A process opens a dataset once for several tasks.
 
 Only this package and `execute/`, which runs tasks on a cluster, import Ray.
 """
@@ -38,7 +38,7 @@ __all__ = ["datasource"]
 _MAX_BLOCK_BYTES = 128 * 2**20  # the maximum that Ray Data recommends
 _SampleNumbers = range | np.ndarray[Any, np.dtype[np.int64]]
 _ARROW_NUMBER_TYPES = {"int64": pa.int64(), "float": pa.float32()}
-_open_datasets = LruCache[str, Any](4)  # readers of the most recent datasets of this process's tasks
+_open_datasets = LruCache[str, Any](4)  # the readers that the tasks in this process used last
 
 
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
@@ -110,7 +110,8 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
             num_rows=count if self._exact else None, size_bytes=size, input_files=[path], exec_stats=None
         )
         read = partial(_read_blocks, self._reader, numbers, self._columns, self._rows)
-        return ReadTask(read, metadata, schema=_arrow_schema(self._columns), per_task_row_limit=limit)
+        schema = None if None in self._columns.values() else pa.schema([*self._columns.items()])
+        return ReadTask(read, metadata, schema=schema, per_task_row_limit=limit)
 
     def _size(self, shard: int, numbers: _SampleNumbers) -> int:
         first, last = self._catalog.firsts[shard : shard + 2].tolist()
@@ -130,12 +131,6 @@ def _column_types(reader: SampleReader, fields: Collection[str]) -> dict[str, pa
     if reader.options.metadata:
         types |= {column.name: column.type for column in metadata_schema(catalog) if column.name not in types}
     return types
-
-
-def _arrow_schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
-    if any(kind is None for kind in columns.values()):
-        return None
-    return pa.schema([*columns.items()])
 
 
 def _read_blocks(

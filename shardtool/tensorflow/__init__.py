@@ -43,9 +43,10 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 
 
 class TFRecordShards(NamedTuple):
-    """TFRecord shards.
+    """TFRecord shards that TensorFlow can read.
 
-    `size` is the bytes of all shards, or of all payloads. `packing` is TensorFlow's name of the compression, or "".
+    `size` is the bytes of all shards or, without a dataset file, of all payloads. `packing` is TensorFlow's name of
+    the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -56,14 +57,14 @@ class TFRecordShards(NamedTuple):
     packing: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
-        """Return the number of samples in a shuffle buffer."""
+        """Return the number of samples in the shuffle buffer for this value of the option `shuffle`."""
         if shuffle is not True:
             return max(1, int(shuffle))
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
 
 
 def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
-    """Return the matching TFRecord shards, with the requested features."""
+    """Find the TFRecord shards of a dataset, and the features of the requested fields."""
     datasets = [open_dataset(part) for part in expand_datasets(dataset)]
     packing = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
@@ -162,7 +163,7 @@ class SampleSequence(Protocol):
 
 @cache
 def keras_sequence_class() -> type[Any]:
-    """Return the class of sequences. This imports Keras."""
+    """Return `BatchSequence` as a subclass of Keras's `PyDataset`. This imports Keras."""
     return type("BatchSequence", (BatchSequence, import_library("keras").utils.PyDataset), {})
 
 
@@ -185,8 +186,8 @@ class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
-    `on_epoch_end` after it has read batches only for their shapes, so an end counts only after a start. Older releases
-    of Keras do not report the start of an epoch, so with these releases every end counts.
+    `on_epoch_end` when it has read batches only for their shapes. The next epoch therefore starts only if
+    `on_epoch_begin` was called. Older releases of Keras do not call `on_epoch_begin`, so every end counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -209,7 +210,7 @@ class BatchSequence:
         return stack_samples(self._samples[numbers])
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch. After the last batch, the next epoch is current."""
+        """Yield the batches of the current epoch. With the last batch, the next epoch becomes the current one."""
         epoch, count = self._options.epoch, len(self)
         for number in range(count):
             batch = self[number]
@@ -218,7 +219,7 @@ class BatchSequence:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of an epoch."""
+        """Use the order of this epoch."""
         self._options = replace(self._options, epoch=epoch)
 
     def on_epoch_begin(self) -> None:
@@ -226,14 +227,14 @@ class BatchSequence:
         self._has_started = True
 
     def on_epoch_end(self) -> None:
-        """Use the order of the next epoch, if an epoch had started."""
+        """Use the order of the next epoch, if an epoch has started."""
         if self._has_started:
             self.set_epoch(self._options.epoch + 1)
             self._has_started = self._counts_each_end
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Return a batch. Dicts become a dict of batches, tuples a tuple, and other values an array [samples, ...]."""
+    """Combine samples into a batch: a dict or tuple of batches, or an array [samples, ...] of other values."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}
@@ -276,7 +277,7 @@ def tf_dataset(
         shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
             through a buffer of at most 256 MB and 10,000 samples. A number sets the number of samples in the buffer.
         seed: Seed of the shuffle.
-        epoch: Epoch, counted from 0, whose order every pass has. With None, every pass has a different order.
+        epoch: Epoch, counted from 0, whose order every pass uses. With None, every pass uses a different order.
         batch_size: Samples per batch. The last batch can be smaller. With None, samples are not batched.
 
     Returns:
