@@ -1,4 +1,4 @@
-"""The contact sheet, a PNG with thumbnails of samples, their keys and labels."""
+"""Draw a contact sheet, which is a PNG with thumbnails of samples, their keys and labels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, ove
 
 def _subtitle(chosen: ChosenSamples) -> str:
     text = f"{len(chosen.chosen):,} of {chosen.total} samples"
-    if labels := [(name, label) for name, label in chosen.summary.labels.items() if chosen.overview.rank(name) <= 1]:
+    if labels := [(name, label) for name, label in chosen.summary.labels.items() if chosen.overview.is_label(name)]:
         text += f", {pluralize(labels[0][1].distinct, 'label')} in {shorten_text(labels[0][0], 40)}"
     return f"{text}, {pluralize(len(chosen.overview.dataset.shards), 'shard')}"
 

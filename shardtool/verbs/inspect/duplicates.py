@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class DuplicateSample(NamedTuple):
     """A sample with the same content as another sample.
 
-    `differs` are its fields that differ from the group's first sample.
+    `differs` lists the fields, such as labels, that differ from the first sample of the group.
     """
 
     key: str
@@ -42,7 +42,8 @@ class DuplicateGroups(NamedTuple):
     Attributes:
         groups: Groups of two or more samples, in order of their keys.
         surplus: Number of samples that repeat the first sample of their group.
-        leaks: Number of groups in more than one split.
+        size: Bytes of these samples.
+        leaks: Number of groups with samples in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """
 
@@ -77,7 +78,7 @@ class DuplicateGroups(NamedTuple):
 def find_duplicates(
     dataset: DatasetLike, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
 ) -> DuplicateGroups:
-    """Return the samples of datasets that have the same content, across keys and splits.
+    """Find samples with the same content in one or several datasets. Their keys and splits can differ.
 
     Args:
         dataset: One or several datasets, as for `verify`.

@@ -69,7 +69,7 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
         path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
-    return (dataset, overview.counts), summary  # the overviews are too large to keep for many datasets
+    return (dataset, overview.counts), summary  # without the overview, which is too large to keep for many datasets
 
 
 _MAX_COLUMN_VALUES = 10
@@ -81,7 +81,7 @@ _MAX_RECORDED_SIZE = 2**62  # limits the sizes in damaged dataset files, so that
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:
-    """Return the summary, with at most `max_values` values per label."""
+    """Summarize the statistics of a dataset, with at most `max_values` values of each label."""
     stored = overview.dataset
     file = stored.file
     problems = (*_find_missing(stored), *_find_damaged(overview))
@@ -120,7 +120,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
         if (damaged := damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
-    for path in stored.unlisted:  # files that the range matches, but that are not part of the dataset
+    for path in stored.unlisted:  # files that match the shard pattern, but are not part of the dataset
         yield Problem("extra-shard", printable_path(path), "not in the dataset file")
     sizes = map_paths(_file_size, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(stored.shards, stored.file.shards, strict=True):
@@ -225,7 +225,7 @@ def _label_summaries(overview: DatasetOverview, max_values: int) -> dict[str, La
         name: _column_label(overview, name, column, max_values) for name, column in overview.label_columns().items()
     }
     labels = {name: label for name, label in candidates.items() if label is not None}
-    return dict(sorted(labels.items(), key=lambda item: (overview.rank(item[0]), item[0])))
+    return dict(sorted(labels.items(), key=lambda item: (overview.label_rank(item[0]), item[0])))
 
 
 def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max_values: int) -> LabelSummary | None:
@@ -246,7 +246,7 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
             return None
         values = sort_labels(tally.labels.items())[:max_values]
         return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
-    groups, samples, is_named_label = tally.groups.values, tally.sizes.spread().count, overview.rank(name) <= 1
+    groups, samples, is_named_label = tally.groups.values, tally.sizes.spread().count, overview.is_label(name)
     if not groups or (not is_named_label and not 1 < len(groups) <= min(_MAX_CLASSES, samples // 2)):
         return None
     values = overview.labels(name, max_values)

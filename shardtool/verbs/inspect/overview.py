@@ -1,6 +1,6 @@
-"""Collect statistics of a dataset in one pass over its indexes, and inspect some random images and labels.
+"""Collect the statistics of a dataset in one pass over its indexes, and inspect some random images and labels.
 
-Memory does not grow with the number of samples. Only the seed determines which samples are inspected.
+Memory does not grow with the number of samples. The seed determines which samples are inspected.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FieldPayloads(NamedTuple):
     """The payloads of a field in one shard.
 
     Attributes:
-        rows: The row of the sample of each payload.
+        rows: The row of the sample that contains each payload.
     """
 
     rows: NDArray[np.int64]
@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def groups(self) -> NDArray[np.uint64]:
-        """Return length and CRC-32C of each payload as one number."""
+        """Return length and CRC-32C of each payload as one number, equal for equal payloads."""
         groups: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return groups if self.crcs is None else groups | self.crcs
 
@@ -89,7 +89,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return samples of a shard, with all metadata columns or only `names`.
+    """Return the samples in some rows of a shard, with all metadata columns or only those in `names`.
 
     `first` is the number of the shard's first sample.
     """
@@ -106,15 +106,16 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        groups: Counts by `FieldPayloads.groups`, which are invalid if `unknown` is true.
-        unknown: Whether some payloads have no checksum in the index.
-        labels: Counts of the (name, number) pairs of inspected payloads.
+        groups: Number of payloads by `FieldPayloads.groups`. Invalid if `unknown` is true.
+        locations: Shard number and offset of the first payload of each group.
+        unknown: Whether the indexes lack the checksums of some payloads.
+        labels: Number of inspected payloads by label, which is a pair of name and class number.
     """
 
     def __init__(self) -> None:
         self.sizes = SizeTally()
         self.groups = ValueCounts[int]()
-        self.places: dict[int, tuple[int, int]] = {}
+        self.locations: dict[int, tuple[int, int]] = {}
         self.unknown = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
 
@@ -131,26 +132,26 @@ class FieldTally:
         groups, first, counts = np.unique(payloads.groups(), return_index=True, return_counts=True)
         self.groups.add(zip(groups.tolist(), counts.tolist(), strict=True))
         if self.groups.values is None:
-            self.places = {}
+            self.locations = {}
             return
         for group, offset in zip(groups.tolist(), payloads.offsets[first].tolist(), strict=True):
-            self.places.setdefault(group, (number, offset))
+            self.locations.setdefault(group, (number, offset))
 
 
 def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float64]:
-    """Return one random number for each sample of shard `number`."""
+    """Return one random number for each of the `count` samples in shard `number`."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
 
 
 class DatasetOverview:
-    """The statistics of a dataset's indexes.
+    """The statistics of a dataset. `read` collects them from the indexes.
 
     Attributes:
         counts: Number of samples of each shard that was read, by shard number.
         scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
         images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
-        group_names: Label texts by field and `FieldPayloads.groups`, as far as `labels` has read them.
+        group_names: Label texts that `labels` has read, by field and `FieldPayloads.groups`.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -170,7 +171,7 @@ class DatasetOverview:
         self.classes = dataset.file.classes if dataset.file else {}
         self.group_names: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
-        self._all_chosen = False  # whether all samples are examined
+        self._all_chosen = False  # whether all samples are inspected
         self._reads_left = _MAX_LABEL_READS
 
     @property
@@ -184,7 +185,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Yield the indexes of all shards, or of every n-th shard if there are too many samples."""
+        """Read and yield the index of each shard, or of every n-th shard if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)
@@ -251,9 +252,9 @@ class DatasetOverview:
     def _checksums(
         self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
-        # The result is None if there are too many payloads, or long payloads.
+        # return None if there are too many payloads, or if some are too long for labels
         is_cheap = len(lengths) <= self._reads_left and lengths.max() <= MAX_LABEL_BYTES
-        if not is_cheap or self.rank(name) > 1 or is_compressed(shard.path):
+        if not is_cheap or not self.is_label(name) or is_compressed(shard.path):
             return None
         self._reads_left -= len(lengths)
         crcs = np.empty(len(lengths), np.uint64)
@@ -270,7 +271,7 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        if self._all_chosen:  # numpy.random takes 8 ms to import
+        if self._all_chosen:  # do not import numpy.random, which takes 8 ms
             ranks = np.zeros(len(shard_index))
         else:
             ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
@@ -283,12 +284,12 @@ class DatasetOverview:
             push(self._chosen, (rank, shard.number, row, stored_samples(shard, shard_index, np.array([row]), ())[0]))
 
     def inspect_samples(self, *, images: bool = True) -> None:
-        """Read images, and labels that no index holds, from the chosen samples."""
+        """Read images of the chosen samples, and labels whose checksums the indexes lack."""
         has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
         image_fields = [name for name in self.fields if content_type(name, self.kinds.get(name, "bytes")) == "image"]
         can_show_images = images and not has_image_columns and find_spec("PIL") is not None
         image_fields = image_fields if can_show_images else []
-        label_fields = [name for name, tally in self.fields.items() if tally.unknown and self.rank(name) <= 1]
+        label_fields = [name for name, tally in self.fields.items() if tally.unknown and self.is_label(name)]
         max_bytes = dict.fromkeys(label_fields, MAX_LABEL_BYTES)
         max_bytes |= dict.fromkeys(image_fields, MAX_INSPECTED_IMAGE_BYTES)
         if not max_bytes:
@@ -319,13 +320,13 @@ class DatasetOverview:
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
         """Return a field's most frequent values.
 
-        One payload of each value is read for its name, which is `?` if reading fails.
+        One payload with each value is read to get its name, which is `?` if reading fails.
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         counts = (tally.groups.values or {}).items()
-        groups, names = sorted(counts, key=lambda item: (-item[1], tally.places[item[0]]))[:max_values], {}
-        in_order = sorted((*tally.places[group], group) for group, _ in groups)
+        groups, names = sorted(counts, key=lambda item: (-item[1], tally.locations[item[0]]))[:max_values], {}
+        in_order = sorted((*tally.locations[group], group) for group, _ in groups)
         for number, locations in groupby(in_order, key=lambda location: location[0]):
             path = self.dataset.shards[number].path
             with suppress(CorruptShard), open_shard(path) as file:
@@ -335,16 +336,20 @@ class DatasetOverview:
         self.group_names[name] = {group: label for group, (label, _) in names.items()}
         return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
 
-    def rank(self, name: str) -> int:
+    def is_label(self, name: str) -> bool:
+        """Return whether a field or column has class names, or is named like a label."""
+        return self.label_rank(name) <= 1
+
+    def label_rank(self, name: str) -> int:
         """Return 0 for a label with class names, 1 for a name like a label, 2 for other columns, or 3 for fields."""
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:
-        """Return columns that may be labels and are not fields."""
+        """Return the columns that can be labels and have no field of the same name."""
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return labels whose values are all known, the likeliest first."""
+        """Return the names of labels whose values are all known, the likeliest first."""
         names = [name for name, tally in self.fields.items() if tally.groups.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
-        return sorted((name for name in names if self.rank(name) <= 1), key=lambda name: (self.rank(name), name))
+        return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

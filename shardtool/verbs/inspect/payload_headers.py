@@ -1,4 +1,4 @@
-"""Read shapes, types, sizes and durations of arrays and videos from headers. No payload is decoded or unpickled.
+"""Read the shapes and types of arrays, and the sizes and durations of videos, from headers. No payload is decoded.
 
 Formats: NumPy (NEP 1), safetensors, MP4 and QuickTime (ISO/IEC 14496-12), Matroska and WebM (RFC 9559), AVI (RIFF).
 """
@@ -30,7 +30,7 @@ class _Video(NamedTuple):
 
 
 def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
-    """Return lines about an array or a video, by the extension of the field. `data` may be the start of a payload."""
+    """Return lines that describe an array or a video, by the extension of the field. `data` can be only its start."""
     ending = field.rpartition(".")[2].lower()
     try:
         if ending == "npy":

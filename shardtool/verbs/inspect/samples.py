@@ -1,6 +1,6 @@
-"""Find samples of datasets, decode their fields for display, and write them to files.
+"""Find samples of datasets, decode their fields for display, and write the fields to files.
 
-No key can cause a write outside the folder.
+Whatever the key of a sample, no file outside the output folder is written.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield the first samples, or all samples. With a query, yield only samples that match."""
+    """Yield the first `max_samples` samples (all if None), or the first that match a query."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
@@ -80,7 +80,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
+    """Return the first sample with this key. If none has it, return the sample with this number in all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -212,7 +212,7 @@ class SampleView(NamedTuple):
 
 
 def view_sample(sample: StoredSample, *, text_limit: int = MAX_TEXT_BYTES) -> SampleView:
-    """Decode a sample for display. Texts are cut after `text_limit` bytes."""
+    """Decode the fields of a sample for display. Texts are cut after `text_limit` bytes."""
     with open_shard(sample.shard.path) as file:
         rows = sorted(range(len(sample.fields)), key=lambda row: sample.fields[row]["offset"])
         views = {row: _view_field(sample, sample.fields[row], file, text_limit) for row in rows}
@@ -269,7 +269,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8, without a cut character at the end unless `is_complete`. Return None if the bytes are not text."""
+    """Decode UTF-8 text. Return None if the bytes are not text. Unless `is_complete`, the last character can be cut."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
@@ -296,7 +296,7 @@ _MAX_PATH_CHARS = 255
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
-    """Write each field of a sample to `KEY.FIELD`, and return the paths.
+    """Write each field of a sample to a file `KEY.FIELD`, and return the paths.
 
     TFRecord numbers are written as text or JSON.
     """
@@ -356,10 +356,10 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error unless a report may be written to a path. Only a report of the same kind may be overwritten."""
+    """Raise an error if a report must not be written to a path. A report can only replace one of the same kind."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
-    begins, holds = _REPORT_FORMATS[ending]
-    check_target(path, overwrite=overwrite, magic=begins, marker=holds, option=flag_text("overwrite"))
+    magic, marker = _REPORT_FORMATS[ending]
+    check_target(path, overwrite=overwrite, magic=magic, marker=marker, option=flag_text("overwrite"))

@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # above this, values keep this many leading bits, so the median is within 0.2 %
+_BUCKET_BITS = 10  # of more values, only these leading bits are kept, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -98,8 +98,8 @@ class SizeTally:
                 break
         return max(self._smallest, min(self._largest, _bucket_middle(bucket)))
 
-    def columns(self, max_columns: int) -> list[tuple[float, float, int]]:
-        """Return at most `max_columns` bars (from, to, count) of the positive numbers, equally wide on a log scale."""
+    def histogram(self, max_bars: int) -> list[tuple[float, float, int]]:
+        """Return at most `max_bars` bars (from, to, count) of the positive numbers, equally wide on a log scale."""
         middles = np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)
         values = np.concatenate([*self._kept, middles])
         counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
@@ -107,7 +107,7 @@ class SizeTally:
         if not len(steps):
             return []
         first = int(steps.min())
-        width = max(_BUCKETS_PER_OCTAVE // 16, -(-(int(steps.max()) + 1 - first) // max_columns))
+        width = max(_BUCKETS_PER_OCTAVE // 16, -(-(int(steps.max()) + 1 - first) // max_bars))
         heights = np.zeros((int(steps.max()) - first) // width + 1, np.int64)
         np.add.at(heights, (steps - first) // width, counts[values > 0])
         starts = range(first, first + width * len(heights), width)
@@ -124,7 +124,7 @@ def _bucket_middle(bucket: int) -> int:
 
 
 class ValueCounts(Generic[Value]):
-    """Counts of values. `values` is None once there are too many distinct or too long values."""
+    """Counts of values. `values` becomes None if there are too many distinct values, or a value is too long."""
 
     def __init__(self, max_values: int = _MAX_DISTINCT_VALUES) -> None:
         self._max_values = max_values
@@ -173,7 +173,7 @@ class ColumnSummary:
 
     Attributes:
         distinct: Number of distinct values, or None if too many to count.
-        values: The most frequent values. If all values differ, there are none.
+        values: The most frequent values, or none if all values differ.
         element: Arrow type of list elements, or None without lists.
         lengths: Lengths of the lists, or None without lists.
     """
@@ -206,7 +206,7 @@ class ColumnTally:
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Add the column's type in another shard; `null` if all values in that shard are null."""
+        """Add the type of the column in another shard. The type is `null` if all its values there are null."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
@@ -229,7 +229,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Add the values of a nested column."""
+        """Add the values of one shard, if the type of the column is nested."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count
@@ -282,7 +282,7 @@ COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipp
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A missing or damaged file, `where`. Programs can rely on `code`."""
+    """A missing or damaged file. `where` is its path. Programs can rely on `code`."""
 
     code: str
     where: str
@@ -360,7 +360,7 @@ class Summary(Displayed):
         looked: The samples and shards that the following statistics cover.
         images: Image sizes by field, or by the columns that contain the sizes.
         labels: Labels by field or column, the likeliest first.
-        siblings: Dataset files of the other splits.
+        siblings: Dataset files of the other splits, by split.
         part_of: Number of shards in the whole dataset, if the user named only some shards.
         datasets: The summaries of several datasets. The combined summary has only sizes, counts, `complete` and
             `problems`.
@@ -411,6 +411,6 @@ class Summary(Displayed):
 
 
 def sort_labels(labels: Iterable[tuple[tuple[str, int | float | None], int]]) -> tuple[Label, ...]:
-    """Sort labels by descending count, then by name."""
+    """Return labels from ((name, class number), count) pairs, sorted by descending count, then by name."""
     sorted_labels = sorted(labels, key=lambda item: (-item[1], natural_key(item[0][0])))
     return tuple(Label(*value, count) for value, count in sorted_labels)

@@ -33,7 +33,7 @@ _ROW_GROUP_ROWS = 2**16
 def write_table(
     datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
-    """Write one row per sample, with the columns `__key__`, `__shard__` (a path), ..., and metadata.
+    """Write one row per sample, with its key, the path of its shard, its location and its metadata.
 
     Return the number of rows. In CSV, nested values are written as JSON.
     """

@@ -34,7 +34,7 @@ def test_the_median_of_many_numbers_is_within_two_permille(largest: int, seed: i
         sizes.add(part)
     true = int(np.sort(values)[len(values) // 2])
     assert abs(sizes.spread().median - true) <= true * 0.002
-    assert sum(count for *_, count in sizes.columns(40)) == np.count_nonzero(values)
+    assert sum(count for *_, count in sizes.histogram(40)) == np.count_nonzero(values)
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 40))
@@ -42,7 +42,7 @@ def test_a_histogram_counts_all_sizes(sizes: list[int], max_columns: int) -> Non
     """A histogram counts every size but zero, in order, in at most the requested number of columns."""
     tally = SizeTally()
     tally.add(np.array(sizes, np.uint64))
-    columns = tally.columns(max_columns)
+    columns = tally.histogram(max_columns)
     assert sum(count for *_, count in columns) == sum(size > 0 for size in sizes)
     assert len(columns) <= max_columns
     assert all(low < up for low, up, _ in columns)

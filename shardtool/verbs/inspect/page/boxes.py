@@ -15,17 +15,8 @@ from shardtool.transform.thumbnail import value_colour
 
 _BOX_NAMES = ("boxes", "bboxes", "bbox", "box", "bounding_boxes", "xyxy")
 _LABEL_NAMES = (
-    "labels",
-    "label",
-    "category",
-    "categories",
-    "category_id",
-    "class",
-    "classes",
-    "class_id",
-    "name",
-    "cls",
-)
+    "labels", "label", "category", "categories", "category_id", "class", "classes", "class_id", "name", "cls",
+)  # fmt: skip
 _LIST_NAMES = ("annotations", "objects", "instances", "detections", "shapes")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("left", "top", "right", "bottom")
 _SIDES = ("x", "y", "width", "height"), ("x", "y", "w", "h")
@@ -43,7 +34,7 @@ _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon, with its path and upper left corner in the coordinates of `drawing_size`, and its label."""
+    """A box or polygon. `path` (SVG), `x` and `y` (its upper left corner) are in the coordinates of `drawing_size`."""
 
     path: str
     x: int
@@ -54,7 +45,7 @@ class Outline(NamedTuple):
 
 
 def drawing_size(image: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of the drawing for an image of this size."""
+    """Return width and height of the drawing over an image of this size."""
     scale = _DRAWN_SIDE / max(image)
     return max(1, round(image[0] * scale)), max(1, round(image[1] * scale))
 
@@ -188,7 +179,7 @@ def _yolo_shapes(text: str) -> list[tuple[list[_Point], object]]:
 
 
 def is_yolo_start(text: str) -> bool:
-    """Return whether a text starts with a line of YOLO labels."""
+    """Return whether the first line of a text is a YOLO label."""
     return bool(_yolo_shapes(text.lstrip().partition("\n")[0]))
 
 

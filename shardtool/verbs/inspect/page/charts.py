@@ -1,4 +1,4 @@
-"""Histograms of numbers, of lengths of texts and lists, and of the classes in metadata columns."""
+"""Draw bar charts of metadata columns: numbers, the lengths of texts and lists, and categories."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _LOG_RATIO = 20  # if the largest value exceeds the median by this factor, the s
 
 
 class Chart(NamedTuple):
-    """A column's name, type and statistics. Each bar has a range or value, and a count.
+    """The bar chart of a metadata column.
 
     Attributes:
         note: What the bars count, and how many samples lack a value.
+        bars: The range or value of each bar, and its count.
     """
 
     name: str
@@ -72,7 +73,7 @@ class ColumnCharts:
     """Collects the values of all columns during the pass over the indexes.
 
     Attributes:
-        class_counts: Number of values of each class, by list column.
+        class_counts: For each column with lists of class numbers, the number of values of each class.
     """
 
     def __init__(self) -> None:

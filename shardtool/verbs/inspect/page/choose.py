@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import Summary
 
     Collector = Callable[[DatasetOverview, StoredShard, ShardIndex, Mapping[str, FieldPayloads]], None]
-    # A tuple of stratum, random number, shard number, row, and sample.
+    # stratum, random number, shard number, row, and sample
     _Candidate = tuple[str, float, int, int, StoredSample]
 
 
@@ -46,9 +46,9 @@ _MAX_COMPARED_PAIRS = 10
 
 
 class UnusualSamples:
-    """Finds unusual samples.
+    """Finds unusual samples. Fields in `labels` are ignored when contents are compared.
 
-    `labels` are fields that are not content. `find` sets `repeated`, the number of duplicates.
+    `find` sets `repeated`, the number of samples that repeat another sample.
     """
 
     def __init__(self, labels: frozenset[str]) -> None:
@@ -106,7 +106,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # Return shard number and row of the first two samples of the largest groups.
+        # Return shard number and row of the first two samples in each of the largest groups.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_ends([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -176,9 +176,10 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose one sample per stratum, at least `default_count` (None for `max_samples`) and at most `max_samples`.
+    """Choose at most `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    Each of `collectors` is called with each index that is read.
+    If `default_count` is given, choose only this number, or one sample per value of the label if this is more.
+    `collectors` are called with each index that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -227,14 +228,14 @@ def _candidates(
     strata: list[str],
     drawn: tuple[int, int, list[_Candidate]],
 ) -> list[_Candidate]:
-    # `drawn` contains the seed, the maximum, and the pool so far.
+    # `drawn` contains the seed, the maximum number of samples, and the pool so far.
     seed, max_samples, pool = drawn
     priority = shard_random_numbers(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):  # drop the candidates that cannot enter the full pool, which are most candidates
+    if 0 < max_samples <= len(pool):  # the pool is full, so drop candidates that cannot enter it, which are most
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))

@@ -1,4 +1,4 @@
-"""A dataset in the form that the templates of the page use."""
+"""Prepare a dataset for the templates of the page."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """The class lists of annotations, then likely labels, with the count of each value."""
+        """The values of annotations with class names, then of likely labels, with the count of each value."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):
@@ -178,8 +178,8 @@ class DatasetView(ChosenSamples):
                 more = f", from {pluralize(label.samples, 'sample')} read"
             elif label.samples < overview.samples:
                 more = f", {pluralize(overview.samples - label.samples, 'sample')} without a value"
-            if name not in (one.name for one in sets):
-                is_label = overview.rank(name) <= 1
+            if name not in (label_set.name for label_set in sets):
+                is_label = overview.is_label(name)
                 sets.append(LabelSet(name, values, label.distinct, label.samples, "sample", more, is_label=is_label))
         return sets[:MAX_LABEL_SETS]
 
@@ -201,7 +201,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """Counts of image formats, and of image modes."""
+        """The number of images in each format, and in each mode."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 

@@ -1,4 +1,4 @@
-"""Audio and video on a page. Payloads cannot run code there, because their first bytes determine the MIME type."""
+"""Embed audio and video in a page. A payload cannot run code, because its first bytes determine the MIME type."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # number of first entries, which are recognised under any field name
+_MAGIC_AUDIO = 3  # number of first entries, which are recognised whatever the name of the field
 
 
 class MediaClip(NamedTuple):
-    """Audio or video of a sample. `data` contains all bytes of the payload, the start, or nothing."""
+    """Audio or video of a sample. `data` contains all bytes of the payload, only the start, or nothing."""
 
     field: str
     type: str
@@ -55,7 +55,7 @@ class MediaClip(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Text with the kind, the duration, and how much is included."""
+        """A text with the kind, the duration, and how much of the payload the page includes."""
         duration = "" if self.seconds is None else f", {self.seconds:,.1f} s"
         included = (
             f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"
@@ -64,7 +64,7 @@ class MediaClip(NamedTuple):
 
 
 def wav_peaks(data: bytes, bars: int) -> list[float]:
-    """Return the largest amplitude in each part of a WAV file, or an empty list if the samples are not PCM.
+    """Return the largest amplitude in each of `bars` parts of a WAV file, or an empty list if it is not PCM.
 
     Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
     """
@@ -91,7 +91,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
 
 
 def media_type(name: str, start: bytes) -> str:
-    """Return the MIME type of audio or video, by its first bytes, or "" if browsers cannot play it."""
+    """Return the MIME type of audio or video from its first bytes, or "" if browsers cannot play it."""
     content = content_type(name)
     if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
         return "audio/wav"
@@ -115,7 +115,7 @@ class MediaBudget:
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include. This is all, a start that is long enough to hear, or 0."""
+        """Return how many bytes of a field to include: all, a start that is long enough to hear, or 0."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

@@ -31,9 +31,9 @@ _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # smaller datasets have no unusual samples
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page about one or several datasets. The page reports damage.
+    """Write a page about one or several datasets. Damage is reported on the page.
 
-    The page shows 200 samples, or one per label if there are more labels, at most 2,000.
+    The page shows 200 samples or, if there are more labels, one sample per label, at most 2,000.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:

@@ -44,7 +44,7 @@ _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
 
 def render_page(views: Sequence[DatasetView]) -> str:
-    """Return the HTML of a page about some datasets."""
+    """Return the HTML of the page about one or several datasets."""
     files = resources.files(_TEMPLATE_PACKAGE) / "templates"
     style, rows_script, page_script = ((files / name).read_text("utf-8") for name in _FILES)
     script = rows_script + page_script
@@ -118,7 +118,7 @@ def _csp_hash(text: str) -> str:
 
 
 def image_description(sample: ShownSample, image: Thumbnail) -> str:
-    """Return the alternative text of an image."""
+    """Return the text for the `alt` attribute of an image."""
     kind = f"mask of {pluralize(len(image.colours), 'value')}" if image.colours else f"{image.kind} image"
     outlines = sample.outlines if image is sample.images[0] else []
     names = format_list([outline.label for outline in outlines], 5)
@@ -219,7 +219,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return pixel, centre of the label, and label of each mark. A label that would overlap is empty."""
+        """Return the pixel of each mark, and the centre and text of its label. A text that would overlap is empty."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)

@@ -1,6 +1,7 @@
-"""The metadata of the samples as a table in the page, for filters, sorting and the selection of keys.
+"""Embed the metadata of samples as a table in the page, for filters, sorting and the selection of keys.
 
-The table holds the first samples of each dataset, up to limits of rows and bytes, and all samples shown as cards.
+The table contains the first samples of each dataset, up to limits of rows and bytes. Samples shown as cards are always
+included.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class RowTable:
         for name, payloads in fields.items():
             # a field such as `labels.json` contains lists for the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
-            if not is_column and payloads.crcs is not None and overview.rank(name) <= 1:
+            if not is_column and payloads.crcs is not None and overview.is_label(name):
                 groups, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
                 groups[payloads.rows], is_missing[payloads.rows] = payloads.groups(), False
                 columns[name] = _Values("label", pa.array(groups[:count], mask=is_missing[:count]))
@@ -92,7 +93,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # add no later shard, because the rows are the first samples
+        if fitting < len(shard_index):  # stop, because the rows must be the first samples without a gap
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
@@ -112,7 +113,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the row of each sample. Add samples beyond the limits."""
+        """Set the row of each shown sample. Add a row for samples beyond the limits."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
@@ -176,7 +177,7 @@ def _are_exact(values: pa.Array) -> bool:
 
 
 def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
-    # Only the lengths of lists of objects, such as conversations, are kept, because conversion takes seconds.
+    # Lists of objects, such as conversations, are not converted, which would take seconds. Their lengths are kept.
     import pyarrow.compute as pc
 
     if not is_scalar_type(values.type.value_type):
@@ -227,7 +228,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     if len(tables) > 1:
         documents.append(_names_json("dataset", [table.name for table in tables for _ in range(table.rows)]))
     ranks = [
-        (overview.rank(name), position, name)
+        (overview.label_rank(name), position, name)
         for table, overview in pairs
         for position, name in enumerate(table.columns)
     ]
@@ -237,13 +238,13 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
             if table.rows:
                 values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
                 parts += [_name_groups(part, overview.group_names.get(name, {})) for part in values]
-        is_label = name == "split" or min(overview.rank(name) for overview in overviews) <= 1
+        is_label = name == "split" or any(overview.is_label(name) for overview in overviews)
         documents.append(script_json({"name": cell_text(name), "label": is_label, **_column_document(parts)}))
     sizes = [size for table in tables for part in table.sizes for size in part.to_pylist()]
     documents.append(script_json({"name": "size", "kind": "number", "values": sizes}))
     documents.append(_names_json("shard", [shard for table in tables for shard in table.shards]))
     file = _UNSAFE_IN_FILE_NAMES.sub("_", tables[0].name)[:60] if len(tables) == 1 else "selection"
-    has_metadata = any(overview.rank(name) > 1 for table, overview in pairs for name in table.columns)
+    has_metadata = any(not overview.is_label(name) for table, overview in pairs for name in table.columns)
     head = {"file": f"{file}.keys", "datasets": len(tables), "metadata": has_metadata, "count": len(keys)}
     head["keys"] = hidden_keys
     return f'{script_json(head, ascii_only=True)[:-1]},"columns":[{",".join(documents)}]}}'

@@ -1,4 +1,4 @@
-"""Read a sample for a page. Only the shown fields are read, and only the start of long fields."""
+"""Read the samples that a page shows. Only the shown fields are read, and only the start of long fields."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ShownSample:
 
     Attributes:
         labels: Label texts by field or column, the likeliest first.
-        label: The class, or the value of a field or column named like a label, or "" if there is none.
+        label: The value of the likeliest label, or "" if there is none.
         reason: Why the sample is unusual, or "" for other samples.
     """
 
@@ -125,11 +125,12 @@ class ShownSample:
 
 
 class SampleBudget(NamedTuple):
-    """Limits of what is shown per sample.
+    """Limits of what is shown for each sample.
 
     Attributes:
+        edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails, or None for no limit.
-        media: Budget for audio and video, shared by all samples, or None for no clips.
+        media: Budget for audio and video, which all samples share, or None for no clips.
     """
 
     edge: int
@@ -143,7 +144,7 @@ class SampleBudget(NamedTuple):
 def show_samples(
     choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
-    """Read samples for display, by default the chosen samples."""
+    """Read samples for display, by default the chosen samples of `choice`."""
     for shard, group in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
         shard_samples = list(group)
         try:
@@ -210,7 +211,7 @@ class _SampleRendering:
             classes = self._choice.overview.classes
             shown.outlines = find_outlines(values, shown.images[0].full, classes, self._budget.outlines)
         self._name_class_lists(shown)
-        names = sorted(self._choice.summary.labels, key=self._choice.overview.rank)
+        names = sorted(self._choice.summary.labels, key=self._choice.overview.label_rank)
         shown.labels = {name: shown.labels[name] for name in (*names, *shown.labels) if name in shown.labels}
         shown.label = _label_text(self._choice, shown.labels)
         return shown
@@ -299,7 +300,7 @@ class _SampleRendering:
                     self._conversations.append(turns)
                     return self._chat_excerpt(title, turns)
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
-                # Limit the output, because the indentation of deeply nested JSON once turned 1 MB into 1 GB.
+                # Limit the output, because indentation can turn 1 MB of deeply nested JSON into 1 GB.
                 pretty = "".join(islice(pieces, 2 * self._budget.text))
                 pretty = _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), pretty)
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
@@ -364,11 +365,11 @@ def dataset_title(dataset: StoredDataset) -> str:
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the characters that all names start with."""
+    """Return the longest prefix of all names."""
     return os.path.commonprefix([*names])  # noqa: RUF071 - a prefix of characters is intended
 
 
 def _label_text(choice: ChosenSamples, labels: dict[str, str]) -> str:
-    name = next((name for name in labels if choice.overview.rank(name) <= 1), "")
+    name = next(filter(choice.overview.is_label, labels), "")
     text = labels.get(name, "")
     return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text
