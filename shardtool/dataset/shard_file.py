@@ -50,7 +50,7 @@ class ShardFile:
             self._file = open_file(path)
         except OSError as error:
             raise open_error(path, error) from None
-        status = self._file.fact()
+        status = self._file.stat()
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self._start, self._window = 0, b""
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # keeps logs of the nodes off stdout
-    # connect only once, because an attempt takes half a minute if the cluster does not answer
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # prevents Ray from printing the logs of nodes to stdout
+    # try to connect only once, because an attempt takes half a minute if the cluster does not answer
     "RAY_gcs_server_port_wait_time_s": "1",
     "GRPC_VERBOSITY": "NONE",
 }
@@ -31,10 +31,10 @@ def start_pool(
     *,
     lazy: bool = False,
 ) -> Pool:
-    """Start a pool of `workers` processes.
+    """Start the pool of worker processes that `options` requests.
 
-    If a worker dies, the error message ends with `advice`. A `lazy` pool of this machine starts its processes in
-    `Pool.start`, and starts none if there is only one task.
+    If a worker dies, the error message ends with `advice`. A `lazy` pool on this machine starts its processes when
+    `Pool.start` is called with more than one task.
     """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"

@@ -1,17 +1,17 @@
-"""Run tasks in worker processes of this machine.
+"""Run tasks in worker processes on this machine.
 
 The pools of the standard library are not suitable:
 
 - `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
-  containers. Workers that are spawned run the user's main script again.
+  containers. Spawned workers run the user's main script again.
 - `multiprocessing.Pool` hangs if a worker is killed. If the parent is killed, workers of `concurrent.futures` keep
   running.
 
 In this module, each worker has a pipe for tasks, a pipe for results, and a third pipe that closes when the parent
 dies.
 
-If the parent has a single thread, it forks the workers, which takes 5 ms. The command line therefore forks before
-heavy imports. Otherwise, the parent starts new processes.
+A parent with a single thread forks the workers, which takes 5 ms. The command line therefore starts workers before
+heavy imports. A parent with several threads starts new processes instead.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # maximum seconds until a signal to the process group has reached this process, too
+_SIGNAL_GRACE_S = 0.2  # a signal that kills all processes of a group reaches this process within this time
 
 
 def usable_cores() -> int:
-    """Return the number of cores that CPU affinity and the quota of the container allow."""
+    """Return the number of CPU cores that the process may use, according to CPU affinity and the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
@@ -74,7 +74,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process. After `wait` has returned, do nothing, because another process may have the same pid."""
+        """Kill the process. After `wait`, do nothing, because another process may have this pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -91,11 +91,11 @@ class _Worker:
 
 
 class LocalPool(Pool):
-    """Runs tasks in worker processes of this machine, and kills the workers at the end of the `with` block.
+    """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core, and more when there are tasks for them. The start method `auto` forks
-    if no other thread runs. A `lazy` pool with the start method `auto` runs all tasks in this process until `start`
-    is called with more than one task.
+    The pool first starts one worker per core, and further workers when there are enough tasks. The start method `auto`
+    forks if this process has no other thread. A `lazy` pool with the start method `auto` runs all tasks in this process
+    until `start` is called with more than one task.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LocalPool(Pool):
             self._start_workers()
 
     def start(self, tasks: int) -> None:
-        """See `Pool.start`."""
+        """Start the workers if there is more than one task and no worker runs yet."""
         if tasks > 1 and not self._workers:
             self._start_workers()
 
@@ -127,10 +127,8 @@ class LocalPool(Pool):
         try:
             self._workers.append(self._launch_worker(fork=fork))
         except OSError as error:
-            where, remedy = (
-                f"worker {len(self._workers) + 1} of {self.max_tasks}",
-                f"Use fewer {option_text('workers')}.",
-            )
+            where = f"worker {len(self._workers) + 1} of {self.max_tasks}"
+            remedy = f"Use fewer {option_text('workers')}."
             self.close()
             if is_out_of_memory(error):
                 raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_FIX} {remedy}") from None
@@ -153,7 +151,7 @@ class LocalPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """See `Pool.map`."""
+        """Run a function on tasks in the workers, as `Pool.map` describes."""
         if self._workers:
             yield from self._map(function, tasks, progress)
         else:
@@ -182,15 +180,14 @@ class LocalPool(Pool):
                     raise self._death_error(worker) from None
                 if kind == EVENT:
                     emit(value)
-                    continue
-                if kind == PROGRESS:
-                    if progress is not None:
-                        progress(number, *value)
+                elif kind == PROGRESS and progress is not None:
+                    progress(number, *value)
+                if kind in (EVENT, PROGRESS):
                     continue
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # Send the next task before the caller uses the result.
+                # send the next task first, so that the worker is busy while the caller uses the result
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:
@@ -248,13 +245,13 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # let the worker import the same modules as this process
+    # with this path, the worker imports the same modules as this process
     path = sys.path if root in sys.path else [root, *sys.path]
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # The worker inherits the blocked SIGINT. Otherwise, Ctrl-C during start-up would print a traceback.
+    # The worker inherits the blocked SIGINT. Without this, Ctrl-C during its start would print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603
@@ -265,7 +262,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has only one thread, including threads that Python did not start."""
+    """Return whether this process has only one thread, also counting threads that Python did not start."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

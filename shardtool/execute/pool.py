@@ -1,4 +1,4 @@
-"""The base class of all pools. It runs tasks in the calling process."""
+"""The base class of all pools, which runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -36,26 +36,33 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Raise an error if a node lacks files, the output folder or the user's function of this process."""
+        """Check that the machines of all workers have the same input files, output folder and user's function.
+
+        `function` is the name of the user's function, as in `--map`.
+
+        Raises:
+            InvalidRequest: A machine differs from this one. Workers on this machine never do.
+        """
 
     def start(self, tasks: int) -> None:
-        """Start the workers of a lazy pool, unless there is only one task or they already run."""
+        """Start the workers of a lazy pool if there is more than one task and no worker runs yet."""
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Run a function on tasks, and yield the number and result of each task as it finishes.
 
-        The next task is taken from `tasks` when a worker is free.
+        A task is not taken from `tasks` until a worker is free. `progress` is called with the number of a task and the
+        counts that the function reports.
 
         Raises:
-            ShardError: Raised by `function`.
-            Bug: `function` raised another exception.
+            ShardError: `function` raised this error.
+            Bug: `function` raised an exception of another kind.
         """
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                # print to stderr as workers do, because a user's function may print
+                # the user's function may print, which goes to stderr as in other workers
                 with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:
@@ -65,11 +72,11 @@ class Pool:
             yield number, result
 
     def close(self) -> None:
-        """Kill the workers and wait until they exit. The caller discards their staged files."""
+        """Kill the workers and wait until they exit. The caller must delete their staged files."""
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return the first, middle and last path if there are many paths, else all paths."""
+    """Return the first, middle and last path if there are more than six, else all paths."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 
@@ -81,7 +88,7 @@ def describe_task(function: Callable[..., object], task: object) -> str:
 
 
 def as_reportable(location: str, error: Exception) -> Exception:
-    """Convert an exception of a task to the exception that is raised in the parent."""
+    """Convert an exception that a task raised to the exception that the parent process raises."""
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):

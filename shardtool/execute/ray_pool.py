@@ -58,7 +58,7 @@ _CONNECT_ADVICE = (
 
 
 class Node(NamedTuple):
-    """A node that runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is printed in messages."""
+    """A node, which runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is for messages."""
 
     key: str
     name: str
@@ -84,7 +84,7 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise an error for the first problem, if there is any. A problem is a tuple (node name, found, expected)."""
+    """Raise `InvalidRequest` for the first problem, if any. A problem is a tuple (node name, found, expected)."""
     if problems:
         node_name, found, expected = problems[0]
         other_nodes = len({name for name, _, _ in problems}) - 1
@@ -93,16 +93,15 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise an error if nothing answers at an address, because Ray would wait for a minute."""
+    """Raise an error if no server answers at the cluster's address, because Ray would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return
     scheme, _, host_and_path = str(cluster_address).rpartition("://")
     host, _, port = host_and_path.partition("/")[0].rpartition(":")
     if scheme not in _SCHEMES or not host or not port.isdecimal():
-        raise InvalidRequest(
-            option_text("address", cluster_address), "not an address", expected="auto, ray://host:port or host:port"
-        )
+        expected = "auto, ray://host:port or host:port"
+        raise InvalidRequest(option_text("address", cluster_address), "not an address", expected=expected)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
@@ -111,7 +110,7 @@ def check_reachable(address: str | None) -> None:
 
 
 def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
-    """Return the error for a failed connection."""
+    """Return the error for a failed connection to a cluster. `error` is the exception that Ray raised."""
     option = option_text("executor", "ray") if address is None else option_text("address", address)
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
@@ -122,7 +121,7 @@ def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
 
 
 def connect_ray(address: str, **options: Any) -> Exception | None:
-    """Connect to a cluster. Return the error if that fails. The address `local` starts a new cluster."""
+    """Connect to a cluster, or start a cluster if the address is `local`. Return the error if that fails, else None."""
     try:
         with own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -134,7 +133,7 @@ def connect_ray(address: str, **options: Any) -> Exception | None:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers of this process after the block, because Ray replaces the handler of SIGTERM."""
+    """Restore the signal handlers of this process after the `with` block, because Ray replaces that of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,9 +160,9 @@ class RayPool(Pool):
     """Runs tasks in the slots of a Ray cluster. The end of the `with` block cancels unfinished tasks.
 
     Args:
-        options: `workers` is the maximum number of concurrent tasks. If it is None, use all cores of the cluster.
-            `address` is `auto`, `ray://host:port` or `host:port`. If it is None, use Ray's environment variable, else
-            a running cluster, else start one.
+        options: `workers` is the maximum number of concurrent tasks, or None for all cores of the cluster. `address` is
+            `auto`, `ray://host:port` or `host:port`. If `address` is None, use the cluster in RAY_ADDRESS, else a
+            running cluster, else start one.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
@@ -202,10 +201,8 @@ class RayPool(Pool):
         if error is not None and not is_cluster_known and NO_CLUSTER_TEXT in str(error):
             count = self._max_workers or cores
             other = f"to use another, set {option_text('address', 'HOST:PORT')}"
-            observer.note(
-                f"no running Ray cluster: starting one on this machine with {pluralize(count, 'core')}, until this run "
-                f"ends; {other}"
-            )
+            start = f"starting one on this machine with {pluralize(count, 'core')}, until this run ends"
+            observer.note(f"no running Ray cluster: {start}; {other}")
             error = connect_ray("local", num_cpus=count, include_dashboard=False)
         if error is not None:
             raise unreachable_error(address, error)
@@ -261,13 +258,11 @@ class RayPool(Pool):
                 ray.shutdown()
 
     def _nodes(self) -> list[Node]:
-        nodes = []
-        for node in ray.nodes():
-            slots = int(node["Resources"].get("CPU", 0))
-            if node["Alive"] and slots:
-                name = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-                nodes.append(Node(node["NodeID"], name, slots))
-        return nodes
+        return [
+            Node(node["NodeID"], f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})", slots)
+            for node in ray.nodes()
+            if node["Alive"] and (slots := int(node["Resources"].get("CPU", 0)))
+        ]
 
     def _check_versions(self) -> None:
         expected = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
@@ -280,7 +275,7 @@ class RayPool(Pool):
         refuse_nodes(problems, "Install the same versions on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """See `Pool.check`."""
+        """Check that all nodes have the same files and function as this process, as `Pool.check` describes."""
         if output is not None and is_url(output):
             return
         environment = ray_task.TaskEnvironment.here(function)
@@ -324,7 +319,7 @@ class RayPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """See `Pool.map`."""
+        """Run a function on tasks in the cluster, as `Pool.map` describes."""
         queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
         reports = None if progress is None else _TaskReports(self._count_actor(), progress)
 
@@ -362,7 +357,7 @@ class RayPool(Pool):
     def _result(self, task_text: str, future: Future[ray_task.TaskResult]) -> object:
         try:
             answer = future.result()
-        except exceptions.RayTaskError as error:  # the task did not start, because the node cannot load its arguments
+        except exceptions.RayTaskError as error:  # the node could not load the arguments of the task
             raise Bug.of(task_text, error) from None
         except exceptions.RayError as error:
             found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
@@ -380,7 +375,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Reports the progress of running tasks, unless the actor that collects the counts is lost."""
+    """Passes the progress of running tasks to `progress`, as long as the actor that collects the counts works."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress
@@ -402,7 +397,7 @@ class _TaskReports:
 
     def _pass_on(self, number: int, samples: int, size: int) -> None:
         reported = self._reported.get(number, (0, 0))
-        # A second attempt counts from zero, so report only what exceeds the first attempt.
+        # a second attempt counts from zero, so report only the counts that exceed those of the first attempt
         if samples > reported[0] or size > reported[1]:
             self._reported[number] = max(samples, reported[0]), max(size, reported[1])
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))

@@ -1,4 +1,4 @@
-"""Run tasks on the nodes of a Ray cluster, and check which files and modules a node has.
+"""Run tasks on a node of a Ray cluster, and check which files and modules the node has.
 
 This module does not import Ray.
 
@@ -37,10 +37,12 @@ class TaskEnvironment(NamedTuple):
     """The state of the parent process that each task restores.
 
     Attributes:
+        folder: Current folder of the parent.
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
+        command_line: Whether messages show command-line options instead of Python names.
         variables: Environment variables that options for remote stores have set.
-        storage: Storage options that callers passed, by key.
-        sources: Source code of the modules of the `--map` function, by module name.
+        storage: Options that were passed as `storage_options`, by the key in the marker of an address.
+        sources: Source code of the modules that the `--map` function needs, by module name.
     """
 
     folder: str
@@ -53,7 +55,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process, with the source code of the user's function if one is given."""
+        """Return the state of this process. If the user passes a function, include its source code."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)
@@ -64,7 +66,7 @@ class TaskEnvironment(NamedTuple):
         return cls(os.getcwd(), path, umask, messages.uses_cli_names(), variables, known_options(), sources)
 
     def enter(self) -> None:
-        """Restore the state in this process. Keep the current folder if the parent's folder does not exist here."""
+        """Restore the parent's state in this process. If the parent's folder does not exist, keep the current one."""
         with suppress(OSError):
             os.chdir(self.folder)
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.exists(folder)]
@@ -78,7 +80,7 @@ class TaskEnvironment(NamedTuple):
 def _function_sources(function: str) -> dict[str, str]:
     """Return the source code of a function's module, and of the modules that it imports from the same folder.
 
-    Installed packages are not included. Every node must have them.
+    Installed packages are not included, so every node must have them.
     """
     import sysconfig
 
@@ -95,17 +97,16 @@ def _function_sources(function: str) -> dict[str, str]:
     sources, python = {}, sysconfig.get_path("stdlib")
     for module_name, module in [*sys.modules.items()]:
         path = os.path.abspath(getattr(module, "__file__", None) or "")
-        installed = module_name.partition(".")[0] in ("__main__", "shardtool") or _INSTALL_FOLDERS.intersection(
-            path.split(os.sep)
-        )
-        if path.startswith(os.path.join(root, "")) and not installed and not path.startswith(python):
+        is_own = module_name.partition(".")[0] not in ("__main__", "shardtool")
+        is_own &= _INSTALL_FOLDERS.isdisjoint(path.split(os.sep)) and not path.startswith(python)
+        if is_own and path.startswith(os.path.join(root, "")):
             with suppress(OSError, UnicodeDecodeError):
                 sources[module_name] = read_small(path).decode()
     return sources
 
 
 class _SentModules:
-    """Imports the modules that were sent with a task. A module of the same name on the node takes precedence."""
+    """Imports modules whose source code was sent with a task. If the node has a module, its own module is used."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.sources = sources
@@ -128,14 +129,14 @@ class _SentModules:
         return any(module_name.startswith(f"{name}.") for module_name in self.sources)
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """Let Python create the module."""
+        """Return None, so that Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.sources.get(module.__name__, ""), module.__name__, "exec"), module.__dict__)  # noqa: S102
 
 
 class TaskResult(NamedTuple):
-    """The result or the error of a task. The error is not raised, because Ray would change the exception's type."""
+    """The result or the error of a task. The task does not raise the error, because Ray would change its type."""
 
     result: object = None
     error: Exception | None = None
@@ -144,7 +145,7 @@ class TaskResult(NamedTuple):
 def run_task(
     environment: TaskEnvironment, function: Callable[..., object], number: int, task: object, counts: Any
 ) -> TaskResult:
-    """Run one task in a Ray worker process. If `counts` is a `TaskCounts` actor, send the progress to this actor."""
+    """Run one task in a Ray worker process. Send its progress to `counts`, a `TaskCounts` actor or None."""
     from shardtool.storage import staging
 
     environment.enter()
@@ -169,17 +170,17 @@ class TaskCounts:
         self._done: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, samples: int, size: int) -> None:
-        """Store the progress of the latest attempt at a task."""
+        """Replace the progress of a task by the progress of its latest attempt. `size` is in bytes."""
         self._done[number] = samples, size
 
     def take(self) -> dict[int, tuple[int, int]]:
-        """Return the progress stored since the last call, by task number."""
+        """Return the progress that was stored since the last call, by task number."""
         done, self._done = self._done, {}
         return done
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe a path in one text, so that nodes can compare it: a folder, a file's size and time, or an error."""
+    """Describe what is at a path, to compare nodes: a folder, the size and time of a file, or the error."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -195,8 +196,8 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return how this node differs from the parent, as pairs (found, expected).
 
-    `marker` is the path of a file that the parent has created in `output`. The other arguments are as in
-    `Pool.check`.
+    `expected_paths` are paths with their `describe_path` in the parent. `marker` is the path of a file that the parent
+    has created in `output`. The other arguments are as in `Pool.check`.
     """
     environment.enter()
     problems = [

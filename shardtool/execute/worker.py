@@ -1,10 +1,10 @@
-"""The main loop of a worker process.
+"""Receive and run tasks in a worker process.
 
 Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian). A worker exits when
 its parent closes the pipe for tasks.
 
-A third pipe, the lifeline, ends a worker whose parent dies during a task. The death closes the pipe, and the kernel
-then sends SIGIO, which terminates the worker.
+A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe closes when the parent dies, and
+the kernel then sends SIGIO, which terminates the worker.
 """
 
 from __future__ import annotations
@@ -34,18 +34,14 @@ class PipeClosed(Exception):
 
 
 def send(fd: int, message: object) -> None:
-    """Send one message."""
+    """Write one message to a pipe."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     write_all(fd, len(data).to_bytes(_LENGTH_BYTES, "little"))
     write_all(fd, data)
 
 
 def receive(fd: int) -> Any:
-    """Return the next message.
-
-    Raises:
-        PipeClosed: The other side closed the pipe.
-    """
+    """Read the next message from a pipe. Raise `PipeClosed` if the other side closed the pipe."""
     return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - our own process
 
 
@@ -64,7 +60,7 @@ def _read_exactly(fd: int, size: int) -> bytearray:
 
 
 def run_worker(tasks: int, results: int, lifeline: int) -> None:
-    """Run tasks until the parent closes its side."""
+    """Run tasks from the pipe `tasks` until the parent closes it, and write messages to the pipe `results`."""
     # Ctrl-C sends SIGINT to all processes, but only the parent handles it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -75,8 +71,8 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        return  # the parent died before SIGIO was set up
-    # Several threads send messages. The lock is created after the fork, so that no worker inherits a locked lock.
+        return  # the parent died before the signal was requested
+    # Several threads send messages. The lock is created after the fork, so that a worker never inherits a locked lock.
     sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:

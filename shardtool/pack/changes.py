@@ -120,7 +120,7 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
     names = {
         "source_paths",
         *(() if metadata is None else metadata.column_names),
-        *dict(transform.found if transform else ()),
+        *dict(transform.measured_columns if transform else ()),
     }
     for output in planned.outputs if not planned.run.makes_keys else ():
         file = _read_dataset_file(output.destination)

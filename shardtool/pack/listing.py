@@ -121,7 +121,7 @@ def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transf
             found = f"used with {option_text('where')} {condition.query}, which needs the content of the samples"
             raise InvalidRequest(option_text(name), found, expected="a query on names and metadata only")
     columns, classes = listing.entries.metadata, listing.all_classes
-    columns = with_measured_columns(None if columns is None else columns.slice(0, 0), transform.found, [])
+    columns = with_measured_columns(None if columns is None else columns.slice(0, 0), transform.measured_columns, [])
     names = [] if columns is None else columns.column_names
     if unknown := [name for name in condition.columns if name not in names]:
         found = f"{condition.query} needs the content of the samples, and no sidecar will have the column {unknown[0]}"

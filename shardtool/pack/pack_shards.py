@@ -348,7 +348,7 @@ class Packing:
             if columns is not None and self.run.makes_keys:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
-                columns = with_measured_columns(columns, self.listed.transform.found, made.found)
+                columns = with_measured_columns(columns, self.listed.transform.measured_columns, made.found)
             left_out = tuple(row for _, row in result.skipped)
             failed = failed_rows(left_out)
             self._count_failed(planned.name, failed, consumed)

@@ -184,8 +184,8 @@ class Publication:
 
     def _exchange(self, small: Sequence[DurableFile], dataset_file: bytes) -> None:
         staged = [*small, *(file for waiting in self._waiting for files in waiting for file in files)]
-        names, paths = {file.name for file in staged}, {file.token for file in staged}
-        others = [file.token for file in self.folder.staged() if file.name in names and file.token not in paths]
+        names, paths = {file.name for file in staged}, {file.path for file in staged}
+        others = [file.path for file in self.folder.staged() if file.name in names and file.path not in paths]
         self.folder.remove([*map(base_name, others)])
         self.folder.publish_bytes(self._plan, dataset_file)
         finish_replacement(self.folder, self.dataset_file.removesuffix(DATASET_SUFFIX))
@@ -219,7 +219,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
         raise CorruptShard(where, found, remedy="Move it away.") from None
     file = parse_dataset(data, where)
     listed = _list_files(file)
-    staged = {new.name: new.token for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
+    staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
     # If the dataset file was deleted, an interrupted run has already checked the other files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)

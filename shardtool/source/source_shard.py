@@ -122,7 +122,7 @@ def stat_shard(path: str) -> FileInfo:
     """Return the size and times of a shard file."""
     try:
         with open_file(path) as file:
-            return file.fact()
+            return file.stat()
     except OSError as error:
         raise open_error(path, error, remedy=_REPLACE_ADVICE) from None
 

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy as `name`. `crc` is its CRC-32C, or None if unknown."""
+    """A file to copy.
+
+    Attributes:
+        size: Expected size in bytes.
+        crc: Expected CRC-32C, or None if unknown.
+        name: File name of the copy.
+    """
 
     path: str
     size: int
@@ -30,7 +36,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Raise `CorruptShard` if the size or CRC-32C differs."""
+        """Raise `CorruptShard` if the size or CRC-32C of the bytes read differs from the expected one."""
         if size != self.size or self.crc not in (None, crc):
             found = f"{size:,} bytes with checksum {crc:08x}"
             expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")
@@ -44,10 +50,13 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file and verify the copy. A local copy is only staged.
+    """Copy a file, and verify its size and checksum while copying. A local copy is only staged.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.
+    arrived. `report_bytes` is called with the size of each block. `keep_mtime` applies only to local files.
+
+    Raises:
+        CorruptShard: The size or checksum was wrong twice.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -71,9 +80,10 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy one of its files, and verify the copy. Return None if the caller must use `copy_verified`.
+    """Ask a store to copy one of its own objects, and verify the copy.
 
-    A wrong copy is visible in the store until this function deletes it.
+    Return None if the caller must call `copy_verified` instead, because the store cannot copy this file, or because its
+    copy was wrong. A wrong copy is visible in the store until this function deletes it.
 
     Raises:
         NotCopied: The store made no copy.
@@ -94,16 +104,19 @@ def copy_inside_store(
     return None
 
 
-def publish_staged(folder: OutputFolder, files: Sequence[OriginalFile]) -> None:
-    """Rename staged files from `path` to `name`. In a store, an interrupted call can be repeated."""
+def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
+    """Rename staged files from `path` to `name`. In a store, copy and then delete them.
+
+    After an interruption in a store, the same call can be repeated.
+    """
     if isinstance(folder, Folder):
-        folder.publish(*(DurableFile(file.name, file.path) for file in files))
+        folder.publish(*(DurableFile(file.name, file.path) for file in staged))
         return
     target = replace(folder, has_staging=False)
-    for file in files:
+    for file in staged:
         copied = None
         with suppress(remote.store_copy.NotCopied):
             copied = copy_inside_store(target, file)
         if copied is None:
             copy_verified(target, file)
-    folder.remove([base_name(file.path) for file in files])
+    folder.remove([base_name(file.path) for file in staged])

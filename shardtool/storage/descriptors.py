@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return the open files below a folder. The dict maps the path of a file to the ids of its processes."""
+    """Return the files below a folder that processes have open, as a dict from file path to process ids."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):
@@ -27,7 +27,7 @@ def _link_target(link: str) -> str:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data` at an offset, or at the current position."""
+    """Write all of `data` at `offset`, or at the current position if `offset` is None."""
     remaining = memoryview(data).cast("B")
     while remaining:
         done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)

@@ -1,4 +1,4 @@
-"""Create files and folders durably, and replace only regular files."""
+"""Create, check and delete local files and folders. Only regular files and links to them may be replaced."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class EntryInfo(NamedTuple):
-    """An entry of a folder.
+    """The size, modification time and type of an entry in a folder.
 
-    `special` is empty if a file may replace the entry. Otherwise, it is the kind of the entry, such as `a folder`.
+    Attributes:
+        special: Type of an entry that a file must not replace, such as `a folder`. Empty for other entries.
     """
 
     size: int
@@ -46,18 +47,18 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Raise `OutputExists` for a folder, device, FIFO or socket, and for a link to one of them.
+    """Raise `OutputExists` if a path must not be replaced: a folder, device, FIFO or socket, or a link to one of them.
 
-    `folder` is a descriptor that a relative path starts from.
+    `folder` is the descriptor of the folder that contains a relative `path`.
     """
     with suppress(OSError, ValueError):
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
-def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Call `check_replaceable` for the output names that exist. `facts` describes their entries."""
-    for name in sorted(facts):
-        _check_kind(full_path(name), facts[name].special)
+def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryInfo]) -> None:
+    """Raise `OutputExists` if one of the existing entries, by name, must not be replaced by an output file."""
+    for name in sorted(entries):
+        _check_kind(full_path(name), entries[name].special)
 
 
 def _check_kind(path: str, special: str) -> None:
@@ -66,16 +67,16 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise an error if a path is an address, a folder or `-`."""
+    """Raise `InvalidRequest` if a path is an address or `-`, or has no file name. The message shows `example`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
 
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
-    """Raise an error if the user's output file must not be written.
+    """Raise `OutputExists` if the output file exists and must not be replaced.
 
     With `overwrite`, an empty file may be replaced, and a file that starts with `magic` and contains `marker` near
-    its start or end. `option` is the name of `overwrite` in messages.
+    its start or end. `option` is the name of the overwrite option in messages.
     """
     if is_url(path):
         if not is_file(path):
@@ -94,13 +95,12 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
     except OSError as error:
         raise OutputExists(path, f"cannot be read: {os_error_text(error)}", remedy=_MOVE_ADVICE) from None
     if not is_ours:
-        raise OutputExists(
-            path, "another kind of file", expected=f"a file that {option} may replace", remedy=_MOVE_ADVICE
-        )
+        expected = f"a file that {option} may replace"
+        raise OutputExists(path, "another kind of file", expected=expected, remedy=_MOVE_ADVICE)
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the kind of an entry, as in `EntryInfo.special`."""
+    """Return the type of an entry that a file must not replace, such as `a link to a folder`. Otherwise, return ""."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
@@ -111,20 +111,20 @@ def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str
 
 
 def unlink_file(path: str | bytes, folder: int | None = None) -> None:
-    """Delete a file. A link is deleted, not its target."""
+    """Delete a file or a symbolic link, but not the target of the link."""
     check_replaceable(path, folder)
     os.unlink(path, dir_fd=folder)
 
 
 def create_file(path: str) -> int:
-    """Create a file and return its descriptor. A file that a killed run left behind is replaced."""
+    """Create a file and return its descriptor. An existing file, left by an interrupted run, is deleted first."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create the missing folders of a path and return them."""
+    """Create a folder and its missing parents. Return the created folders."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
@@ -135,7 +135,7 @@ def make_folders(path: str) -> list[Path]:
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
-    """Return the error for an entry that is not a folder."""
+    """Return the error for a path that should be a folder. `mode` is the `st_mode` of the path."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
@@ -157,7 +157,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for a file that cannot be written."""
+    """Return the error for a path that cannot be written, with advice for this kind of `OSError`."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
@@ -174,7 +174,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 def write_errors(
     where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Convert an `OSError` inside the block to an error that names `where`."""
+    """Convert an `OSError` that is raised in the `with` block to an error that names the path `where`."""
     try:
         yield
     except OSError as error:

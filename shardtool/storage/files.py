@@ -45,18 +45,19 @@ _CLOSE_TIMEOUT_S = 1.0
 _MAX_QUEUED_PIECES = 16
 
 
-# The size of a request doubles while reads are sequential.
+# While reads are sequential, each request is twice as large as the previous one.
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 _MAX_GAP_BYTES = 2**16
-_MAX_WHOLE_BYTES = 2**30  # from servers without range requests, an object up to this size is read into memory
+_MAX_WHOLE_BYTES = 2**30  # limit for reading an object into memory if the server does not support range requests
 MAX_READS = 3
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
-    """Return the content of a small regular file or object.
+    """Return the whole content of a regular file or object.
 
-    Raise `OSError` if the file is larger than `limit`, or is large and does not end with `ending`.
+    Raises:
+        OSError: The file is larger than `limit` bytes, or is larger than 32 MiB and does not end with `ending`.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -70,41 +71,38 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
         read_end = partial(remote.objects.read_object_end, path, len(ending))
         return remote.objects.read_object(path, lambda size: check(size, read_end))[0]
     with open_file(path, flags) as file:
-        size = file.fact().st_size
+        size = file.stat().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
         return file.read(0, size)
 
 
 def read_optional(path: str) -> bytes | None:
-    """Return the content of a small file, or None if it cannot be read.
-
-    A store that denies listing also denies access to objects that do not exist.
-    """
+    """Return the content of a small file, or None if the file cannot be read."""
     try:
         return read_small(path)
-    except (OSError, AccessRefused):
+    except (OSError, AccessRefused):  # a store that denies listing also denies access to objects that do not exist
         return None
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first bytes of a regular file, and the size of the file."""
+    """Return the first `limit` bytes of a regular file, and the size of the file in bytes."""
     with open_file(path, flags) as file:
-        return file.read(0, limit), file.fact().st_size
+        return file.read(0, limit), file.stat().st_size
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """Return the last bytes of a regular file."""
+    """Return the last `limit` bytes of a regular file or object."""
     if is_url(path):
         return remote.objects.read_object_end(path, limit)
     with open_file(path) as file:
-        return file.read(max(0, file.fact().st_size - limit), limit)
+        return file.read(max(0, file.stat().st_size - limit), limit)
 
 
 class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: A gap between two ranges up to this size is read as well, to save a system call.
+        max_gap_bytes: Two ranges with a gap of at most this size are read together, to save a system call.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
@@ -115,8 +113,8 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def fact(self) -> os.stat_result:
-        """Return the fstat result."""
+    def stat(self) -> os.stat_result:
+        """Return the size, times and type of the file."""
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -127,7 +125,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`, and return the number of bytes read."""
+        """Fill `into` with the bytes at `offset`. Return their number, which is less at the end of the file."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -135,7 +133,10 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill at most `MAX_IOVEC` buffers with `total` bytes, and return the number of bytes read."""
+        """Fill up to `MAX_IOVEC` buffers one after another with the `total` bytes at `offset`.
+
+        Return the number of bytes read, which is lower at the end of the file.
+        """
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
@@ -148,17 +149,17 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of a regular file in blocks. Each block reuses the buffer `into`."""
-        if stat.S_ISREG(self.fact().st_mode):
+        """Yield the rest of a regular file in blocks. All blocks use the buffer `into`, so copy what you keep."""
+        if stat.S_ISREG(self.stat().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object at the current position. The caller must close this file object, too."""
+        """Return a file object that starts at the current position. The caller must close it separately."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
-        """Tell the system not to read ahead."""
+        """Tell the operating system not to read ahead."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -168,7 +169,10 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An open object. Sequential reads and `stream` request bytes in advance."""
+    """An object in a store or on a web server, with the methods of `LocalFile`.
+
+    If `read_into` is called for consecutive bytes, the next bytes are requested in advance.
+    """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
@@ -180,16 +184,16 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def fact(self) -> ObjectInfo:
+    def stat(self) -> ObjectInfo:
         """Return the size and version of the object."""
-        return self._object.fact()
+        return self._object.stat()
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `LocalFile.read`."""
+        """Return `length` bytes at `offset`, or fewer at the end of the object."""
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """See `LocalFile.read_into`."""
+        """Fill the buffer `into` with the bytes at `offset`, as `LocalFile.read_into` does."""
         done = 0
         while done < len(into) and offset + done < self._object.size:
             start = offset + done - self._window_start
@@ -202,7 +206,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """See `LocalFile.read_parts`."""
+        """Fill buffers with the `total` bytes at `offset`, as `LocalFile.read_parts` does."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
@@ -213,22 +217,21 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """See `LocalFile.stream`."""
+        """Return a file object that reads the object from its start."""
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing, because objects are read as requested."""
+        """Do nothing, because random reads from an object are not read ahead."""
 
     def close(self) -> None:
-        """Cancel the request for bytes in advance."""
+        """Cancel the request that reads ahead."""
         if self._next_request is not None:
             self._next_request[1].cancel()
 
     def _load_window(self, offset: int, min_bytes: int) -> None:
         is_sequential = 0 <= offset - self._window_start - len(self._window) <= _MAX_GAP_BYTES and bool(self._window)
-        self._request_bytes = (
-            min(_MAX_READ_AHEAD_BYTES, 2 * self._request_bytes) if is_sequential else _MIN_READ_AHEAD_BYTES
-        )
+        next_bytes = 2 * self._request_bytes if is_sequential else _MIN_READ_AHEAD_BYTES
+        self._request_bytes = min(_MAX_READ_AHEAD_BYTES, next_bytes)
         request, self._next_request = self._next_request, None
         if request is not None and request[0] == offset:
             self._window = wait_interruptibly(request[1]).result()
@@ -244,7 +247,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object as a stream. A thread reads them in advance with one request."""
+    """A stream of the bytes of an object, which a thread downloads in advance with one request."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -259,7 +262,7 @@ class ReadAheadStream(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into`, and return the number of bytes read."""
+        """Fill the buffer `into`. Return the number of bytes read, which is lower at the end of the object."""
         view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next_piece()):
             chunk = self._piece[: len(view) - done]
@@ -269,9 +272,9 @@ class ReadAheadStream(io.RawIOBase):
         return done
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop the thread that downloads the object."""
         self._stopped = True
-        self._free_slots.release()  # wakes the thread
+        self._free_slots.release()  # the thread may be waiting for a slot
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
@@ -301,7 +304,7 @@ class ReadAheadStream(io.RawIOBase):
                     return
                 self._queue.put(piece)
             self._queue.put(b"")
-        except BaseException as error:  # noqa: BLE001 - raised by the reader
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that reads
             self._queue.put(error)
 
 
@@ -328,7 +331,10 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Open an address as a seekable file. Each read sends a request."""
+    """Return a seekable file object that reads the object at an address with range requests.
+
+    Without support for range requests, an object of at most 1 GiB is read into memory.
+    """
     source = remote.objects.open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -336,7 +342,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Open a regular file, and return its descriptor and stat result."""
+    """Open a local file. Return its descriptor and stat result, or raise `OSError` if it is not a regular file."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -352,14 +358,15 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file. The caller must check that it is regular."""
+    """Open a source file or object for random access. The caller must check that a local file is regular."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Fill `into` from the start of a source file. Return the number of bytes read, and the stat result after that.
+    """Read a source file into the buffer `into`. Return the number of bytes read, and the stat result after reading.
 
-    The caller must detect changes of the file. `folder` is a descriptor that a relative path starts from.
+    The caller must compare stat results to detect changes of the file. `folder` is the descriptor of the folder that
+    contains a relative `path`.
     """
     if folder is None and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
@@ -376,7 +383,11 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Do the same as `read_file`, but repeat it until the ctime is the same before and after, or raise `OSError`."""
+    """Read a source file as `read_file` does, but repeat the read if the ctime of the file changes meanwhile.
+
+    Raises:
+        OSError: The file changed during `MAX_READS` attempts.
+    """
     if folder is None and is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
@@ -388,7 +399,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield a file or object in blocks. A block may be overwritten by the next one."""
+    """Yield the content of a file or object in blocks. Each block may overwrite the previous block in memory."""
     if is_url(path):
         yield from remote.objects.open_remote(path).pieces()
         return
@@ -397,7 +408,10 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return the size and CRC-32C of an object or a regular file. Links are refused."""
+    """Return the size and CRC-32C of an object or a regular file. A symbolic link raises `OSError`.
+
+    `report_bytes` is called with the size of each block that was read.
+    """
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)

@@ -1,4 +1,4 @@
-"""Output folders: a local folder, or a prefix in an object store."""
+"""Open an output folder: a local folder, or a prefix in an object store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _INDEX_SPACE_FACTOR = 1.01
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder of a path or an address."""
+    """Return the output folder at a local path, or at an address in an object store.
+
+    Raises:
+        InvalidRequest: The address is invalid, or its server is read-only.
+    """
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
@@ -34,9 +38,8 @@ def open_folder(path: str) -> OutputFolder:
         kind = "web servers" if parts.scheme in WEB else f"{parts.scheme}:// locations"
         raise InvalidRequest(path, f"{kind} are read-only", expected=expected)
     if any(part in ("", ".", "..") for part in parts.key.rstrip("/").split("/") if parts.key):
-        raise InvalidRequest(
-            path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
-        )
+        found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
+        raise InvalidRequest(path, found, expected=expected)
     object_headers(path)  # raises an error for unsupported options
     folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
@@ -49,7 +52,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """List the files in a store to check that all published files still exist with the expected sizes."""
+    """Raise `OutputFailed` if a file that was published in a store is missing or has another size than in `sizes`."""
     if folder.has_staging:  # no file has been published yet
         return
     listed = folder.find_entries(sizes)
@@ -61,8 +64,13 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
             raise OutputFailed(folder.full_path(name), found, expected=expected, remedy=remedy)
 
 
-def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
-    """Raise `OutputFailed` if there is not enough space for `size` bytes of shards and their indexes."""
+def check_space(folder: OutputFolder, size: int, action: str, *, old_stays: bool = False) -> None:
+    """Raise `OutputFailed` if the folder has no space for `size` bytes of shards and for their sidecars.
+
+    Args:
+        action: What the run would do with the shards, as a participle for the message, such as `copied`.
+        old_stays: Whether the old dataset is deleted only after the new dataset is complete.
+    """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:
         advice = (
@@ -70,5 +78,5 @@ def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool =
             if old_stays
             else ", then run the same command again."
         )
-        found = f"{format_size(free)} free, {format_size(need)} needed; nothing was {done}"
+        found = f"{format_size(free)} free, {format_size(need)} needed; nothing was {action}"
         raise OutputFailed(folder.path or ".", found, remedy=f"Free some space{advice}")

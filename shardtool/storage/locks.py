@@ -4,7 +4,7 @@ The kernel releases a lock when the last descriptor of the file is closed, even 
 child keeps the shared locks of its parent, because it may read the locked files. It closes exclusive locks, because
 only the parent has the threads that use them.
 
-A POSIX lock (`lockf`) would end when the process closes any descriptor of the file.
+POSIX locks (`lockf`) are not used, because such a lock ends when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until `close`. `fact` is the stat result of the locked file."""
+    """A lock that is held until `close`. `info` is the stat result of the locked file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
-        self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
+        self.path, self.info, self._fd, self._shared = path, os.fstat(fd), fd, shared
         if not shared:
             _exclusive_locks[fd] = self
 
@@ -36,16 +36,16 @@ class FileLock(AbstractContextManager["FileLock"]):
             self.close()
 
     def record_use(self, now_ns: int) -> None:
-        """Set the access time of the file if this is permitted."""
+        """Set the access time of the locked file to `now_ns` if this is permitted."""
         with suppress(OSError):
-            os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
+            os.utime(self._fd, ns=(now_ns, self.info.st_mtime_ns))
 
     def write(self, data: bytes) -> None:
         """Write `data` at the start of the file."""
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        """Release the lock. The file is kept."""
+        """Release the lock. The locked file is kept."""
         if _exclusive_locks is None:  # at exit, Python sets module variables to None
             return
         fd, self._fd = self._fd, -1
@@ -61,10 +61,11 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file. Return None if another process holds a conflicting lock.
 
-    Try again if another process has deleted the file, because nobody can see a lock on a deleted file.
+    If the file is deleted before it is locked, open the path again, because other processes cannot see a lock on a
+    deleted file. With `create`, create the file if it does not exist.
 
     Raises:
-        FileNotFoundError: The file does not exist.
+        FileNotFoundError: The file does not exist, and `create` is false.
         OSError: The file is a link, not regular or not accessible, or the file system does not support locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
@@ -76,7 +77,7 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
                 lock.close()
                 return None
             with suppress(FileNotFoundError):
-                if os.path.samestat(lock.fact, os.lstat(path)):
+                if os.path.samestat(lock.info, os.lstat(path)):
                     return lock
         except BaseException:
             lock.close()
@@ -85,7 +86,7 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
 
 
 def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
-    if not stat.S_ISREG(lock.fact.st_mode):
+    if not stat.S_ISREG(lock.info.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", lock.path)
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

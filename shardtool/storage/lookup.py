@@ -1,7 +1,7 @@
 """Look up sizes and types of files and objects, and list folders. Symbolic links are followed.
 
-Functions raise `OSError` if a file is missing or not accessible, unless their result says so. They raise `ShardError`
-if the machine, a store or a server fails. Web servers cannot be listed.
+Functions raise `OSError` if a file is missing or not accessible, unless they describe another result for this case.
+They raise `ShardError` if the machine, a store or a server fails. Web servers cannot be listed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from shardtool.errors import AccessRefused, raise_if_machine_error
 from shardtool.names import to_bytes
@@ -17,19 +17,13 @@ from shardtool.storage import remote
 from shardtool.storage.paths import base_name, folder_of, is_address, source_address
 from shardtool.storage.remote import address
 from shardtool.storage.remote.address import is_url, is_web, parse_address
-from shardtool.storage.remote.requests import imap_requests
+from shardtool.storage.remote.requests import Item, Result, imap_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardtool.storage.remote.buckets import BucketEntry
     from shardtool.storage.remote.objects import FileInfo
-
-
-Item = TypeVar("Item")
-
-
-Result = TypeVar("Result")
 
 
 _MAX_SINGLE_LOOKUPS = 4
@@ -41,18 +35,18 @@ def stat_file(path: str) -> os.stat_result:
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return size and version of a file or object."""
+    """Return the size and times of a file, or the size and version of an object."""
     location = to_bytes(path) if isinstance(path, str) else path
-    return remote.objects.open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
+    return remote.objects.open_remote(source_address(location)).stat() if is_address(location) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
-    """Return whether a location is a regular file."""
+    """Return whether a location is a regular file or an object."""
     return plain_size(path) is not None
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a path is a regular file. A link does not count."""
+    """Return whether a local path is a regular file. Return False for a link to a file."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -60,7 +54,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object, or None for anything else."""
+    """Return the size of a regular file or object in bytes, or None for anything else."""
     try:
         if is_url(path):
             return remote.objects.open_remote(path).size
@@ -74,17 +68,12 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path."""
+    """Return the size of each file or object as `plain_size` does, with few requests to a store."""
     paths = list(paths)
-    folders = {folder_of(path) for path in paths}
-    if (
-        len(paths) > _MAX_SINGLE_LOOKUPS
-        and len(folders) == 1
-        and is_url(folder := folders.pop())
-        and not is_web(folder)
-    ):
+    folders = [*{folder_of(path) for path in paths}]
+    if len(paths) > _MAX_SINGLE_LOOKUPS and len(folders) == 1 and is_url(folders[0]) and not is_web(folders[0]):
         with suppress(AccessRefused):  # a store may allow reading but not listing
-            sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
+            sizes = {entry.name: entry.size for entry in _list_remote(folders[0]) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
 
@@ -97,13 +86,16 @@ def recorded_crc(path: str) -> int | None:
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield `look_up(item)` for each item, in order. Lookups of remote files run in parallel."""
+    """Yield `look_up(item)` for each item, in order.
+
+    If the path of any item, as returned by `path_of`, is an address, the calls run in parallel threads.
+    """
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return the target of a link if the target does not exist. Otherwise, return None."""
+    """Return the target of a broken symbolic link, or None for any other path."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -122,7 +114,7 @@ def list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # a folder without permission to list may contain readable files
+        if not isinstance(error, PermissionError):  # files may be readable in a folder that cannot be listed
             raise_if_machine_error(error, folder or ".")
         raise
 
@@ -157,9 +149,9 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
-    """Yield all objects below an address, with keys relative to the address.
+    """Yield all objects below an address. Their keys are relative to the address.
 
-    An empty object may represent a folder. The slash at the end of its key is removed.
+    An empty object may represent a folder. Its key is returned without the slash at its end.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):
@@ -168,9 +160,6 @@ def iter_objects(folder: str) -> Iterator[BucketEntry]:
 
 
 def _list_remote(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    list_address = (
-        remote.fsspec.list_fsspec
-        if address.is_huggingface(folder) or address.uses_fsspec(folder)
-        else remote.buckets.list_objects
-    )
-    return list_address(folder, below=below)
+    if address.is_huggingface(folder) or address.uses_fsspec(folder):
+        return remote.fsspec.list_fsspec(folder, below=below)
+    return remote.buckets.list_objects(folder, below=below)

@@ -1,7 +1,7 @@
-"""Split and join paths and addresses.
+"""Split and join local paths and addresses.
 
-A location is a local path or an address such as `s3://bucket/key`, as a string. Paths of source files are bytes: the
-root of the source (`source_root`) and a relative path.
+A location is a local path or an address such as `s3://bucket/key`, as a string. The path of a source file is bytes: the
+root of the source, as returned by `source_root`, followed by a relative path.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # variables that options set and workers inherit; none of the values is secret
+)  # environment variables that options set and Ray workers receive; none of the values is secret
 
 
 def join(folder: str, name: str) -> str:
-    """Return the location of `name` in a folder."""
+    """Return the location of the file `name` in a folder."""
     return address.join_address(folder, name) if is_url(folder) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a location, or "" for a file name without folder."""
+    """Return the location of the folder that contains a file, or "" for a file name without a folder."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
 def base_name(path: str) -> str:
-    """Return the file name at the end of a location. In a web address, it is decoded."""
+    """Return the file name at the end of a location. The name in a web address is percent-decoded."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
 def is_same_location(first: str, second: str) -> bool:
-    """Return whether two locations are the same folder."""
+    """Return whether two locations refer to the same folder."""
     return real_path(first) == real_path(second)
 
 
 def real_path(path: str) -> str:
-    """Return a path with all links resolved, or an address without slash at the end."""
+    """Return a local path with all symbolic links resolved, or an address without the slash at its end."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source. `read_file` accepts this root followed by a relative path.
+    """Return the root of a source folder. To get the path of a source file for `read_file`, append its relative path.
 
-    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query. With
-    `needed`, raise `InvalidRequest` if a local folder does not exist.
+    A root ends with a slash. The root of a web address ends with `#` instead, because the address may have a query.
+    With `needed`, raise `InvalidRequest` if a local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -63,7 +63,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a path does not exist but a similar name does, else ""."""
+    """Return `Did you mean PATH?` if a local path does not exist but a path with a similar name does, else ""."""
     from difflib import get_close_matches
 
     if is_url(path) or os.path.exists(path):
@@ -84,7 +84,10 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a text that identifies a source, even if the path of the source changes."""
+    """Return a string that identifies a source folder: its address, or the device and inode of a local folder.
+
+    A renamed local folder keeps its identity.
+    """
     if is_address(root):
         return to_text(root)
     info = os.stat(root)
@@ -92,29 +95,27 @@ def source_identity(root: bytes) -> str:
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return the path of an output folder relative to a source, or None if the folder is outside of the source.
+    """Return the path of an output folder relative to a source, or None if the folder is outside the source.
 
-    The path is "" or ends with a slash.
+    The relative path is "" or ends with a slash.
     """
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):
         return None
     else:
-        source_path, folder_path = (
-            os.path.realpath(root).rstrip(b"/") + b"/",
-            os.path.realpath(os.fsencode(folder or ".")) + b"/",
-        )
+        source_path = os.path.realpath(root).rstrip(b"/") + b"/"
+        folder_path = os.path.realpath(os.fsencode(folder or ".")) + b"/"
     return folder_path[len(source_path) :] if folder_path.startswith(source_path) else None
 
 
 def is_address(path: bytes) -> bool:
-    """Return whether the path of a source file is an address."""
+    """Return whether the path of a source file is an address, not a local path."""
     return b"://" in path and is_url(to_text(path))
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a source file whose path is an address."""
+    """Return the address of a remote source file as a string, from its path in bytes."""
     text = to_text(path)
     folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
     return address.join_address(folder, relative_path) if separator else folder

@@ -1,7 +1,8 @@
 """An output folder in an object store.
 
-A PUT request writes a shard, which is visible once the request completes. Small files stay in memory until they are
-published. With `has_staging`, files are first written as `.NAME.part`. To publish them, the store copies them.
+Each shard is written by one PUT request, and is visible once the request completes. Small files stay in memory until
+they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the file, the
+store copies this object.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output folder in a store, with the methods of `Folder`.
+    """An output folder in an object store, with the methods of `Folder`.
 
-    The process that publishes must hold the dataset's lock.
+    The process that publishes files must hold the lock of the dataset.
 
     Attributes:
-        has_staging: Whether files are invisible until they are published. Each shard is then written twice.
+        has_staging: Whether files are invisible until they are published. The store then writes each shard twice.
     """
 
     path: str
@@ -47,7 +48,7 @@ class RemoteFolder:
 
     @property
     def temporary(self) -> Folder:
-        """See `Folder.temporary`."""
+        """Local folder for temporary files."""
         from tempfile import gettempdir
 
         return Folder(gettempdir())
@@ -56,13 +57,14 @@ class RemoteFolder:
         """Do nothing, because stores need no folders."""
 
     def names(self) -> list[str]:
-        """See `Folder.names`."""
+        """Return the names of all entries in the folder."""
         return [*self._list_entries()]
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the entries among `names` that exist.
+        """Return the size and type of the entries in `names` that exist, by name.
 
-        Their times never equal a recorded time, because a store's time does not prove that a file is unchanged.
+        Their times have no fraction of a second, so they never equal a recorded time. In a store, the same time does
+        not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -73,11 +75,11 @@ class RemoteFolder:
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Create a local temporary file. `finish` uploads it as an object."""
+        """Create a local temporary file, which `StagedObject.finish` uploads as an object."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Keep a small file in memory. With `has_staging`, write it as a temporary object."""
+        """Keep a small file in memory until it is published. With `has_staging`, write it as a temporary object."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)
@@ -87,9 +89,10 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Write an object. Without `has_staging`, the object is visible at once.
+        """Let `fill` write an object of `size` bytes. Return the result of `fill`, and the written file.
 
-        If `size` is None, the data is first written to a temporary file. After a failure, `fill` is called again.
+        Without `has_staging`, the object is visible at once. If `size` is None, the bytes are first written to a local
+        temporary file. If the upload fails, `fill` is called again.
         """
         if size is not None:
             with suppress(TruncatedUpload):
@@ -98,54 +101,54 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def written_path(self, name: str) -> str:
-        """Return the address that a file has before it is published."""
+        """Return the address of a file before it is published."""
         return staged_path(self, name) if self.has_staging else self.full_path(name)
 
     def written_file(self, name: str) -> DurableFile:
-        """Return a file that was written to `written_path`."""
+        """Return the file to publish, after it was written to `written_path`."""
         return DurableFile(name, self.written_path(name) if self.has_staging else "")
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write the files that are still in memory."""
+        """Write the files that are still in memory as objects."""
         for file in staged:
             if file.data is not None:
                 self.publish_bytes(file.name, file.data)
             check_held(self.path)
 
     def publish_bytes(self, name: str, data: bytes) -> None:
-        """See `Folder.publish_bytes`."""
+        """Write a small file and verify the object in the store."""
         check_held(self.path)
         with failures.write_conflicts(self.full_path(name)):
             _put_verified(self.full_path(name), data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Do nothing, because the store sets the time."""
+        """Do nothing, because only the store sets the modification time of an object."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """See `Folder.discard_staged`."""
+        """Delete the staged files that would be published under these names."""
         final_names = {*names}
-        self.remove([base_name(file.token) for file in self.staged() if file.name in final_names])
+        self.remove([base_name(file.path) for file in self.staged() if file.name in final_names])
 
     def staged_names(self) -> list[str]:
-        """See `Folder.staged_names`."""
+        """Return the names under which the staged files would be published."""
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files. Without `has_staging`, there are none."""
+        """Return the staged files, or an empty list without `has_staging`."""
         return find_staged(self, self.names()) if self.has_staging else []
 
     def remove(self, names: list[str]) -> None:
-        """See `Folder.remove`."""
+        """Delete objects by name. Names that do not exist are ignored."""
         if names:
             check_held(self.path)
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
 
     def read(self, name: str) -> bytes:
-        """See `Folder.read`."""
+        """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
     def read_staged(self, name: str) -> bytes:
-        """See `Folder.read_staged`."""
+        """Return the content of a small file before it is published."""
         return files.read_small(self.written_path(name))
 
     def version(self, name: str) -> str:
@@ -157,7 +160,7 @@ class RemoteFolder:
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
-        """See `Folder.full_path`."""
+        """Return the address of `name`."""
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
@@ -166,7 +169,7 @@ class RemoteFolder:
 
     @contextmanager
     def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
-        """See `Folder.lock` and `hold_lock`."""
+        """Hold the lock of the dataset `base` during the `with` block, as `Folder.lock` does."""
         with hold_lock(self.path, base, shared=shared):
             if not finishes and self.find_entries([plan := replacement_plan_name(base)]):
                 raise unfinished_error(self.full_path(plan))
@@ -182,7 +185,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of an object if its ETag is an MD5, else None."""
+    """Return the MD5 of an object if the ETag of the object is an MD5, else None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
@@ -193,17 +196,15 @@ def _put_verified(address: str, data: bytes) -> None:
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def put_and_check() -> None:
-        if (
-            etag_md5({"ETag": put_object(address, data, lasting=True)}) != md5
-            and read_object(address, lambda size: size == len(data))[0] != data
-        ):
+        stored_md5 = etag_md5({"ETag": put_object(address, data, lasting=True)})
+        if stored_md5 != md5 and read_object(address, lambda size: size == len(data))[0] != data:
             raise retry.TransientError("the store's copy differs from the data sent")
 
     retry.with_retries(display_address(address), put_and_check)
 
 
 class StagedObject(StagedFile):
-    """A file of unknown size, held in an unnamed temporary file."""
+    """A new object of unknown size. Its bytes are written to an unnamed local file, and then uploaded."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
@@ -217,10 +218,10 @@ class StagedObject(StagedFile):
         self.abandon()
 
     def sync(self) -> None:
-        """Do nothing, because the file is deleted when this process exits."""
+        """Do nothing, because the local file is deleted when this process exits."""
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
-        """Upload the file as an object."""
+        """Upload the local file as an object."""
         check_held(self._folder.path)
         upload(self._folder.written_path(self._name), self.size, self._copy_to)
         self.abandon()

@@ -1,7 +1,7 @@
-"""Memory blocks that processes share. The first process that needs a block creates it.
+"""Share blocks of memory between processes. The first process that needs a block creates it.
 
 All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it
-through /proc while its creator is running. Once the creator has exited, they create their own blocks.
+through /proc while its creator is running. Once the creator has exited, new processes create their own blocks.
 
 The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
 once its offset is written.
@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A lock that is always free in a forked child."""
+    """A thread lock that is replaced in a forked child, so that the child never inherits a locked lock."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -46,7 +46,7 @@ class ForkLock:
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Replace the lock."""
+        """Replace the lock by a free lock."""
         self._lock = threading.Lock()
 
 
@@ -81,9 +81,9 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Blocks by number. Only the first million blocks are stored.
+    """Numbered blocks that processes share. Only block numbers below 2**20 are stored.
 
-    The blocks are thread-safe. A pickled copy shares them.
+    All methods are thread-safe. A process that unpickles an instance shares the same blocks.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class SharedBlocks:
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Open the file again in a child, because `flock` does not exclude processes that share an open file."""
+        """Open the file again in a forked child, because `flock` does not exclude processes that share an open file."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -122,7 +122,7 @@ class SharedBlocks:
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
-        """Return a block, or None if it does not exist."""
+        """Return the block with this number, or None if no process has created it."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         entry = os.pread(self._fd, _ENTRY.size, self._entry_offset(number))
@@ -135,7 +135,10 @@ class SharedBlocks:
             return memoryview(self._mappings[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
-        """Create a block and return it, or None if there is no space. `parts` has pairs of an offset and data."""
+        """Create a block of `size` bytes and return it, or None if there is no space.
+
+        `parts` are pairs of an offset within the block and the bytes to write there.
+        """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         try:
@@ -152,7 +155,7 @@ class SharedBlocks:
         return self.read(number)
 
     def release_pages(self) -> None:
-        """Let the system reclaim the pages that this process has mapped."""
+        """Allow the operating system to reclaim the memory of all blocks that this process has read."""
         with self._lock:
             for mapping in self._mappings if hasattr(mmap, "MADV_DONTNEED") else ():
                 mapping.madvise(mmap.MADV_DONTNEED)
@@ -184,7 +187,7 @@ class SharedBlocks:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other threads and processes during the block."""
+        """Hold a lock during the `with` block that excludes other threads and processes."""
         with self._lock:
             is_open = self._is_open()
             if is_open:

@@ -1,7 +1,7 @@
-"""Write files into a local folder. Files get a temporary name first and are renamed later.
+"""Write files into a local folder under temporary names, and rename them when they are complete.
 
-The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write such
-staged files. The parent process renames them and syncs the folder to disk.
+The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write these
+staged files. The parent process publishes them: it renames the files and syncs the folder to disk.
 
 Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if a file must not replace an entry.
 """
@@ -46,24 +46,28 @@ class DurableFile(NamedTuple):
     """A complete file that is synced to disk but not yet published.
 
     Attributes:
-        token: Path of the staged file, or "" in a store.
+        name: Name of the file after it is published.
+        path: Location of the staged file, or "" if the object already has its name or is still in memory.
         data: Content of a small file that must still be uploaded, or None.
     """
 
     name: str
-    token: str
+    path: str
     data: bytes | None = None
 
 
 class Sink(Protocol):
-    """Receives the bytes of a file."""
+    """A file to append bytes to."""
 
     def write(self, data: memoryview | bytes) -> None:
         """Append all of `data`."""
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file with a temporary name. Call `finish` or `abandon`. An exception in the `with` block abandons it."""
+    """A new file with a temporary name. Call `finish` to complete the file, or `abandon` to delete it.
+
+    An exception in the `with` block deletes the file, too.
+    """
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -88,21 +92,21 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the descriptor, which can also be read."""
+        """Return the file descriptor, which is open for reading and writing."""
         return self._fd
 
     def sync(self) -> None:
-        """Sync the bytes written so far to disk. Another thread may write at the same time."""
+        """Sync the bytes written so far to disk. Another thread may call `write` at the same time."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Set the modification time and sync the file to disk."""
+        """Set the modification time if given, sync the file to disk, and close it."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            fd, self._fd = self._fd, -1  # closing the number again could close another file
+            fd, self._fd = self._fd, -1  # closing this descriptor number again could close another file
             os.close(fd)
         return DurableFile(self._name, self.path)
 
@@ -140,29 +144,28 @@ class Folder:
                 sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names in the folder, or an empty list if the folder does not exist."""
+        """Return the names of all entries in the folder, or an empty list if the folder does not exist."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the entries among `names` that exist."""
+        """Return the size, time and type of the entries in `names` that exist, by name."""
         entries = {}
         for name in names:
             with suppress(OSError):
-                info = os.lstat(self.full_path(name))
-                entries[name] = EntryInfo(
-                    info.st_size, info.st_mtime_ns, special_kind(self.full_path(name), info.st_mode)
-                )
+                path = self.full_path(name)
+                info = os.lstat(path)
+                entries[name] = EntryInfo(info.st_size, info.st_mtime_ns, special_kind(path, info.st_mode))
         return entries
 
     def stage(self, name: str) -> StagedFile:
-        """Create a staged file."""
+        """Create a file with a temporary name, to be published as `name`."""
         check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Stage a small file."""
+        """Write a small file with a temporary name, to be published as `name`."""
         with self.stage(name) as file:
             file.write(data)
             return file.finish()
@@ -170,7 +173,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Stage a file that `fill` writes. Return the result of `fill`, and the file."""
+        """Let `fill` write a file with a temporary name. Return the result of `fill`, and the finished file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -183,16 +186,16 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, and sync the folder to disk."""
+        """Rename staged files to their final names, and sync the folder to disk, so that the names survive a crash."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
             for file in staged:
-                os.rename(file.token, self.full_path(file.name))
+                os.rename(file.path, self.full_path(file.name))
             sync_folder(self.path or ".")
 
     def publish_bytes(self, name: str, data: bytes) -> None:
-        """Publish a small file."""
+        """Write a small file and publish it."""
         self.publish(self.stage_bytes(name, data))
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
@@ -201,10 +204,10 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete the staged files for these final names."""
+        """Delete the staged files that would be published under these names."""
         final_names = {*names}
         with suppress(OutputFailed):
-            self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
+            self.discard(*(os.path.basename(file.path) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
         """Delete files if possible. The deletion is not synced to disk."""
@@ -213,11 +216,11 @@ class Folder:
                 unlink_file(self.full_path(name))
 
     def staged_names(self) -> list[str]:
-        """Return the final names of the staged files."""
+        """Return the names under which the staged files would be published."""
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files, including incomplete ones."""
+        """Return the staged files in the folder, including incomplete files."""
         return find_staged(self, self.names())
 
     def remove(self, names: list[str]) -> None:
@@ -234,7 +237,10 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Append data to a file. A killed process may have appended only part of its data."""
+        """Append data to an existing file. If the process is killed, part of the data may have been appended.
+
+        With `durable`, sync the file to disk.
+        """
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -250,11 +256,11 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return a text that changes with the content of a file, or ""."""
+        """Return a string that changes whenever the file is replaced, such as an ETag. A local folder returns ""."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
-        """Return the recorded MD5 of a file, or None."""
+        """Return the MD5 that a store has recorded for a file. A local folder returns None."""
         return None
 
     def full_path(self, name: str) -> str:
@@ -262,7 +268,7 @@ class Folder:
         return os.path.join(self.path, name)
 
     def shares_space(self, other: str) -> bool:
-        """Return whether another folder is on the same file system."""
+        """Return whether the folder `other` is on the same file system."""
         try:
             return os.stat(self.path or ".").st_dev == os.stat(other or ".").st_dev
         except OSError:
@@ -278,12 +284,15 @@ class Folder:
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder during the block, or raise `OutputExists`.
+        """Hold the lock of the dataset `base` in this folder during the `with` block.
 
         Args:
-            shared: Allow other shared locks. The lock file is then kept.
-            finishes: Whether this run completes an interrupted replacement of shards.
-            what: Name of the output in messages.
+            shared: Whether other runs may hold a shared lock, too. The lock file is then kept.
+            finishes: Whether this run completes a replacement of shards that another run has started.
+            what: Description of the output for messages.
+
+        Raises:
+            OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # check the type, because the lock file is deleted at the end
@@ -310,7 +319,7 @@ def unfinished_error(plan_path: str) -> OutputExists:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local folder. For a URL, raise `InvalidRequest` with `remedy`."""
+    """Return the local folder at a path. For a URL, raise `InvalidRequest` with `remedy` as advice."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -320,47 +329,47 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that the user named. Raise an error for "", which may come from an unset variable."""
+    """Return the local folder that the user named. Raise `InvalidRequest` for "", as from an unset shell variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
 
 
 class NamedFiles(Protocol):
-    """Has a method that returns the path of a file in a folder."""
+    """A folder that returns the full paths of its files."""
 
     def full_path(self, name: str, /) -> str:
-        """Return the path of `name`."""
+        """Return the full path of the file `name`."""
 
 
 def staged_path(folder: NamedFiles, name: str) -> str:
-    """Return the temporary path of a file."""
+    """Return the path of a file before it is published."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
 
 
 def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
-    """Return the staged files among the names in a folder."""
+    """Return the staged files in a folder, which are recognised among the `names` of its entries."""
     matches = {name: _STAGED_NAME.fullmatch(name) for name in names}
     return [DurableFile(match[1], folder.full_path(name)) for name, match in matches.items() if match]
 
 
 def set_attempt(token: str) -> None:
-    """Add eight hexadecimal digits to the temporary names of this process, or remove them with "".
+    """Add `token`, eight hexadecimal digits, to the temporary names of this process. With "", add nothing.
 
-    Two attempts at a task may write at the same time.
+    Two attempts at the same task may write at the same time, so each attempt uses its own names.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 
 
 def spool_advice() -> str:
-    """Return advice for an error while writing temporary files."""
+    """Return the advice in the message that a temporary file cannot be written."""
     gather = option_text("method", "gather")
     return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
 
 
 class SpoolFile:
-    """A temporary file that is open for writing."""
+    """A temporary file, created by `Folder.spool`, that is open for writing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
@@ -369,7 +378,7 @@ class SpoolFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at an offset."""
-        try:  # no context manager, because it would take as long as the write
+        try:  # not `write_errors`, because its overhead equals the time of the write
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None

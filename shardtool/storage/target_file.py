@@ -1,4 +1,4 @@
-"""Write one file that the user named."""
+"""Write a single output file, such as an export, to a local path or an address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A file object that libraries can write to. After a failed write, further data is discarded."""
+    """A file object that other libraries can write to. After a failed write, further data is discarded."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
@@ -45,13 +45,13 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return a file to read the written bytes. Close it before you write more."""
+        """Return a file object that reads the bytes written so far. Close it before you write more."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Yield a file to write. It is published if the block succeeds."""
+    """Create the output file at `path`. Yield a file object, and publish the file if the `with` block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.create()
     with folder.stage(paths.base_name(path)) as file:
@@ -60,15 +60,15 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Write a file with the content `data` to a path or address."""
+    """Write `data` as a file to a local path or an address."""
     with create_target(path) as file:
         file.write(data)
 
 
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
-    """Return a local file for memory mapping. An object is first copied to a temporary file.
+    """Return a local file that can be memory-mapped. An object is first copied to a temporary file.
 
-    If the object does not start with `magic`, `OSError` is raised before the rest is read.
+    If the object does not start with `magic`, raise `OSError` before reading the rest of the object.
     """
     if not is_url(path):
         refuse_near_url(path)
@@ -83,7 +83,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Raise an error for a path or address that cannot name an output file."""
+    """Raise `InvalidRequest` for a path or address that cannot be an output file. The message shows `example`."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))
     else:

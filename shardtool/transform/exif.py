@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 
 from shardtool.transform.image_decode import IMAGE_FORMATS, may_have_exif
 
-# For each value: tags of hemisphere and degrees, the negative hemisphere, and the maximum degrees.
+# For each coordinate: the tags of its hemisphere and angle, the negative hemisphere, and the maximum in degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
 # TIFF tags to keep, because other TIFF tags describe the pixel layout
@@ -23,9 +23,9 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits per tag, which exclude maker 
 
 
 def read_exif(data: bytes | memoryview) -> str | None:
-    """Return EXIF as a JSON object with tag names, or None if there is no readable EXIF.
+    """Return the EXIF tags of an image as a JSON object, or None if there is no readable EXIF.
 
-    `latitude` and `longitude` are in degrees. Long values, and values that are not text or numbers, are skipped.
+    `latitude` and `longitude` are in degrees. Values that are long, or that are not text or numbers, are skipped.
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """

@@ -10,7 +10,7 @@
 - Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to a photograph. Palettes become colours, white becomes 255 for any bit depth, and
   jpg replaces transparency by white. Other conversions are refused (`image-depth`).
-- Changing an image with several frames or pages is an error (`animated-image`).
+- An image with several frames or pages cannot be changed (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
 `change_image` is not thread-safe, because it changes Python's warning filters. libtiff may print to stderr.
@@ -58,7 +58,7 @@ for _name in PILLOW_READERS:
 
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-# maximum pixels per side: limits of libjpeg, libwebp and GIF
+# Maximum pixels per side, as limited by libjpeg, libwebp and the GIF format.
 _MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}
 _LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
@@ -83,25 +83,27 @@ _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0  # any image is box-averaged first, to at least this many times the target size
 
 
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # keep Pillow's remarks on damaged TIFFs off the terminal
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # do not print Pillow's warnings about damaged TIFFs
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The requested changes. With neither `resize` nor `encode`, images are only probed.
+    """The requested changes to images. With neither `resize` nor `encode`, images are not changed.
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders. The borders are transparent if the written mode has alpha, otherwise black. A palette with
-            neither gets borders of colour 0.
-        only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
-            than its target keeps its length.
-        encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        fields: Image fields. If empty, all fields with an image suffix.
+            borders. The borders are transparent if the written mode has alpha, otherwise black. If a palette has
+            neither a transparent colour nor black, the borders get its first colour.
+        only_larger: Never enlarge an image. An image that fits within `resize` is not changed, not even padded. A side
+            that is shorter than its target keeps its length.
+        encode: Output format, or None to keep the format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
+        quality: Quality of the encoder for jpg and lossy webp, or None for the default.
+        fields: Names of the image fields. If empty, all fields with an image suffix.
         masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
-        max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
+        probe: Whether to record the size and mode of the images.
+        max_pixels: Maximum pixels of an image that is read or written. Pillow's own limit also applies.
     """
 
     resize: tuple[int, int] | None = None
@@ -122,13 +124,13 @@ class ImageOptions:
                 raise InvalidRequest(option_text("resize"), f"{side:,} pixels", expected=expected)
 
     def applies(self, field: str) -> bool:
-        """Check whether `field` is an image to process."""
+        """Return whether `field` is an image field that these options apply to."""
         if self.fields or field in self.masks:
             return field in self.fields or field in self.masks
         return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
-        """Return the output format of `field`, or None for the format of its content."""
+        """Return the format in which `field` is encoded, or None if the format is kept."""
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
@@ -152,10 +154,13 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the changed image and its size and mode.
+    """Return the changed image, encoded, and its size and mode.
 
-    If nothing has to change, the result is `data` itself. Unless the image is only probed, the pixels are always
-    decoded, to detect damage.
+    If no change is necessary, the result is `data` itself. If `resize` or `encode` is set, the pixels are still decoded
+    in this case, to detect damage.
+
+    Raises:
+        BadImage: The image cannot be read, or cannot be changed as requested.
     """
     with warnings.catch_warnings(), image_errors(data):
         warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error
@@ -195,9 +200,9 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
 
 
 class _Placement(NamedTuple):
-    kept: tuple[float, float]  # the central area of the source that is kept
-    scaled: tuple[int, int]  # the kept area after resampling
-    canvas: tuple[int, int]  # the output, on which the resampled area is centred
+    kept: tuple[float, float]  # size of the area that is kept, at the centre of the source
+    scaled: tuple[int, int]  # size of this area after resampling
+    canvas: tuple[int, int]  # size of the output, which has the resampled area at its centre
 
 
 def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
@@ -219,7 +224,7 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
         canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
-        # Resample only the kept part, because a strip of 1 x 60,000 that covers a square would need too much memory.
+        # Resample only the kept area, because scaling a whole image of 1 x 60,000 pixels would need too much memory.
         kept: tuple[float, float] = (width, target_height * width / target_width)
         if target_width * height < target_height * width:
             kept = (target_width * height / target_height, height)
@@ -326,7 +331,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
     elif kind in _LOSSY_FORMATS:
         parameters["quality"] = quality or _DEFAULT_QUALITY
     elif kind == "GIF":
-        parameters["optimize"] = False  # optimizing would renumber the colours
+        parameters["optimize"] = False  # optimization would renumber the colours
     elif kind == "TIFF":
         compression = picture.image.info.get("compression")
         parameters["compression"] = compression if compression in _LOSSLESS_TIFF_CODECS else "tiff_adobe_deflate"
@@ -341,7 +346,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Give each index a colour, because Pillow's PNG writer truncates indices to the bits that the palette needs."""
+    """Extend the palette, because Pillow's PNG writer truncates pixels to the bits that a shorter palette needs."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

@@ -1,6 +1,6 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
-- The content determines the format, not the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
+- The format is detected from the content, not from the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
@@ -37,7 +37,7 @@ DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to 
 # limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-# Importing a reader registers its format. If a format is missing, Pillow imports all readers.
+# An import of a reader registers its format. If the format of an image is not registered, Pillow imports all readers.
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
@@ -48,7 +48,7 @@ _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
-# bytes per pixel of these modes, while other modes take 4 bytes
+# Memory in bytes per pixel. Modes that are not listed take 4 bytes.
 _BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
@@ -65,7 +65,7 @@ TRANSPOSES = {  # the transposition that turns an image upright, by EXIF orienta
     8: Transpose.ROTATE_90,
 }
 
-FIRST_SIDEWAYS = 5  # this and later orientations swap width and height
+FIRST_SIDEWAYS = 5  # EXIF orientations from 5 on swap width and height
 _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PIECE_BYTES = 2**16
@@ -75,7 +75,7 @@ _PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class BadImage(ValueError):
-    """An image that cannot be read, or cannot be changed as requested. `code` is the reason code."""
+    """An image cannot be read, or cannot be changed as requested. `code` is the reason code of the skipped sample."""
 
     def __init__(self, code: SkipCode, message: str) -> None:
         super().__init__(code, message)
@@ -92,14 +92,14 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    16-bit grey is reduced to its upper 8 bits, unless `exact`. The function is thread-safe, because it does not change
+    Unless `exact` is true, 16-bit grey is rounded to 8 bits. The function is thread-safe, because it does not change
     Python's warning filters.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Whether to return stored values. Images whose values Pillow does not preserve are then an error.
-        max_bytes: Memory limit, including turning and conversion to RGB.
-        on_loss: Function that is called if the image has more bits or pages than the result.
+        max_bytes: Memory limit for decoding, turning and conversion to RGB.
+        on_loss: Function that is called if the result has fewer bits or pages than the image.
     """
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)
@@ -137,9 +137,11 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
+        size: Width and height in display orientation.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
-        deep: Whether Pillow discards all but the upper eight bits of each value.
-        white: The largest possible value, which is white, or 0 if there is none.
+        upright: Whether the stored pixels are in display orientation.
+        deep: Whether Pillow keeps only the upper eight bits of each value.
+        white: The value of white, which is the largest possible value, or 0 if white is not defined.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
@@ -165,16 +167,17 @@ class OpenedImage:
         self.colours = colour_kind(image.mode)
 
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
-        """Raise BadImage if decoding and conversion would need too much memory.
+        """Raise `BadImage` if decoding and conversion would need too much memory.
 
         Args:
             full: Width and height in the file, if the image is decoded at a reduced size.
+            turned: Whether the pixels are turned upright after decoding.
         """
         if self._max_bytes is None:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        # bytes per pixel of a copy: RGB, turned, or an array
+        # memory for a copy of each pixel, as RGB, turned, or in an array
         copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
@@ -200,7 +203,7 @@ class OpenedImage:
 
 
 def _read_orientation(image: Any, stream: BytesIO) -> int:
-    """Return the EXIF orientation, from 1 to 8. Like an image viewer, return 1 if it is unreadable."""
+    """Return the EXIF orientation, from 1 to 8. If it cannot be read, return 1 as image viewers do."""
     if not may_have_exif(image, stream):
         return 1
     try:
@@ -214,7 +217,7 @@ def _read_orientation(image: Any, stream: BytesIO) -> int:
 
 
 def may_have_exif(image: Any, stream: BytesIO) -> bool:
-    """Return whether an image may have EXIF. A PNG is decoded if its EXIF follows the pixels."""
+    """Return whether an image may have EXIF. A PNG with EXIF after its pixels is decoded, to read the EXIF."""
     if image.format != "PNG":
         return True
     data = stream.getvalue()
@@ -264,9 +267,10 @@ def colour_kind(mode: str) -> str:
 
 
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
-    """Return the decoded image and the extent of its content, in pixels.
+    """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`. Its content may then end within the last pixels.
+    A JPEG may be decoded at a fraction of its size that is not smaller than `goal`. The width and height of its content
+    may then be fractions, because the content covers only a part of the last row and column of pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -279,7 +283,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
     if missing_part := _missing_part(picture, strips):
         raise BadImage("truncated-image", f"the image ends too early: {missing_part}")
     if picture.kind == "TIFF":
-        image = image.copy()  # drop the tags, which would be written again
+        image = image.copy()  # the copy has no TIFF tags, which Pillow would write into the output
     return image, extent or image.size
 
 
@@ -300,7 +304,7 @@ def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, in
 
 
 def _png_has_rows(data: bytes) -> bool:
-    """Check whether a PNG's pixel data decompress to the size declared by its header.
+    """Return whether a PNG's pixel data decompress to the size that its header declares.
 
     Source: PNG (third edition), "Interlacing and pass extraction", "Filtering".
     """
@@ -321,7 +325,7 @@ def _png_has_rows(data: bytes) -> bool:
 
 
 def _gif_has_end(data: bytes) -> bool:
-    """Check for a GIF's end mark, which may be missing after a single frame.
+    """Return whether a GIF has an end mark. A GIF with a single frame needs none.
 
     Source: GIF89a, sections 18 to 27.
     """
@@ -346,7 +350,7 @@ def _gif_has_end(data: bytes) -> bool:
 
 
 def to_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Convert to mode I with all values within 16 bits."""
+    """Convert to mode I. Raise `BadImage` if a value is not an integer of 16 bits."""
     if image.mode == "F":
         raise BadImage("image-depth", "floating-point values, which this format cannot store")
     image = image.convert("I")
@@ -357,7 +361,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert grey to eight bits."""
+    """Convert a grey image to eight bits per value. Raise `BadImage` if white is not defined or has over 16 bits."""
     if not 0 < picture.white <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers
@@ -375,7 +379,7 @@ def _eight_bit_table(white: int) -> Sequence[int]:
 
 
 def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Undo Pillow's scaling, and return the values stored in the file."""
+    """Return the values stored in the file, by undoing Pillow's scaling. Raise `BadImage` if this is not possible."""
     if picture.deep:
         raise BadImage("image-depth", "16 bits per colour, but Pillow reads only 8")
     white = picture.white
@@ -392,7 +396,7 @@ def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
 
 @contextmanager
 def image_errors(data: bytes | memoryview) -> Iterator[None]:
-    """Convert Pillow's errors into BadImage."""
+    """Convert any exception that Pillow raises in the `with` block to `BadImage`."""
     try:
         yield
     except (BadImage, MemoryError):  # the machine lacks memory, because the number of pixels is limited

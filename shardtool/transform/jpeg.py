@@ -1,10 +1,10 @@
 """Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
 
-`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. In these cases it returns None, and Pillow
-decodes the image:
+`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. In these cases, it returns None, and the caller
+decodes the image with Pillow:
 
 - simplejpeg is not installed, or the image is of another kind.
-- The JPEG is near the memory limit.
+- Decoding may exceed the memory limit.
 - A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
 - libjpeg reports a warning. After `crop_jpeg_rows`, one warning is expected, because data follow the kept rows. The
   file must then end with the end marker.
@@ -37,14 +37,14 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8
 _END_MARKER = b"\xff\xd9"
 
-# A warning about extra data before an end or restart marker. Fatal errors have other messages.
+# Text of libjpeg's warning about extra data before an end or restart marker. Fatal errors have other texts.
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG
 _MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
 _SCALE_FRACTIONS = (8, 4, 2)
 
-# The orientation tag of EXIF in either byte order, and of XMP.
+# Matches the orientation tag of EXIF in either byte order, and that of XMP.
 _ORIENTATION_PATTERN = re.compile(rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL)
 
 _UPRIGHT_TAGS = (b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01", b"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00")
@@ -54,7 +54,8 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
-        block_rows: Pixel rows per row of blocks.
+        height_offset: Offset of the height in the file, in bytes.
+        block_rows: Number of pixel rows in a row of blocks.
         is_supported: Whether simplejpeg decodes the JPEG, which must have eight bits and one or three colours.
         is_cropped: Whether `height` was reduced, so that more rows follow.
     """
@@ -91,7 +92,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Reduce the height in a sequential JPEG's header to `rows`."""
+    """Reduce the height in the header of a sequential JPEG to `rows`, so that only these pixel rows are decoded."""
     view = memoryview(data)  # its slices are not copied
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
@@ -104,7 +105,12 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the RGB pixels of a JPEG, writable uint8 [height, width, 3], or None if Pillow must decode the image."""
+    """Return the RGB pixels of a JPEG, writable uint8 [height, width, 3], or None if Pillow must decode the image.
+
+    Args:
+        min_size: Width and height. The JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
+        max_bytes: Memory limit for decoding.
+    """
     import numpy as np
 
     decode = jpeg_decoder()
@@ -118,7 +124,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give the same size, so simplejpeg may use another one than Pillow
+            return None  # several fractions result in the same size, so simplejpeg may not choose Pillow's fraction
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)
@@ -132,7 +138,7 @@ def decode_jpeg_fast(
 
 @functools.cache
 def jpeg_decoder() -> Callable[..., Any] | None:
-    """Return simplejpeg's decoder, or None if not installed or too old."""
+    """Return the decoder of simplejpeg, or None if simplejpeg is not installed or too old."""
     import inspect
 
     try:
@@ -143,7 +149,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP have no orientation, or the upright one. If they may have one, ask Pillow."""
+    """Return whether EXIF and XMP contain no orientation, or the upright one. If the bytes are unclear, use Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

@@ -1,6 +1,6 @@
-"""Describe the changes to samples with plain values, which are sent to workers.
+"""Describe how to transform samples, as values that can be pickled and sent to workers.
 
-A condition on values that are known only after reading, such as the image size, can exclude a sample.
+A transform may include a condition on values that are known only after reading a sample, such as the image size.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}
-# columns of `probe` with the size before an image is changed
+# columns that `probe` records with the size of an image before it is changed
 ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}
 EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The part of a query that needs values found while reading samples."""
+    """The part of a query that can be evaluated only after reading a sample, because it uses measured values."""
 
     query: str
     columns: tuple[str, ...]
@@ -40,29 +40,31 @@ class ReadCondition(NamedTuple):
 
 
 class Transform(NamedTuple):
-    """The changes to each sample.
+    """How to transform each sample.
 
     Attributes:
-        function: `package.module:function`, which is called with each sample, or "" without a function.
+        function: `package.module:function`, the user's function that is called with each sample, or "".
+        measured_columns: Name and type of each column with values that are measured while reading samples.
+        where: The condition that a sample must match, or None.
     """
 
     images: ImageOptions | None = None
     function: str = ""
     fetch: FetchOptions | None = None
-    found: tuple[tuple[str, str], ...] = ()
+    measured_columns: tuple[tuple[str, str], ...] = ()
     where: ReadCondition | None = None
 
     def check_fields(self, existing_fields: tuple[str, ...]) -> None:
-        """Raise InvalidRequest if a requested field does not exist."""
+        """Raise `InvalidRequest` if an image field or mask that the user requested does not exist."""
         images = self.images
         for option_name, names in (("image", images.fields), ("mask", images.masks)) if images is not None else ():
-            if missing := [name for name in names if name not in existing_fields]:
-                expected = f"one of {', '.join(existing_fields)}"
-                found = f"no sample has a field {missing[0]!r}"
-                raise InvalidRequest(option_text(option_name), found, expected=expected)
+            for name in names:
+                if name not in existing_fields:
+                    found, expected = f"no sample has a field {name!r}", f"one of {', '.join(existing_fields)}"
+                    raise InvalidRequest(option_text(option_name), found, expected=expected)
 
     def identity(self) -> str:
-        """Return a text that identifies this transform, with options, codec versions and the function's source."""
+        """Return a string that changes with the options, the codec versions or the source code of the function."""
         parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
             import PIL
@@ -70,7 +72,7 @@ class Transform(NamedTuple):
 
             codecs = [f"{name} {features.version(name)}" for name in ("jpg", "libjpeg_turbo", "zlib", "webp")]
             parts += [PIL.__version__, *codecs]
-        parts += [f"{name} found" for name, _ in self.found if name not in PROBED_COLUMNS]
+        parts += [f"{name} found" for name, _ in self.measured_columns if name not in PROBED_COLUMNS]
         parts += [] if self.where is None else [f"where {self.where.query}"]
         if self.function:
             find_function(self.function)
@@ -82,7 +84,7 @@ class Transform(NamedTuple):
 
 
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
-    """Return the function `package.module:function`. The current folder is searched, too."""
+    """Import and return the user's function `package.module:function`. The current folder is searched, too."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise InvalidRequest(option_text("map"), repr(name), expected="package.module:function")

@@ -1,4 +1,4 @@
-"""Apply a transform to samples, in a worker."""
+"""Apply a transform to samples. This runs in workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _INVALID_KEY_PARTS = {"", ".", ".."}  # parts of a key between slashes
 
 
 class BadSample(Exception):
-    """A sample that a transform cannot process.
+    """A sample cannot be transformed.
 
     Attributes:
-        field: The faulty field, or "".
+        code: Reason code of the skipped sample.
+        detail: Traceback of the user's function, or "".
+        field: Name of the field that caused the error, or "".
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
@@ -38,7 +40,7 @@ class BadSample(Exception):
 
 
 class TransformedSample(NamedTuple):
-    """A sample returned by a transform. `fields` are pairs of name and payload, sorted by the bytes of the names."""
+    """A transformed sample. `fields` are pairs of a name and a payload, sorted by the bytes of the names."""
 
     key: bytes
     fields: list[tuple[bytes, Payload]]
@@ -49,17 +51,20 @@ def _map_error(problem: str, detail: str = "") -> BadSample:
 
 
 class Transformer:
-    """Applies a transform in a worker."""
+    """Applies the image options and the user's function of a transform to samples."""
 
     def __init__(self, transform: Transform) -> None:
-        self._images, self._found_columns = transform.images, [name for name, _ in transform.found]
+        self._images, self._measured_columns = transform.images, [name for name, _ in transform.measured_columns]
         self._function = find_function(transform.function) if transform.function else None
 
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change images. Return the fields and the values of `Transform.found`, with checksums of one field."""
-        values: dict[str, object] = dict.fromkeys(self._found_columns)
+        """Change the images of a sample. Return all fields and the values of `Transform.measured_columns`.
+
+        Checksums are computed of the field `checksum_field`.
+        """
+        values: dict[str, object] = dict.fromkeys(self._measured_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
             values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()
         if self._images is not None:
@@ -77,7 +82,11 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Apply the user's function. Return one sample, several samples, or none."""
+        """Call the user's function with a sample. Return the samples that it returns: none, one or several.
+
+        Raises:
+            BadSample: The function raised an exception, or returned an invalid sample.
+        """
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}

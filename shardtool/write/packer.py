@@ -183,13 +183,13 @@ class Packer:
             yield from _copy_blocks(file_read.data, view)
             return
         with open_source_file(full_path, flags) as file:
-            info_before = file.fact()
+            info_before = file.stat()
             for block in file.blocks(view):
                 done += len(block)
                 if done > size:
                     raise SourceFailed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
                 yield block
-            info = file.fact()
+            info = file.stat()
         if done != size or info.st_size != size or info.st_mtime_ns != self.mtimes[row]:
             raise change_error(path, size, self.mtimes[row], done, info)
         if info.st_ctime_ns != info_before.st_ctime_ns:

@@ -74,7 +74,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
                     result = _Scatterer(task, source, spool).run(report)
                 # open the file again to detect changes during reading
                 with closing(open_span_file(task.source)) as reopened:
-                    if has_crcs or reopened.fact().st_ctime_ns == source.ctime_ns:
+                    if has_crcs or reopened.stat().st_ctime_ns == source.ctime_ns:
                         return result
         except (SourceFailed, OSError) as error:
             failed = error if isinstance(error, SourceFailed) else read_error(task.source.path, error)
@@ -158,7 +158,7 @@ class _PlainFile:
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)
-        self.ctime_ns = self._source.fact().st_ctime_ns
+        self.ctime_ns = self._source.stat().st_ctime_ns
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
         gap_view = get_buffer("gap")
@@ -190,7 +190,7 @@ class _UnpackedFile:
         from shardtool.dataset.shard_file import CompressedFile
 
         with closing(open_span_file(planned)) as source:
-            self.ctime_ns = source.fact().st_ctime_ns
+            self.ctime_ns = source.stat().st_ctime_ns
         self._file = CompressedFile(os.fsdecode(planned.path))
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:

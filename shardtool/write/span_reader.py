@@ -40,7 +40,7 @@ MAX_OPEN_FILES = 64
 def open_span_file(planned: SpanFile) -> OpenFile:
     """Open a file for reading. Raise `SourceFailed` if the file differs from the plan."""
     source = open_source_file(planned.path)
-    info = source.fact()
+    info = source.stat()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
     # the spool changes during the run, so its time is not compared
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
@@ -60,7 +60,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
         SampleFailed: The size or modification time has changed.
         SourceTouched: Only the ctime differs from `ctime_ns`.
     """
-    info = source.fact()
+    info = source.stat()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
         expected = "a shard that does not change during the run"
         remedy = f"Run the same command with {flag_text('resume')}."
@@ -190,7 +190,7 @@ class SpanReader:
                 self._close_oldest()
             else:
                 has_crcs = self._has_crcs or self._files[file].form == "zip"
-                self._ctimes[file] = None if has_crcs else source.fact().st_ctime_ns
+                self._ctimes[file] = None if has_crcs else source.stat().st_ctime_ns
                 return source
 
     def _close_oldest(self) -> None:

@@ -171,7 +171,7 @@ class TransformPacker(packer.Packer):
             return ReadSample(sample_index, rows, {}, rejection=error)
 
     def _main_field(self, rows: range) -> str:
-        if not self._work.transform.found:
+        if not self._work.transform.measured_columns:
             return ""
         names = {row: to_text(self.content.fields[self.codes[row]]) for row in rows}
         return names[min(rows, key=lambda row: (self.kinds[row] != URL, content_type(names[row]) not in _MEDIA_KINDS))]
@@ -182,7 +182,7 @@ class TransformPacker(packer.Packer):
         from shardtool.entries.metadata_columns import with_measured_columns
         from shardtool.select.query import match_rows
 
-        measured_columns, known = self._work.transform.found, None
+        measured_columns, known = self._work.transform.measured_columns, None
         if self._work.known:
             known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].sample_index, len(samples))
         table: Any = with_measured_columns(

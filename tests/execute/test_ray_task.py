@@ -30,7 +30,7 @@ def staged(task: tuple[str, str]) -> tuple[str, str]:
     folder, data = task
     with Folder(folder).stage("out.tar") as file:
         file.write(data.encode())
-        return file.finish().token, os.getcwd()
+        return file.finish().path, os.getcwd()
 
 
 def failing(task: str) -> None:

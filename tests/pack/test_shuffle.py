@@ -167,7 +167,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "raise") -> list[Packed]:
         )
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
-        path = Path(result.staged.token)
+        path = Path(result.staged.path)
         packed.append(Packed(path.read_bytes(), result.field_crcs, result.digest, result.skipped))
         path.unlink()
     return packed

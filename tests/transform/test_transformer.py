@@ -187,7 +187,7 @@ def test_images_are_changed_before_the_function() -> None:
     """A function sees changed images; the size of the first image is measured before."""
     SEEN.clear()
     images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
-    work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED_COLUMNS.items(),)))
+    work = Transformer(Transform(images, f"{__name__}:see", measured_columns=(*PROBED_COLUMNS.items(),)))
     fields, found = work.change_fields({"png": _png(8, 6), "txt": b"text"}, "png")
     assert SEEN == []
     work.call_function(b"k", fields)

@@ -1,7 +1,6 @@
-"""Object stores, web servers and fsspec.
+"""Read and write objects in object stores, on web servers and through fsspec.
 
-The modules in `STORE_MODULES` are imported when they are first used. Code for local files uses only the other
-modules.
+The modules in `STORE_MODULES` are imported on first use, because code for local files does not need them.
 """
 
 from __future__ import annotations
@@ -19,15 +18,9 @@ if TYPE_CHECKING:
     from shardtool.storage.remote import store_copy as store_copy
 
 STORE_MODULES = {
-    "buckets": "shardtool.storage.remote.buckets",
-    "fsspec": "shardtool.storage.remote.fsspec",
-    "lock": "shardtool.storage.remote.lock",
-    "network": "shardtool.storage.remote.network",
-    "objects": "shardtool.storage.remote.objects",
-    "remote_folder": "shardtool.storage.remote_folder",
-    "store_access": "shardtool.storage.remote.store_access",
-    "store_copy": "shardtool.storage.remote.store_copy",
-}
+    name: f"shardtool.storage.remote.{name}"
+    for name in ("buckets", "fsspec", "lock", "network", "objects", "store_access", "store_copy")
+} | {"remote_folder": "shardtool.storage.remote_folder"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
+"""Parse, join and split remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
 
 The key of an object is written unencoded (`s3://b/a b#1.tar`). The path of a web address is percent-encoded
 (`https://h/a%20b%231.tar`). The query (`?token`) of a web address applies to all files of the folder.
@@ -37,9 +37,9 @@ class Address(NamedTuple):
 
     Attributes:
         host: A bucket, a container, or a server with port.
-        key: Key or path without slash at the start.
+        key: Key or path without the slash at its start.
         query: Empty, or a query that starts with `?`.
-        marker: Empty, or a reference to the settings of `source_address_for` or `address_with_options`.
+        marker: Empty, or a text that refers to settings from `source_address_for` or `address_with_options`.
     """
 
     scheme: str
@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
     def plain_text(self) -> str:
-        """Return the address as a string without marker, as servers and libraries expect it."""
+        """Return the address as a string without its marker, for servers and other libraries."""
         return self._replace(marker="").text()
 
 
@@ -80,7 +80,7 @@ def is_web(text: str) -> bool:
 
 
 def is_huggingface(text: str) -> bool:
-    """Return whether an address is in a Hugging Face repository."""
+    """Return whether an address is in a dataset repository on Hugging Face."""
     return _HUGGINGFACE.match(text) is not None
 
 
@@ -95,7 +95,7 @@ def is_source_address(address: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Split an address into its parts."""
+    """Split an address into its parts. Raise `InvalidRequest` if its scheme is unknown or its host is missing."""
     match = _URL.match(text)
     scheme, tail = (match[1].lower(), match[2]) if match else ("", text)
     if scheme not in SCHEMES and scheme not in fsspec_schemes():
@@ -116,7 +116,7 @@ def parse_address(text: str) -> Address:
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that fsspec reads."""
+    """Return the schemes that are read through fsspec, or none if fsspec is not installed."""
     try:
         from fsspec import available_protocols
     except ImportError:
@@ -138,7 +138,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Return an address without user, password and query, which may be secret."""
+    """Return an address for messages, without user, password and query, which may be secret."""
     return redact_secrets(text)
 
 
@@ -153,14 +153,14 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the address of the folder, and the name of the file without encoding."""
+    """Split the address of a file into the address of its folder and the decoded name of the file."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name
 
 
 def check_endpoint(url: str, where: str) -> None:
-    """Raise an error for a URL that does not name a server, or that contains a user."""
+    """Raise `InvalidRequest` if a URL is not the URL of a server, or contains a user or a query."""
     parts = parse_address(url) if is_web(url) else None
     if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
         found = "not a server URL" if parts is None else "a URL with a user or a query"

@@ -25,7 +25,13 @@ _requesting_process: dict[str, int] = {}
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a folder, which is a prefix of other keys."""
+    """An object in a listing, or a folder, which is a prefix of several keys.
+
+    Attributes:
+        size: Size in bytes, or -1 for a folder.
+        version: `version_number` of the object's ETag.
+        changed_ns: Modification time in nanoseconds since 1970.
+    """
 
     key: str
     size: int
@@ -39,7 +45,7 @@ class BucketEntry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the entry is a prefix of other keys."""
+        """Whether the entry is a folder, not an object."""
         return self.size < 0
 
 
@@ -47,24 +53,23 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder in the order of the store. With `below`, yield all objects below the folder."""
     parts = parse_address(address)
     if is_web(address):
-        raise InvalidRequest(
-            display_address(address), "a folder on the web", expected="files: web servers cannot be listed"
-        )
+        expected = "files: web servers cannot be listed"
+        raise InvalidRequest(display_address(address), "a folder on the web", expected=expected)
     store, prefix = store_for(address)[0], parts.key.rstrip("/")
     if not below:
         listing = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
         for folder in listing["common_prefixes"]:
             yield BucketEntry(folder.rstrip("/"), -1, 0, 0)
-        # An object whose key equals the prefix represents the folder itself.
+        # skip the object whose key equals the prefix, because it represents the folder itself
         yield from (entry for entry in map(_bucket_entry, listing["objects"]) if entry.key != prefix)
         return
     yield from _list_below(address, store, prefix)
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
+    """Yield all objects below a prefix. After a failure, restart the listing after the last object that is not empty.
 
-    obstore strips the slash from the key of an empty object, so the listing cannot continue there.
+    The listing cannot restart after an empty object, because obstore strips the slash at the end of its key.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -79,7 +84,7 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                     else:
                         yielded.add(entry.key)
                 attempts.record_progress()
-        # start a new listing, because obstore's iterator would end as if the listing were complete
+        # start a new listing, because after an error obstore's iterator ends as if the listing were complete
         except TransientError as error:
             attempts.wait_or_give_up(error)
         else:
@@ -105,11 +110,12 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
     """Write a small object and return its version.
 
     Args:
-        expected: The version to replace. With "", the object must not exist. With None, any object is replaced.
-        lasting: Whether to use the storage class, which may be billed by the month. Locks do not.
+        expected: The version to replace. With "", the object must not exist. With None, any version is replaced.
+        lasting: Whether to write the object in the user's storage class, which may be billed by the month. Locks use
+            the default class.
 
     Raises:
-        FileExistsError: The existing object does not match `expected`.
+        FileExistsError: The existing object does not have the version `expected`.
     """
     parts, store = parse_address(address), store_for(address)[0]
     version_kind = "version" if parts.scheme == "gs" else "e_tag"
@@ -120,9 +126,9 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object from response headers, for `put_object`, or "".
+    """Return the version in the response headers of an object, to pass to `put_object`, or "" if there is none.
 
-    For Google, this is the generation, because Google accepts no ETag as the condition of a write.
+    Google's version is the generation, because Google accepts no ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
@@ -142,12 +148,8 @@ def delete_objects(folder: str, keys: Sequence[str]) -> None:
 
 def copy_in_bucket(source: str, destination: str) -> None:
     """Ask a store to copy an object within its bucket."""
-    store, source_key, destination_key = (
-        store_for(destination)[0],
-        parse_address(source).key,
-        parse_address(destination).key,
-    )
-    _call_obstore(destination, lambda: store.copy(source_key, destination_key))
+    store, keys = store_for(destination)[0], [parse_address(address).key for address in (source, destination)]
+    _call_obstore(destination, partial(store.copy, *keys))
 
 
 def _bucket_entry(meta: Any) -> BucketEntry:
@@ -156,7 +158,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Convert an ETag to a 63-bit number that is the same for listings and responses. Without ETag, return 0."""
+    """Convert an ETag to a 63-bit number, the same for a listing and a response. For an empty ETag, return 0."""
     tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

@@ -1,6 +1,6 @@
 """Options for stores and servers that apply to one call (`storage_options=`).
 
-An address refers to its options by a marker, as in `s3://options=KEY@bucket/key`. Messages and results show addresses
+A marker in an address refers to its options, as in `s3://options=KEY@bucket/key`. Messages and results show addresses
 without markers.
 """
 
@@ -18,15 +18,9 @@ from shardtool.storage.remote.store_options import ANONYMOUS_VARIABLE, ENDPOINT_
 HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one header per line (`Name: value`)
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 _RESERVED_HEADERS = {
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "host",
-    "if-match",
-    "range",
-    "transfer-encoding",
-}
-StorageOptions = Mapping[str, Any]  # options, or a dict from the start of an address to options
+    "accept-encoding", "connection", "content-length", "host", "if-match", "range", "transfer-encoding",
+}  # fmt: skip
+StorageOptions = Mapping[str, Any]  # options by name, or several such dicts by the start of an address
 
 SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it
 VARIABLES = {  # for each store, its options and the environment variables that they replace
@@ -55,23 +49,27 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return all options in use, by key, to send them to another process."""
+    """Return the options of all addresses, by the key in the marker, to send them to another process."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options that some addresses refer to, by key."""
+    """Return the options that the markers in `addresses` refer to, by the key in the marker."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
-    """Use options that another process has sent."""
+    """Make options available that another process has sent, by the key in the marker."""
     _known.update(options)
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the options that a marker refers to, or None if the marker refers to none."""
+    """Return the options that a marker refers to, or None for an empty marker or a marker of another kind.
+
+    Raises:
+        InvalidRequest: This process does not have the options.
+    """
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _known.get(marker.removeprefix(OPTIONS_MARKER))) is None:
@@ -81,7 +79,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment variables for a worker process. None means the variables of this process."""
+    """Return the environment for a worker process that is spawned, or None to inherit this process's environment."""
     if not _known:
         return None
     import json
@@ -104,7 +102,11 @@ def address_with_options(address: str, options: StorageOptions) -> str:
 
 
 def with_options(values: Any, options: StorageOptions | None) -> Any:
-    """Return an address with a marker, or a list, tuple or dict with markers in all addresses."""
+    """Add a marker for `options` to an address, or to all addresses in a list, tuple or dict.
+
+    Raises:
+        InvalidRequest: The options are not valid, or apply to none of the addresses.
+    """
     if options is None:
         return values
     if not isinstance(options, Mapping):
@@ -131,7 +133,7 @@ def with_options(values: Any, options: StorageOptions | None) -> Any:
 
 
 def without_markers(value: Any) -> Any:
-    """Return a text, container or dataclass with all markers removed from its addresses."""
+    """Return a string, list, tuple, dict or dataclass with all markers removed from its addresses."""
     from dataclasses import fields, is_dataclass, replace
 
     if isinstance(value, str):
@@ -148,7 +150,7 @@ def without_markers(value: Any) -> Any:
 
 
 def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
-    """Return the options that apply to an address. If they differ by address, use the longest matching start."""
+    """Return the options for an address. If they are given by the start of addresses, use the longest matching one."""
     by_prefix = {name: chosen for name, chosen in options.items() if isinstance(name, str) and "://" in name}
     if not by_prefix:
         return options
@@ -161,7 +163,7 @@ def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
 
 
 def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options. Return variables for a store, headers for a web server, or unchanged options for fsspec."""
+    """Check options. Return environment variables for a store, headers for a web server, or the options for fsspec."""
     if scheme not in VARIABLES and scheme not in WEB:
         return _check_fsspec_options(scheme, options)
     known = [*VARIABLES[scheme]] if scheme in VARIABLES else [_HEADERS]
@@ -216,14 +218,14 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[str, str]:
-    """Parse lines as headers. Errors do not show values, which may be secret."""
+    """Parse lines such as `Name: value` as headers. Errors do not show the values, which may be secret."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())
-        if match is None or match[1].lower() in _RESERVED_HEADERS:
-            problem = "a reserved header" if match else "not a header"  # never show the line: it may contain a secret
-            raise InvalidRequest(
-                match[1] if match else where, problem, expected="a header such as `Authorization: Bearer TOKEN`"
-            )
+        expected = "a header such as `Authorization: Bearer TOKEN`"
+        if match is None:  # never show the line: it may contain a secret
+            raise InvalidRequest(where, "not a header", expected=expected)
+        if match[1].lower() in _RESERVED_HEADERS:
+            raise InvalidRequest(match[1], "a reserved header", expected=expected)
         headers[match[1].title()] = match[2]
     return headers

@@ -1,6 +1,6 @@
-"""HTTP connections that require a minimum speed, in urllib3 pools.
+"""Create HTTP connections that fail if a server is slower than the minimum speed.
 
-urllib3 and http.client read from a `PacedSocket`. Connections are opened in a separate thread, because name lookups,
+urllib3 and http.client read from a `PacedSocket`. Each connection is opened in a separate thread, because name lookups,
 TLS handshakes and proxies cannot be interrupted.
 """
 
@@ -41,7 +41,7 @@ _MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A socket as a raw file that requires a minimum speed.
+    """A raw file object that reads from a socket and checks the speed of the server.
 
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 
@@ -61,7 +61,7 @@ class PacedSocket(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into`, and return the number of bytes read."""
+        """Read bytes into the buffer `into`, and return their number."""
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
             self.max_bytes -= count
@@ -95,7 +95,7 @@ class PacedSocket(io.RawIOBase):
         self._silent_s = 0.0 if count else self._silent_s + waited_s
         if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        # check the speed only after some waiting, because reading the settings from the environment is slow
+        # do not check the speed after each read, because reading the settings from the environment is slow
         if self._waited_s < retry.SLICE_S:
             return
         min_bytes_per_s, speed_window_s = retry.min_speed()
@@ -120,7 +120,7 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme. They are created late, because importing their base classes takes 50 ms."""
+    """Return pool classes by scheme. They are created on the first call, because the imports take 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -160,7 +160,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# The lock lets one thread create the pool for all threads, because loading the certificates takes 75 ms.
+# The lock ensures that only one thread creates a pool, because loading the certificates takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -185,11 +185,10 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
 
 
 def connections_for(url: str) -> urllib3.PoolManager:
-    """Return this process's connection pools for a URL."""
+    """Return the connection pools for a URL, which all threads of this process share."""
     try:
         with _POOL_LOCK:
-            return _make_pool(
-                os.getpid(), urlsplit(url).scheme, proxy_for(url), tuple(map(os.environ.get, NETWORK_VARIABLES))
-            )
+            settings = tuple(map(os.environ.get, NETWORK_VARIABLES))
+            return _make_pool(os.getpid(), urlsplit(url).scheme, proxy_for(url), settings)
     except ImportError:
         raise not_installed_error("urllib3") from None

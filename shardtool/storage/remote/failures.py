@@ -1,4 +1,4 @@
-"""Convert the errors of obstore, urllib3 and servers to errors of this package.
+"""Convert errors from obstore, urllib3 and servers to errors of this package.
 
 Messages of these libraries are neither shown nor chained, because they can contain signed URLs, keys and passwords
 (docs/decisions/017-remote-stores.md).
@@ -27,14 +27,14 @@ from shardtool.storage.remote.retry import TransientError
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if a client sends nothing for some time
-_DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_REGION_ADVICE = "Check the region and the endpoint of the bucket."
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# the first form is in the XML of a store, the second in a message of obstore
+# The first form occurs in the XML of a store, the second in messages from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -50,7 +50,7 @@ CREDENTIAL_ERRORS = {
 }
 
 
-# A request to the metadata service of a cloud machine. Libraries look there last for credentials.
+# Matches a failed request to the metadata service of a cloud machine, where libraries look last for credentials.
 _CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")
 _PROXY_ADVICE = (
@@ -77,7 +77,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions of obstore. `lists` is true for requests that list objects."""
+    """Convert exceptions that obstore raises in the `with` block. `lists` is true for requests that list objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -88,7 +88,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise FileExistsError(17, "changed meanwhile, or already exists", where) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        status = _DENIED_STATUSES[isinstance(error, exceptions.PermissionDeniedError)]
+        status = DENIED_STATUSES[isinstance(error, exceptions.PermissionDeniedError)]
         raise _response_error(address, status, {}, str(error).encode(), lists=lists) from None
     except exceptions.NotSupportedError:
         raise StoreFailed(where, "the store does not support this request") from None
@@ -104,9 +104,8 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
             raise InvalidRequest(where, "no account name", expected="AZURE_STORAGE_ACCOUNT_NAME") from None
         if _CREDENTIAL_REQUEST.search(str(error)):
             found = "no credentials in the environment or from this machine"
-            raise AccessRefused(
-                where, found, expected="the credentials of the cloud's own tools", remedy=_CREDENTIALS_ADVICE
-            ) from None
+            expected = "the credentials of the cloud's own tools"
+            raise AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE) from None
         raise _generic_error(address, str(error), lists=lists) from None
     except (exceptions.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "invalid address or store settings") from None
@@ -135,7 +134,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert the errors of a write for a missing bucket or a conflict."""
+    """Convert errors in the `with` block to `OutputFailed`, if the bucket is missing or another write conflicts."""
     where = display_address(address)
     try:
         yield
@@ -178,7 +177,10 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert exceptions of urllib3. After the response has started, `url` is empty."""
+    """Convert exceptions that urllib3 raises in the `with` block.
+
+    `url` is the requested URL, or "" after the response has started.
+    """
     from http.client import HTTPException
 
     from urllib3.connection import BaseSSLError
@@ -199,7 +201,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
 
 
 def status_error(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
-    """Return the error for a status that was not expected. `body` is the start of the response."""
+    """Return the error for a response with an unexpected status. `body` is the start of the response."""
     where = display_address(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
@@ -215,19 +217,18 @@ def _response_error(
     found = f"the server returned {status} {code}".rstrip()
     if code in _EXPIRED_CODES:
         return AccessRefused(where, f"{found}: the credentials have expired", remedy=CREDENTIAL_ERRORS[code])
-    if status in _DENIED_STATUSES or code in CREDENTIAL_ERRORS:
+    if status in DENIED_STATUSES or code in CREDENTIAL_ERRORS:
         if is_huggingface(address):
             return private_error(address)
         if lists and code in _DENIED_CODES:
             found += ": listing is not allowed"
             return AccessRefused(where, found, expected=_LIST_PERMISSION, remedy=_LIST_ADVICE)
-        expected, remedy = (
-            ("", CREDENTIAL_ERRORS[code]) if code in CREDENTIAL_ERRORS else (permission, _CREDENTIALS_ADVICE)
-        )
+        expected = "" if code in CREDENTIAL_ERRORS else permission
+        remedy = CREDENTIAL_ERRORS.get(code, _CREDENTIALS_ADVICE)
         return AccessRefused(where, f"{found}: access denied, or no such object", expected=expected, remedy=remedy)
     if status in BUSY_STATUSES or code == _CLIENT_TIMEOUT_CODE:
         return busy_error(status, headers)
-    # A signature is valid for one server only, so a redirect from a store is an error.
+    # A signature is valid for only one server, so a redirect from a store is an error.
     is_wrong_server = code in _WRONG_REGION_CODES or str(status).startswith("3")
     is_wrong_server &= parse_address(address).scheme in STORES
     remedy = _wrong_region_advice(address, body, headers.get("x-amz-bucket-region", "")) if is_wrong_server else ""
@@ -236,20 +237,16 @@ def _response_error(
 
 
 def private_error(address: str) -> AccessRefused:
-    """Return the error for a file that requires permission."""
+    """Return the error for a file that the user has no permission to read."""
     if parse_address(address).scheme != "hf":
         return AccessRefused(display_address(address), "access denied", remedy=_CREDENTIALS_ADVICE)
+    found, expected = "private, gated, or does not exist", "a token with read access"
     remedy = "Set HF_TOKEN to a token with read access, or run `hf auth login`."
-    return AccessRefused(
-        display_address(address),
-        "private, gated, or does not exist",
-        expected="a token with read access",
-        remedy=remedy,
-    )
+    return AccessRefused(display_address(address), found, expected=expected, remedy=remedy)
 
 
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
-    """Return the error for a busy server."""
+    """Return the error for a server that answers with `status` because it is temporarily busy."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
     return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
 
@@ -262,13 +259,13 @@ def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
 
 
 def error_code(body: bytes) -> str:
-    """Return the error code in a store's XML, such as `ExpiredToken`, or ""."""
+    """Return the error code in a response from a store, such as `ExpiredToken`, or ""."""
     match = _ERROR_CODE.search(body)
     return (match[1] or match[2]).decode() if match else ""
 
 
 def retry_after(text: str) -> float | None:
-    """Return the number of seconds that a Retry-After header requests, or None if it is invalid."""
+    """Return the seconds to wait that the text of a Retry-After header requests, or None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

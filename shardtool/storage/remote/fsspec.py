@@ -10,7 +10,6 @@ import functools
 import os
 import re
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -32,14 +31,11 @@ if TYPE_CHECKING:
     from shardtool.storage.remote.requests import Result
 
 
-_DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-
-
 _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Timeout", "ClientConnectionError"}
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder. With `below`, yield all files below the folder."""
+    """Yield the entries of a folder that fsspec can read. With `below`, yield all files below the folder."""
     address = parse_address(address).text()
     path = parse_address(address).plain_text()
     if is_huggingface(address):
@@ -73,9 +69,8 @@ _HUGGINGFACE_PATH = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[
 
 def _split_huggingface(address: str) -> re.Match[str]:
     if not (match := _HUGGINGFACE_PATH.fullmatch(parse_address(address).key)):
-        raise InvalidRequest(
-            display_address(address), "not a dataset repository", expected="hf://datasets/ORG/NAME/PATH"
-        )
+        expected = "hf://datasets/ORG/NAME/PATH"
+        raise InvalidRequest(display_address(address), "not a dataset repository", expected=expected)
     return match
 
 
@@ -92,27 +87,21 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled
-        file_system, revision = _cached_file_system(address), unquote(match[2] or "main")
-        url = hf_hub_url(
-            match[1], match[3] or "", repo_type="dataset", revision=revision, endpoint=file_system.endpoint
-        )
+        file_system = _cached_file_system(address)
+        options = {"revision": unquote(match[2] or "main"), "endpoint": file_system.endpoint}
+        url = hf_hub_url(match[1], match[3] or "", repo_type="dataset", **options)
         token = get_token_to_send(file_system.token)
     return url, {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
-    """Call a function with fsspec's file system, and retry temporary failures."""
+    """Call a function with fsspec's file system for an address, and retry temporary failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
             return call(_cached_file_system(address))
 
     return retry.with_retries(display_address(address), attempt)
-
-
-def cat_file(address: str, byte_range: Mapping[str, int], file_system: Any) -> Any:
-    """Return a range of a file."""
-    return file_system.cat_file(parse_address(address).plain_text(), **byte_range)
 
 
 def _cached_file_system(address: str) -> Any:
@@ -122,7 +111,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
-    """Return a file system for one process, because asynchronous file systems do not survive a fork."""
+    """Return the file system of a process, because asynchronous file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
     options = options_of(marker, f"{scheme}://{host}") or {}
@@ -151,7 +140,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
         raise StoreFailed(where, f"the library for {scheme}:// is not installed", remedy=remedy) from None
     except Exception as error:  # noqa: BLE001 - each file system raises its own exceptions
         status = _error_status(error)
-        if status in _DENIED_STATUSES:
+        if status in failures.DENIED_STATUSES:
             raise failures.private_error(address) from None
         if status in failures.BUSY_STATUSES:
             raise failures.busy_error(status, _error_response(error).headers) from None
@@ -164,12 +153,11 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # look again next time, because the user may add a token or the repository
-    if _error_status(error) in _DENIED_STATUSES:
+    _file_system.cache_clear()  # because the user may now add a token, or create the repository
+    if _error_status(error) in failures.DENIED_STATUSES:
         return failures.private_error(address)
-    if problem := failures.HUGGINGFACE_MISSING.get(
-        getattr(_error_response(error), "headers", {}).get("X-Error-Code", "")
-    ):
+    headers = getattr(_error_response(error), "headers", {})
+    if problem := failures.HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", "")):
         return StoreFailed(display_address(address), problem, remedy="Check its name.")
     return FileNotFoundError(2, "no such file", display_address(address))
 

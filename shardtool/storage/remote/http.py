@@ -53,8 +53,8 @@ def sign_headers(
 ) -> dict[str, str]:
     """Sign a request to S3. Return its headers, including the signature of all headers.
 
-    A signed body needs its SHA-256 in the header `x-amz-content-sha256`. `keys` has obstore's credentials:
-    `access_key_id`, `secret_access_key` and `token`.
+    To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` has the items `access_key_id`,
+    `secret_access_key` and `token`, as obstore's credentials do.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
@@ -106,9 +106,8 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     try:
         raw = base64.b64decode(secret, validate=True)
     except ValueError:
-        raise InvalidRequest(
-            AZURE_KEY_VARIABLES[0], "not an account key", expected="an account key in Base64"
-        ) from None
+        expected = "an account key in Base64"
+        raise InvalidRequest(AZURE_KEY_VARIABLES[0], "not an account key", expected=expected) from None
     now = datetime.now(timezone.utc)
     start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _CLOCK_SLACK, now + SIGNATURE_LIFETIME))
     protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
@@ -120,7 +119,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork, because the child would abort if obstore is computing an RSA signature for Google at that time.
+# Held during a fork. The child would abort if obstore was computing an RSA signature for Google during the fork.
 _SIGNING_LOCK = threading.Lock()
 
 
@@ -130,7 +129,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request. The URL of an object in a store is signed, so it is secret."""
+    """Return the URL to send a request to. The URL of an object in a store is signed and therefore secret."""
     if is_web(address):
         return address
     parts, environment = parse_address(address), environment_for(address)
@@ -181,11 +180,17 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: the signed URL, the ETag of the Hub, and the ETag of the content server."""
+    """A redirect from the Hugging Face Hub to a content server.
+
+    Attributes:
+        target: Signed URL on the content server.
+        hub_etag: ETag that the Hub reports for the file.
+        etag: ETag that the content server reports.
+    """
 
     target: str
-    linked: str
-    tag: str
+    hub_etag: str
+    etag: str
 
 
 def request_object(
@@ -193,7 +198,7 @@ def request_object(
 ) -> urllib3.BaseHTTPResponse:
     """Send a GET request for an object and follow redirects, without reading the body.
 
-    `links` caches one redirect of the Hub, because the Hub limits the request rate.
+    `links` caches one redirect from the Hugging Face Hub, because the Hub limits the request rate.
 
     Returns:
         A response with status 200, 201, 204, 206, or 416 (the range starts after the end). The caller must read the
@@ -202,7 +207,7 @@ def request_object(
     Raises:
         TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
-        FileExistsError: A condition in the headers does not hold.
+        FileExistsError: A condition in `headers`, such as `If-Match`, does not hold.
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
@@ -215,14 +220,14 @@ def request_object(
     response, link = _follow_redirects(address, target, headers or {}, own_headers)
     is_success = response.status in _SUCCESS_STATUSES
     if cached_link is not None and links is not None:
-        if not is_success or link.tag != cached_link.tag:
+        if not is_success or link.etag != cached_link.etag:
             discard_response(response)
             links.clear()
             return request_object(address, headers, links)
         link = cached_link
-    if is_success and link.linked and is_huggingface(address):
-        response.headers["ETag"] = link.linked
-        if links is not None and link.tag:
+    if is_success and link.hub_etag and is_huggingface(address):
+        response.headers["ETag"] = link.hub_etag
+        if links is not None and link.etag:
             links[:] = [link]
     if is_success:
         return response
@@ -232,13 +237,13 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    linked = ""
+    hub_etag = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
-        # the Hub's ETag is the SHA-256 of the file, but the ETag of a CDN is not
-        linked = linked or response.headers.get("X-Linked-Etag", "")
+        # the Hub's ETag is the SHA-256 of the file, but the ETag of a content server is not
+        hub_etag = hub_etag or response.headers.get("X-Linked-Etag", "")
         if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
-            return response, HuggingFaceLink(target, linked, response.headers.get("ETag", ""))
+            return response, HuggingFaceLink(target, hub_etag, response.headers.get("ETag", ""))
         discard_response(response)
         next_target = _redirect_target(address, target, response.headers["Location"])
         if not is_same_server(target, next_target):
@@ -256,13 +261,13 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What the first response of a server shows.
+    """The first response of a server, as `first_response` describes it.
 
     Attributes:
         proxy: URL of the proxy, or "".
-        certificate_expiry: When the certificate expires, or None for plain HTTP.
-        code: Error code of the store, or "".
-        refused: The error, or None if the object exists.
+        certificate_expiry: Time at which the certificate of the server expires, or None for plain HTTP.
+        code: Error code in the response of a store, or "".
+        refused: The error that reading the object would raise, or None if the object exists.
     """
 
     server: str
@@ -274,19 +279,18 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object and describe the response. The object need not exist.
+    """Request an object, which need not exist, and describe the response.
 
     Raises:
-        TransientError: There is no response.
+        TransientError: The server does not respond or is busy.
     """
     url = sign_url(address, "GET")
     server, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")
     response = _send_request(address, url, {"Range": "bytes=0-0", **(web_headers(url) if is_web(address) else {})})
     socket: Any = getattr(response.connection, "sock", None)
     expiry = socket.getpeercert()["notAfter"] if server.scheme == "https" else None
-    is_success = response.status < HTTPStatus.BAD_REQUEST and (
-        is_web(address) or response.status not in _REDIRECT_STATUSES
-    )
+    is_refused_redirect = response.status in _REDIRECT_STATUSES and not is_web(address)
+    is_success = response.status < HTTPStatus.BAD_REQUEST and not is_refused_redirect
     body = b"" if is_success else _read_reason(response)
     refused = None if is_success else failures.status_error(address, "GET", response.status, response.headers, body)
     response.close()
@@ -298,7 +302,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers, or None if there is none."""
+    """Return the MD5 of an object from its response headers, or None if no header contains an MD5."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -310,7 +314,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object from a store's response, or None if it is unknown.
+    """Return the MD5 of a whole object from the headers of a store's response, or None if the MD5 is unknown.
 
     S3's ETag is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """
@@ -321,7 +325,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return Google's checksums. The dict maps the name of an algorithm to a base64 value."""
+    """Return the checksums in the headers of a response from Google, as a dict from algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 

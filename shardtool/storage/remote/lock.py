@@ -1,8 +1,8 @@
-"""A lock in an object store: an object that names its holder and is renewed.
+"""Lock a dataset in an object store. A lock is an object that names its holder, and that the holder renews.
 
 A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
 response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
-its holder, a process on this machine, has exited.
+its holder was a process on this machine that has exited.
 
 A process creates its lock, shared or exclusive, then checks for conflicting locks. At least one of two conflicting
 processes therefore finds the lock of the other process.
@@ -49,10 +49,13 @@ _own_tokens: set[str] = set()
 
 
 class LockHolder(NamedTuple):
-    """The holder of a lock.
+    """The process that holds a lock.
 
-    `who` and `since` (by the holder's clock) are for messages. `machine` identifies a machine since its boot, or is "".
-    `born` is the kernel's start time of the process.
+    Attributes:
+        who: User, host and process id, for messages.
+        since: Time when the process locked the dataset, for messages.
+        machine: Identifies a machine until its next boot, or "" if unknown.
+        born: Start time of the process, as the kernel reports it.
     """
 
     who: str
@@ -64,24 +67,24 @@ class LockHolder(NamedTuple):
 
     @classmethod
     def for_this_process(cls) -> LockHolder:
-        """Return a new holder for this process."""
+        """Return a holder with a new random token for this process."""
         who = f"{_user_name()}@{socket.gethostname()}, process {os.getpid()}"
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the lock's content, different for each renewal, because stores derive versions from it."""
+        """Return the content of the lock. Each renewal changes it, because stores derive versions from the content."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
-        """Return whether the holder was a run on this machine that has ended."""
+        """Return whether the holder was a process on this machine that has exited or released the lock."""
         if not self.machine or self.machine != _machine_id():
             return False
         return _process_start(self.pid) != self.born or (self.pid == os.getpid() and self.token not in _own_tokens)
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder that a lock names, or an unknown holder if the content is invalid."""
+    """Return the holder in the content of a lock, or an unknown holder if the content is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -93,7 +96,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object in seconds by the store's clock, or None if it is unknown."""
+    """Return the age of an object in seconds by the store's clock, or None if the headers do not contain it."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -114,7 +117,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
+    """A held lock, which a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -125,7 +128,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise `lost` if the lock was lost, for example while the process was suspended."""
+        """Raise the error in `lost` if the lock was lost, for example while the process was suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -135,7 +138,7 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Stop renewing the lock, because the store denies access."""
+        """Stop renewing the lock, and do not delete it, because the store denies access."""
         self._ended.set()
 
     def release(self) -> None:
@@ -186,7 +189,13 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` in a folder during the block. Several holders can share a `shared` lock."""
+    """Hold the lock of the dataset `base` in a folder during the `with` block.
+
+    Several processes can hold a `shared` lock at the same time.
+
+    Raises:
+        OutputExists: Another process holds a conflicting lock.
+    """
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return
@@ -216,7 +225,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Raise OutputExists or AccessRefused if this process lost a lock in a folder."""
+    """Raise `OutputExists` or `AccessRefused` if this process has lost a lock that it held in a folder."""
     for lease in _held_leases.get(folder, ()):
         lease.check()
 
@@ -240,9 +249,10 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Raise `InvalidRequest` if the store ignores the condition of a write.
+    """Raise `InvalidRequest` if the store ignores conditions of writes.
 
-    The test write must fail, because the object exists or no longer has this `version`.
+    To test this, write `data` under a condition that does not hold: that the object does not exist, or that it still
+    has an old `version`.
     """
     try:
         put_object(address, data, version)
@@ -257,14 +267,10 @@ def check_conditional_writes(address: str, data: bytes, version: str = "") -> No
 
 
 def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) -> None:
-    if shared:
-        addresses = [exclusive]
-    else:
-        addresses = [
-            join_address(folder, entry.name)
-            for entry in list_objects(folder)
-            if entry.name.startswith(f".{base}{_SUFFIX}.")
-        ]
+    addresses = [exclusive]
+    if not shared:
+        names = [entry.name for entry in list_objects(folder)]
+        addresses = [join_address(folder, name) for name in names if name.startswith(f".{base}{_SUFFIX}.")]
     for address in addresses:
         lock = _read_lock(address)
         if lock is not None and not lock.is_free:
@@ -289,9 +295,8 @@ def _read_lock(address: str) -> _ExistingLock | None:
             data = response.read(_MAX_LOCK_BYTES)
         if len(data) < min(content_length(response) or 0, _MAX_LOCK_BYTES):
             raise TransientError("the response was cut off", answered=True)
-        return _ExistingLock(
-            parse_holder(data), object_version(address, response.headers), object_age_s(response.headers)
-        )
+        version, age_s = object_version(address, response.headers), object_age_s(response.headers)
+        return _ExistingLock(parse_holder(data), version, age_s)
 
     with suppress(FileNotFoundError):
         return with_retries(display_address(address), request)

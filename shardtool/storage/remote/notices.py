@@ -1,4 +1,4 @@
-"""Events of requests and workers, such as retries, warnings and the progress of downloads."""
+"""Pass events to a listener, such as retries of requests, warnings and the progress of downloads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ _totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited
 
 
 class RequestRetry(NamedTuple):
-    """One or more `requests` that are retried.
+    """An event: one or more requests failed and will be retried.
 
-    `where` and `found` contain no secrets. `wait_s` is the time waited by all `requests` together, in seconds.
+    Attributes:
+        where: Address without secrets.
+        found: The failure, without secrets.
+        wait_s: Seconds that all these requests wait, added up.
+        requests: Number of requests.
     """
 
     where: str
@@ -33,7 +37,7 @@ class Notice(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A message that a worker makes no progress."""
+    """A message for the user that a worker makes no progress."""
 
     text: str
 
@@ -43,8 +47,8 @@ class FetchProgress(NamedTuple):
 
     Attributes:
         share: Fraction of the files that are packed.
-        remaining_s: Estimated seconds until all files are complete.
-        host: The slowest host, or "" if packing takes longer.
+        remaining_s: Estimated seconds until all files are packed.
+        host: The slowest host, or "" if packing is slower than the downloads.
     """
 
     worker: int
@@ -59,7 +63,7 @@ class FetchProgress(NamedTuple):
 
 
 def emit(event: object) -> None:
-    """Pass an event to the listener, and count retries."""
+    """Pass an event to the listener, if there is one, and count retries."""
     if isinstance(event, RequestRetry):
         _totals[0] += event.requests
         _totals[1] += event.wait_s
@@ -89,5 +93,5 @@ def retry_count() -> int:
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited, or an empty dict without retries."""
+    """Return the number of retries and the seconds waited, or an empty dict if there were no retries."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

@@ -1,7 +1,7 @@
-"""Read an object at any offset, always from the same version.
+"""Read ranges of an object, always from the same version.
 
-Each response must have the version of the first response. If a response ends early, another request gets the rest.
-One request reads neighbouring ranges.
+Each response must have the version of the first response. If a response ends early, another request reads the rest.
+Neighbouring ranges are read with one request.
 
 Reading raises these errors:
 
@@ -19,15 +19,15 @@ import hashlib
 import os  # noqa: TC003 - used by the alias FileInfo
 import re
 from contextlib import closing
-from functools import partial
 from http import HTTPStatus
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.address import display_address, is_huggingface, parse_address, uses_fsspec
 from shardtool.storage.remote.buckets import version_number
-from shardtool.storage.remote.fsspec import call_fsspec, cat_file
+from shardtool.storage.remote.fsspec import call_fsspec
 from shardtool.storage.remote.http import (
     PIECE_BYTES,
     HuggingFaceLink,
@@ -56,14 +56,14 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    If the `size` is known, no request is sent before the first read.
+    If the caller passes the `size`, no request is sent before the first read.
     """
 
     md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[HuggingFaceLink]()
-        # the ETag of the first response; `setdefault` is thread-safe
+        # contains the ETag of the first response; a dict, because `setdefault` is thread-safe
         self._first_response = dict[str, str]()
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self._where, self._inspect)
@@ -72,11 +72,11 @@ class RemoteObject:
 
     @property
     def version(self) -> str:
-        """The ETag, or ""."""
+        """ETag of the object, or ""."""
         return self._first_response.get("version", "")
 
-    def fact(self) -> ObjectInfo:
-        """Return size and version."""
+    def stat(self) -> ObjectInfo:
+        """Return the size and version of the object."""
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
@@ -95,7 +95,7 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    # record progress after the yield, because the time that the caller takes is no stall
+                    # record progress after the yield, because the time that the caller takes is not a stall
                     attempts.record_progress()
             except retry.TransientError as error:
                 self._links.clear()
@@ -111,14 +111,14 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return the size, the version, and whether ranges are supported.
+        """Return the size, the version, and whether the server supports range requests.
 
-        This requests one byte, because HEAD can be forbidden.
+        The request is a GET of one byte, because HEAD may be forbidden.
         """
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
-            # the object is empty, and with status 416 some servers omit the size
+            # the object may be empty: request all of it, because some servers omit the size with status 416
             response = request_object(self.address)
         discard_response(response)
         version = response.headers.get("ETag", "")
@@ -168,9 +168,8 @@ class RemoteObject:
         self.md5 = object_md5(self.address, response.headers)
         requested = f"bytes {offset}-{end - 1}/{self.size}"
         if self.ranges and content_range != requested:
-            raise StoreFailed(
-                self._where, f"status {response.status}, {content_range[:60] or 'no range'}", expected=requested
-            )
+            found = f"status {response.status}, {content_range[:60] or 'no range'}"
+            raise StoreFailed(self._where, found, expected=requested)
         if (length := response.headers.get("Content-Length", str(end - offset))) != str(end - offset):
             raise StoreFailed(self._where, f"a response of {length[:20]} bytes; expected {end - offset:,}")
 
@@ -182,9 +181,9 @@ class RemoteObject:
 
 
 class ObjectInfo(NamedTuple):
-    """Size and version of an object, with the attribute names of `os.stat_result`.
+    """The size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the version as a number. Listings use the same number.
+    `st_mtime_ns` is the `version_number` of the ETag.
     """
 
     st_size: int
@@ -198,12 +197,11 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return the content, size and version of an object, read with one request.
 
-    `check_size` receives the size before the content is read. To skip reading, `check_size` returns False or raises
-    an error.
+    `check_size` is called with the size before the content is read. If it returns False, the content is not read.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
-        return b"" if check_size(remote.size) is False else remote.read(0, remote.size), remote.fact()
+        return b"" if check_size(remote.size) is False else remote.read(0, remote.size), remote.stat()
 
     def attempt() -> tuple[bytes, ObjectInfo]:
         with closing(request_object(address)) as response:
@@ -218,15 +216,13 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
             _check_md5(address, md5, hashlib.md5(data, usedforsecurity=False))
         return data, info
 
-    return (
-        read_whole(FsspecObject(address))
-        if uses_fsspec(address)
-        else retry.with_retries(display_address(address), attempt)
-    )
+    if uses_fsspec(address):
+        return read_whole(FsspecObject(address))
+    return retry.with_retries(display_address(address), attempt)
 
 
 def read_object_end(address: str, limit: int) -> bytes:
-    """Return the last bytes of an object."""
+    """Return the last `limit` bytes of an object."""
 
     def read_end(remote: RemoteObject) -> bytes:
         return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
@@ -239,16 +235,13 @@ def read_object_end(address: str, limit: int) -> bytes:
                 return read_end(RemoteObject(address))
             start, end, size = map(int, match.groups())
             if end != size - 1 or start != max(0, size - limit):
-                raise StoreFailed(
-                    display_address(address), f"the range {match[0]}", expected=f"the last {limit:,} bytes"
-                )
+                expected = f"the last {limit:,} bytes"
+                raise StoreFailed(display_address(address), f"the range {match[0]}", expected=expected)
             return b"".join(iter_body(response, address, end + 1 - start))
 
-    return (
-        read_end(FsspecObject(address))
-        if uses_fsspec(address)
-        else retry.with_retries(display_address(address), attempt)
-    )
+    if uses_fsspec(address):
+        return read_end(FsspecObject(address))
+    return retry.with_retries(display_address(address), attempt)
 
 
 def _require_length(response: urllib3.BaseHTTPResponse, where: str) -> int:
@@ -269,7 +262,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports, or None for other stores."""
+    """Return the CRC-32C that Google's store has recorded for an object, or None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -287,7 +280,7 @@ _MAX_REQUESTS_AHEAD = 16
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes of each range. Sort the ranges to send fewer requests."""
+    """Yield the bytes of each range. If the ranges are sorted, neighbouring ranges are read with one request."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))
@@ -298,11 +291,9 @@ def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[
     def read(request: tuple[int, int]) -> bytes:
         return remote.read(request[0], request[1] - request[0])
 
-    results = (
-        ordered_results(request_threads(), read, requests, _MAX_REQUESTS_AHEAD)
-        if len(requests) > 1
-        else map(read, requests)
-    )
+    results: Iterator[bytes] = map(read, requests)
+    if len(requests) > 1:
+        results = ordered_results(request_threads(), read, requests, _MAX_REQUESTS_AHEAD)
     first_index = 0
     for start, end, count in spans:
         pieces = [next(results) for _ in range(start, max(end, start + 1), _MAX_REQUEST_BYTES)]
@@ -329,13 +320,13 @@ _FSSPEC_READ_BYTES = 4 * PIECE_BYTES
 
 
 class FsspecObject(RemoteObject):
-    """A file of another scheme, read through fsspec."""
+    """A file that is read through fsspec."""
 
     def __init__(self, address: str) -> None:
         address = parse_address(address).text()  # fsspec requires a lower-case scheme
         self.address, self._where, self.ranges = address, display_address(address), True
-        path = parse_address(address).plain_text()
-        info = call_fsspec(address, lambda file_system: file_system.info(path))
+        self._path = parse_address(address).plain_text()
+        info = call_fsspec(address, methodcaller("info", self._path))
         if info["type"] != "file" or info["size"] is None:
             raise FileNotFoundError(2, "no such file", self._where)
         self.size, self._first_response = int(info["size"]), dict[str, str]()
@@ -343,8 +334,8 @@ class FsspecObject(RemoteObject):
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
         while offset < end:
             length = min(max(max_bytes, _FSSPEC_READ_BYTES), end - offset)
-            byte_range = {"start": offset, "end": offset + length}
-            piece = bytes(call_fsspec(self.address, partial(cat_file, self.address, byte_range)))
+            read_piece = methodcaller("cat_file", self._path, start=offset, end=offset + length)
+            piece = bytes(call_fsspec(self.address, read_piece))
             if len(piece) != length:
                 raise StoreFailed(self._where, f"{len(piece):,} bytes at {offset:,}", expected=f"{length:,}")
             yield piece
@@ -352,5 +343,5 @@ class FsspecObject(RemoteObject):
 
 
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
-    """Open an object for random access."""
+    """Open an object for random access. If `size` is known, no request is sent before the first read."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)

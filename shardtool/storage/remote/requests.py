@@ -1,4 +1,4 @@
-"""Run requests in parallel threads. Results have the order of the items."""
+"""Send requests in parallel threads, and return the results in order."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return the threads for tasks that never wait for other threads."""
+    """Return the thread pool for tasks that never wait for other tasks."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the threads for tasks that may wait for requests, but not for each other."""
+    """Return the thread pool for tasks that may wait for tasks of `request_threads`, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return `call(item)` for each item, in order. After a failure, no further call is started.
+    """Return `call(item)` for each item, in order, from parallel threads. After a failure, start no further call.
 
-    `call` may wait for requests.
+    `call` may wait for tasks of `request_threads`.
     """
     failed: list[BaseException] = []
 
@@ -66,9 +66,9 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time.
+    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time, in new threads.
 
-    The threads exist only during the iteration, so that a later fork cannot copy a lock that they hold.
+    The threads exit after the iteration, so that a later fork cannot copy a lock that they hold.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -88,7 +88,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Do the same as `imap_requests`, but run the calls in `threads`."""
+    """Yield `call(item)` for each item, in order. At most `at_once` calls run in `threads` at the same time."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

@@ -1,7 +1,7 @@
 """Retry failed requests, and cancel requests.
 
-Threads wait in short steps (`SLICE_S`) and check for cancellation after each step. Library calls that cannot be
-interrupted run in a separate thread. On cancellation, this thread is left running.
+Threads wait in short steps (`SLICE_S`) and check for cancellation after each step. A library call that cannot be
+interrupted runs in a separate thread, which keeps running after a cancellation.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts before the first answer of the store, because the endpoint may be wrong.
+        tries: Maximum attempts while no request has been answered yet, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
-        max_wait_s: Maximum wait, unless the server requests more.
-        max_total_s: No retry starts after this time.
-        first_answer_s: Replaces `max_total_s` before the first answer.
-        notice_s: Time until the user is told that the first request is waiting.
+        max_wait_s: Maximum wait before any retry, unless the server requests a longer one.
+        max_total_s: Time in seconds after which no retry starts.
+        first_answer_s: Replaces `max_total_s` while no request has been answered yet.
+        notice_s: Time until a message says that the first request is still waiting.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -65,7 +65,9 @@ class TransientError(Exception):
     """A temporary failure, such as a lost connection. A retry may succeed.
 
     Attributes:
-        wait_s: Seconds to wait as requested by the server, or None.
+        wait_s: Seconds to wait before the retry, as requested by the server, or None.
+        answered: Whether the server has answered the request.
+        stalled_s: Seconds that the request waited for data.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class RequestCancelled(Exception):
 
 @contextmanager
 def cancel_on(stop: threading.Event) -> Iterator[None]:
-    """Cancel the requests of this thread when `stop` is set."""
+    """Cancel the requests that this thread sends in the `with` block when `stop` is set."""
     before = getattr(_thread_state, "stop", None)
     _thread_state.stop = stop
     try:
@@ -92,7 +94,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use a policy for the requests of this thread."""
+    """Use a policy for the requests that this thread sends in the `with` block."""
     _thread_state.policy = policy
     try:
         yield
@@ -105,7 +107,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests. The main thread may use `within_s` more seconds to release its locks."""
+    """Cancel all requests. The main thread may send requests for `within_s` more seconds, to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -138,7 +140,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in short steps, and return the future."""
+    """Wait for a future in short steps, so that signals can interrupt the wait. Return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -147,7 +149,7 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Raise `RequestCancelled` if the thread is cancelled meanwhile."""
+    """Sleep. Raise `RequestCancelled` if the requests of this thread are cancelled meanwhile."""
     end = time.monotonic() + seconds
     while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
@@ -155,10 +157,10 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """Counts the attempts of one request, and the time without progress.
+    """Counts the failed attempts of one request, and its time without progress.
 
-    The time is summed over all attempts, because a server may repeatedly send a little data and stall. It decreases
-    while data arrives.
+    The time without progress is added up over all attempts, because a server may repeatedly send a little data and then
+    stall. The time decreases again while data arrives.
     """
 
     def __init__(self, where: str) -> None:
@@ -168,12 +170,15 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """Count only waits and stalls, because an attempt may have made progress."""
+        """Limit only the time of waits and stalls from now on, because an attempt may have made progress.
+
+        `stalled_s` is the time that the last attempt waited for data.
+        """
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
     def record_progress(self) -> None:
-        """Record that data arrived."""
+        """Record that data arrived, and reset the number of failures."""
         now = time.monotonic()
         if not self._failures:
             self._stalled_s = max(0.0, self._stalled_s - (now - self._progress_s))
@@ -181,7 +186,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait a random time before the next attempt, or raise `StoreFailed` if no attempt or time is left."""
+        """Wait a random time before the next attempt, or raise `StoreFailed` if the limits are reached."""
         import random
 
         self._failures += 1
@@ -204,13 +209,13 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set how long to retry, in seconds. This includes child processes."""
+    """Set how long failed requests are retried, in seconds, in this process and its child processes."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return how long to retry, in seconds."""
+    """Return how long failed requests are retried, in seconds."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 

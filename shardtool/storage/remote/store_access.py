@@ -52,15 +52,11 @@ _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
 _SOURCE_VARIABLES = (
-    *_KEY_PAIR_VARIABLES,
-    "AWS_PROFILE",
-    "AWS_SKIP_SIGNATURE",
-    *_REGION_VARIABLES,
-    *_ENDPOINT_VARIABLES[1:],
-)
+    *_KEY_PAIR_VARIABLES, "AWS_PROFILE", "AWS_SKIP_SIGNATURE", *_REGION_VARIABLES, *_ENDPOINT_VARIABLES[1:],
+)  # fmt: skip
 
 
-_STORE_VARIABLES = (  # variables in the cache key of a store, so that changes take effect
+_STORE_VARIABLES = (  # part of the cache key of a store, so that changes of these variables take effect
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -90,11 +86,11 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
-    """Return the address of an S3 source that may have a server or credentials of its own.
+    """Return the address of a source, with a marker if the source has its own server or credentials in S3.
 
     A variable with the prefix `SHARDTOOL_SOURCE_` replaces the variable without the prefix. If any prefixed variable
-    exists, the endpoint comes only from these variables or from `endpoint`. If one of them sets credentials, all
-    credentials come from them.
+    is set, the endpoint is taken only from these variables or from `endpoint`. If a prefixed variable sets credentials,
+    all credentials are taken from prefixed variables.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -110,11 +106,8 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     if server := endpoint or os.environ.get(f"{SOURCE_PREFIX}ENDPOINT", ""):
         check_endpoint(server, server)
     if endpoint and not address.startswith("s3://"):
-        found, expected = (
-            "a source endpoint was given, but this is not S3",
-            f"s3://, or no {option_text('source_endpoint')}",
-        )
-        raise InvalidRequest(display_address(address), found, expected=expected)
+        found, expected = "a source endpoint was given, but this is not S3", option_text("source_endpoint")
+        raise InvalidRequest(display_address(address), found, expected=f"s3://, or no {expected}")
     is_own = address.startswith("s3://") and (server or source_variables)
     return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
 
@@ -152,9 +145,8 @@ def store_for(address: str) -> tuple[Any, str | None]:
     environment = environment_for(address)
     if parts.marker:
         return _make_store(parts.scheme, parts.host, tuple(environment.items()), has_own_settings=True)
-    return _make_store(
-        parts.scheme, parts.host, tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
-    )
+    settings = tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
+    return _make_store(parts.scheme, parts.host, settings)
 
 
 AZURE_KEY_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
@@ -176,22 +168,18 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 
 
 def credentials_kind(address: str) -> str:
-    """Describe the kind of the credentials and where they come from."""
+    """Describe the credentials for an address, and where they were found, for messages."""
     parts, (store, unsigned_url) = parse_address(address), store_for(address)
     environment, options = environment_for(address), options_of(parts.marker, address) or {}
     if unsigned_url is not None:
         return "none: requests are not signed"
     if keys := getattr(store.credential_provider, "credentials", None):
         return f"{keys.method} (profile {environment.get('AWS_PROFILE') or 'default'}, by boto3)"
-    kinds = (
-        f"{kind} ({'storage_options' if name in options else f'environment: {name}'})"
-        for name, kind in _CREDENTIAL_KINDS[parts.scheme].items()
-        if environment.get(name)
-    )
-    return next(
-        kinds,
-        f"{'application default credentials of gcloud, or ' * (parts.scheme == 'gs')}metadata service of this machine",
-    )
+    for name, kind in _CREDENTIAL_KINDS[parts.scheme].items():
+        if environment.get(name):
+            return f"{kind} ({'storage_options' if name in options else f'environment: {name}'})"
+    gcloud = "application default credentials of gcloud, or " if parts.scheme == "gs" else ""
+    return f"{gcloud}metadata service of this machine"
 
 
 _OWN_CONFIG = ("account_name", "service_account", "service_account_key")
@@ -229,7 +217,7 @@ def _make_store(
         if endpoint:
             options["endpoint"] = endpoint
         if has_own_settings and (credential := _azure_credential(env)):
-            # obstore would prefer an account key of the environment to a token in `config`
+            # obstore would prefer an account key in the environment to a token in `config`
             options["credential_provider"] = lambda: credential
         azure_store = store.AzureStore(bucket, **options)
         return azure_store, f"{azure_server(env)}/{bucket}" if anonymous else None
@@ -276,7 +264,7 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session, or None if obstore finds the credentials.
 
-    If there are no credentials, obstore would ask the metadata service even if this service is disabled.
+    Without credentials, raise an error if the metadata service is disabled, because obstore would request it anyway.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:
@@ -292,7 +280,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # raise errors here, because obstore would report another error
+                keys.get_frozen_credentials()  # raises errors here, because obstore would report another error
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
@@ -315,9 +303,8 @@ def _aws_errors(profile: str) -> Iterator[None]:
         raise InvalidRequest(f"AWS_PROFILE={profile}", found, expected=expected) from None
     except (ConfigParseError, UnicodeDecodeError):
         where = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
-        raise AccessRefused(
-            where, "not an AWS configuration file", expected="profile sections", remedy=remedy
-        ) from None
+        found = "not an AWS configuration file"
+        raise AccessRefused(where, found, expected="profile sections", remedy=remedy) from None
     except (BotoCoreError, ClientError, OSError, ValueError) as error:
         found = f"cannot get credentials ({type(error).__name__})"
         raise AccessRefused(f"the AWS profile {profile}", found, remedy=remedy) from None
@@ -336,19 +323,17 @@ def _profile_settings(session: Any) -> Mapping[str, Any]:
 
 
 def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
-    """Raise an error if half of a key pair is missing, because obstore would ask the metadata service instead."""
+    """Raise an error if only the key id is set, because obstore would request credentials from the metadata service."""
     present = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
     if present == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
-        raise AccessRefused(
-            f"s3://{bucket}", "AWS_ACCESS_KEY_ID is set alone", expected="AWS_SECRET_ACCESS_KEY as well"
-        )
+        found = "AWS_ACCESS_KEY_ID is set alone"
+        raise AccessRefused(f"s3://{bucket}", found, expected="AWS_SECRET_ACCESS_KEY as well")
 
 
 def not_installed_error(library: str) -> InvalidRequest:
     """Return the error for a library that is not installed."""
-    return InvalidRequest(
-        library, "not installed", expected="the libraries for stores", remedy="Run `pip install 'shardtool[remote]'`."
-    )
+    remedy = "Run `pip install 'shardtool[remote]'`."
+    return InvalidRequest(library, "not installed", expected="the libraries for stores", remedy=remedy)
 
 
 AZURE_ACCOUNT_VARIABLES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
@@ -356,13 +341,11 @@ _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE
 
 
 def azure_server(environment: Mapping[str, str]) -> str:
-    """Return the URL of Azure's server for the account."""
-    return (
-        first_variable(environment, _AZURE_ENDPOINT_VARIABLES)
-        or f"https://{first_variable(environment, AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
-    ).rstrip("/")
+    """Return the URL of the Azure server for the storage account in `environment`."""
+    default = f"https://{first_variable(environment, AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
+    return (first_variable(environment, _AZURE_ENDPOINT_VARIABLES) or default).rstrip("/")
 
 
 def first_variable(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the value of the first variable that is set, or ""."""
+    """Return the value of the first variable in `names` that is set, or ""."""
     return next((value for name in names if (value := environment.get(name))), "")

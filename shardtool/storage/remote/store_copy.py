@@ -1,6 +1,6 @@
-"""Ask a store to copy its own objects.
+"""Ask a store to copy its own objects, so that the data is not downloaded.
 
-Google reports a CRC-32C of the copy, and S3 does so on request.
+Google reports the CRC-32C of the copy, and S3 reports it on request.
 
 Source: "CopyObject" of the S3 API, and "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
@@ -28,7 +28,7 @@ _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32
 
 
 class NotCopied(Exception):
-    """The store made no copy. If the store refuses all copies, the text of the exception is the reason."""
+    """The store made no copy of an object. If the store refuses all copies, the exception's text is the reason."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
@@ -36,29 +36,25 @@ def can_copy_inside(source: str, target: str) -> bool:
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False
     source_parts, target_parts = parse_address(source), parse_address(target)
-    has_same_settings = source_parts.marker == target_parts.marker
-    return (
-        source_parts.scheme == target_parts.scheme in STORES
-        and has_same_settings
-        and (source_parts.scheme != "gs" or source_parts.host == target_parts.host)
-    )
+    if source_parts.marker != target_parts.marker or source_parts.scheme != target_parts.scheme:
+        return False
+    return source_parts.scheme in STORES and (source_parts.scheme != "gs" or source_parts.host == target_parts.host)
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     """Ask a store to copy an object. Return the CRC-32C of the copy if the store reports it, else None.
 
-    An object at `target` is replaced.
+    An existing object at `target` is replaced.
 
     Raises:
-        NotCopied: The store made no copy, or the copy has another size or checksum.
+        NotCopied: The store made no copy, or `source` does not have this size or checksum.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)
     policy = retry.RetryPolicy(
-        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S),
-        min_bytes_per_s=min_bytes_per_s,
+        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S), min_bytes_per_s=min_bytes_per_s,
         speed_window_s=speed_window_s,
-    )
+    )  # fmt: skip
     try:
         with retry.with_policy(policy):
             if parse_address(source).scheme != "gs":
@@ -95,19 +91,12 @@ def _request_copy(source: str, target: str, size: int) -> int | None:
 def _copy_headers(source: str, target: str, source_object: RemoteObject) -> dict[str, str]:
     parts, options = parse_address(source), object_headers(target)
     if parts.scheme == "az":
-        mode = (
-            {"x-ms-requires-sync": "true"}
-            if source_object.size <= _MAX_SYNC_COPY_BYTES
-            else {"x-ms-blob-type": "BlockBlob"}
-        )
-        return {
-            "x-ms-copy-source": sign_url(source, "GET"),
-            "x-ms-source-if-match": source_object.version,
-            **mode,
-            **options,
-        }
+        is_small = source_object.size <= _MAX_SYNC_COPY_BYTES
+        mode = {"x-ms-requires-sync": "true"} if is_small else {"x-ms-blob-type": "BlockBlob"}
+        copy = {"x-ms-copy-source": sign_url(source, "GET"), "x-ms-source-if-match": source_object.version}
+        return {**copy, **mode, **options}
     if "x-amz-tagging" in options:
-        # only with tags, because R2 does not support this header
+        # send this header only with tags, because R2 does not support it
         options["x-amz-tagging-directive"] = "REPLACE"
     return {
         "x-amz-copy-source": quote(f"/{parts.host}/{parts.key}"), "x-amz-copy-source-if-match": source_object.version,

@@ -1,6 +1,6 @@
 """Options for writing objects and for billing the requester (`--store-option KEY=VALUE`).
 
-Google's store accepts options of objects only in requests that its client signs, and this client cannot sign headers.
+Options for objects are not supported for Google, which accepts them only in signed headers. obstore signs only URLs.
 """
 
 from __future__ import annotations
@@ -55,17 +55,15 @@ _STORE_OPTIONS = {
 }  # fmt: skip
 
 
-STORE_OPTION_VARIABLES = (
-    STORE_OPTIONS_VARIABLE,
-    *(option.variable for option in _STORE_OPTIONS.values() if option.variable),
-)
+_VARIABLES = {key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable}
+STORE_OPTION_VARIABLES = (STORE_OPTIONS_VARIABLE, *_VARIABLES.values())
 
 
 _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class", "access-tier"
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set store options (`KEY=VALUE`), also for child processes."""
+    """Set store options (`KEY=VALUE`) in this process and its child processes."""
     text = "\n".join(lines)
     _parse_options(text)
     os.environ[STORE_OPTIONS_VARIABLE] = text
@@ -100,16 +98,14 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the store options in obstore's configuration."""
-    names = {
-        key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
-    }
-    options = _options_for(scheme, names) if scheme == "s3" else {}
-    return {names[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
+    """Return the store options for S3 as configuration for obstore. For other stores, return an empty dict."""
+    keys = [key for key in _VARIABLES if key != _STORAGE_CLASS]
+    options = _options_for(scheme, keys) if scheme == "s3" else {}
+    return {_VARIABLES[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return the store options as arguments for obstore's `put`."""
+    """Return the store options as arguments for obstore's `put`. `lasting` is as in `put_object`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -118,7 +114,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the store options as headers for writing an object."""
+    """Return the store options as headers for writing an object. Raise `InvalidRequest` for unsupported options."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

@@ -39,7 +39,7 @@ _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """`fill` wrote fewer bytes than announced."""
+    """Fewer bytes were written to an upload than its size."""
 
 
 class _Response(NamedTuple):
@@ -49,7 +49,7 @@ class _Response(NamedTuple):
 
 
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
-    """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
+    """Let `fill` write an object of `size` bytes, at most `MAX_PUT_BYTES`. Return the result of `fill`.
 
     If the connection is lost, `fill` is called again.
 
@@ -74,8 +74,8 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 class Upload(AbstractContextManager["Upload"]):
     """An object that is being written. Use it in a `with` block.
 
-    The object appears only after `finish`. Methods raise `TransientError` if the connection is lost, `AccessRefused`
-    or `StoreFailed`.
+    The object is visible only after `finish`. Methods raise `TransientError` if the connection is lost, and
+    `AccessRefused` or `StoreFailed` if the store refuses the object.
     """
 
     def __init__(self, address: str, size: int) -> None:
@@ -115,7 +115,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         Raises:
             TruncatedUpload: Bytes are missing.
-            TransientError: The store has received other bytes.
+            TransientError: The store received other bytes than were sent.
         """
         if self._remaining:
             raise TruncatedUpload
@@ -183,9 +183,9 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body is sent, or None.
+    """Return a response that arrives before the body is sent, or None if the body can be sent.
 
-    http.client would skip `100 Continue` and wait for the final response.
+    This does not use http.client, which would skip `100 Continue` and wait for the final response.
     """
     from http.client import HTTPException, parse_headers
 

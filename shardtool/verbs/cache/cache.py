@@ -1,4 +1,4 @@
-"""`Cache`, which keeps whole shards on a fast disk, and the writer for samples of a sampler."""
+"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds shards with the samples of a sampler."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1
 
-_WAIT_NOTE_S = 10.0  # a writer reports a longer wait for space
+_WAIT_NOTE_S = 10.0  # if a writer waits longer than this for space, it reports the wait
 
 
 class CacheWriterOptions(NamedTuple):
-    """Options of a `CacheWriter`."""
+    """The options of a `CacheWriter`, as described by `Cache.writer`."""
 
     part: int | str
     format: ShardFormat
@@ -67,8 +67,9 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
-    A shard becomes visible once it is full or the block ends. If there is no space because all other shards are in use,
-    the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
+    A shard becomes visible when it is full, or at the end of the `with` block. If there is no space because all other
+    shards are in use, the writer waits. An exception or a killed process leaves no partial shard. Within a shard, keys
+    must be unique.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
@@ -83,9 +84,8 @@ class CacheWriter(SampleWriter):
             raise InvalidRequest(option_text("part"), f"{options.part!r}", expected=expected)
         check_choice("format", options.format, ShardFormat)
         if space.policy == "keep":
-            raise InvalidRequest(
-                option_text("policy", "keep"), "a cache that never evicts shards", expected="another policy"
-            )
+            found = "a cache that never evicts shards"
+            raise InvalidRequest(option_text("policy", "keep"), found, expected="another policy")
         if options.max_size > space.max_bytes:
             found = f"{format_size(options.max_size)}, but the cache has only {format_size(space.max_bytes)}"
             raise InvalidRequest(option_text("max_size"), found, expected="at most the size of the cache")
@@ -107,7 +107,7 @@ class CacheWriter(SampleWriter):
         """Publish the samples written so far as a shard, even if the shard is not full.
 
         Raises:
-            InvalidRequest: The metadata of the samples have incompatible types.
+            InvalidRequest: The samples have metadata of incompatible types.
             OutputFailed: The files cannot be written.
         """
         if self._shard is not None:
@@ -123,7 +123,7 @@ class CacheWriter(SampleWriter):
             shard.abandon()
             raise
         self.shards += 1
-        # An encoder remembers all keys, so each shard gets a new encoder.
+        # an encoder keeps all keys in memory, so use a new encoder for each shard
         previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
         self._encoder.restore(previous.kinds, inline=previous.inline)
 
@@ -143,7 +143,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # skip the previous shard, whose metadata was incompatible
+        except InvalidRequest as error:  # the previous shard cannot be published, because its metadata is incompatible
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -169,25 +169,25 @@ _DEFAULT_SHARD_SIZE = "256MB"
 
 
 class Cache:
-    """A folder of whole shards on a fast disk, shared by any number of processes.
+    """A folder on a fast disk that keeps whole shards, shared by any number of processes.
 
-    Threads may share a cache, forked children may use it, and it can be pickled.
+    Threads and forked processes may use the same instance, and it can be pickled.
 
         cache = shardtool.Cache("/nvme/cache", max_bytes="200GB")
         dataset = shardtool.open("/nfs/train.json", cache=cache)
 
     Args:
-        folder: Folder of the cache, created if missing.
-        max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own bound when it
+        folder: Folder of the cache, which is created if it does not exist.
+        max_bytes: Maximum total size, in bytes or as text such as `50GB`. Each process applies its own limit when it
             adds a shard.
-        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the first
-            added. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
-            dataset is larger than the cache and read in whole epochs.
-        observer: Receives notes. Without an observer, notes are warnings.
+        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the shard that
+            was added first. `keep` evicts no shard, and shards that do not fit are read from their original location.
+            Use `keep` if the dataset is larger than the cache and is read in whole epochs.
+        observer: Receives notes for the user. Without an observer, notes are Python warnings.
 
     Raises:
-        InvalidRequest: The folder is a URL, has another cache version, contains something else, or does not support
-            locks.
+        InvalidRequest: The folder is a URL, has another cache version, or does not support file locks, or the path or
+            a subfolder of the cache is not a folder.
     """
 
     def __init__(
@@ -228,16 +228,16 @@ class Cache:
         self._pid, self._retry_s = os.getpid(), 0.0
         self._originals: dict[str, OriginalFile] = {}
         self._damaged_copies: set[str] = set()
-        self._prefetched: set[str] = set()  # shards that `expect` copied, not opened yet
+        self._prefetched: set[str] = set()  # copies made by `expect` that were not opened yet
         self._counter = CountsFile(self.folder)
 
     @property
     def counts(self) -> CacheCounts:
-        """The statistics of this process."""
+        """The statistics of cache use by this process."""
         return self._counter.counts
 
     def total(self) -> CacheCounts:
-        """Return the statistics of all processes.
+        """Return the statistics of cache use by all processes, including those that have exited.
 
         Raises:
             OutputFailed: The folder cannot be locked.
@@ -255,10 +255,10 @@ class Cache:
         return f"Cache({self.folder!r}, max_bytes={self.max_bytes}, policy={self.policy!r})"
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return a shard's copy, or its original if the cache cannot be used.
+        """Return the copy of a shard in the cache, or the original shard if the cache cannot be used.
 
-        The first process that opens a shard copies it, while others wait. A copy is not evicted until the result is
-        closed.
+        The first process that opens a shard copies it, while other processes wait for the copy. The copy is not evicted
+        until the result is closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.
@@ -274,7 +274,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard that will be read soon, if it fits without eviction. Only `open` reports failures."""
+        """Copy a shard that will be read soon, if it fits without eviction. Failures are only reported by `open`."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:
@@ -295,9 +295,9 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard. The next `open` copies the shard again.
+        """Delete the damaged copy of a shard, so that the next `open` copies the shard again.
 
-        While other processes use the copy, this process reads the original.
+        If other processes are using the copy, keep it, and read the original shard in this process.
         """
         with suppress(OSError):
             original = original_file(shard)
@@ -312,16 +312,16 @@ class Cache:
         self, part: int | str = 0, *, format: ShardFormat = "tar", max_size: int | str | None = None,  # noqa: A002
         max_count: int | None = None,
     ) -> CacheWriter:  # fmt: skip
-        """Return a writer that adds new shards to this cache, for a sampler.
+        """Return a writer with which a sampler adds new shards to this cache.
 
-        In a forked process, this first releases the leases of the parent process, because the writer would wait for
-        these leases forever.
+        In a forked process, first release the leases inherited from the parent process, because the writer would wait
+        for these leases forever.
 
         Args:
-            part: Part of the shard names, which keeps them different from names of other writers.
+            part: Number or name of the writer, which becomes a part of its shard names.
             format: `tar` or `tfrecord`.
-            max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
-            max_count: Maximum samples per shard.
+            max_size: Maximum bytes per shard. The default is a fiftieth of the cache, at most 256 MB.
+            max_count: Maximum samples per shard, or None for no limit.
 
         Raises:
             InvalidRequest: The cache can never hold such a shard.
@@ -330,22 +330,20 @@ class Cache:
         if self._pid != os.getpid():
             self._reset_process_state()
             self._shards.close()
-        size = (
-            min(parse_size(_DEFAULT_SHARD_SIZE), max(self.max_bytes // 50, 1))
-            if max_size is None
-            else parse_size(max_size)
-        )
+        size = parse_size(_DEFAULT_SHARD_SIZE if max_size is None else max_size)
+        if max_size is None:
+            size = min(size, max(self.max_bytes // 50, 1))
         options = CacheWriterOptions(part, format, size, NO_LIMIT if max_count is None else max_count)
         return CacheWriter(self._space, options, partial(self._note, "wait"), self._counter)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the finished shards that samplers wrote, oldest first.
 
-        The shards are kept until the next `refresh`, or until the result is closed. Shards returned before may be
-        evicted for waiting writers.
+        These shards are not evicted until the next `refresh`, or until the result is closed. Shards of an earlier
+        result may be evicted now, if writers wait for space.
 
         Args:
-            max_bytes: Keep only the newest shards up to this size, to leave space for writers. None keeps all.
+            max_bytes: Return only the newest shards up to this total size, to leave space for writers, or None for all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
@@ -356,14 +354,13 @@ class Cache:
         try:
             self._shards = lease_written_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
         except OSError as error:
-            remedy = "Write larger shards, or raise the limit (`ulimit -n`): each shard in use needs a file descriptor."
-            raise OutputFailed(
-                self.folder, _failure_reason(error), remedy=remedy if error.errno == EMFILE else ""
-            ) from None
+            advice = "Write larger shards, or raise the limit (`ulimit -n`): each shard in use needs a file descriptor."
+            remedy = advice if error.errno == EMFILE else ""
+            raise OutputFailed(self.folder, _failure_reason(error), remedy=remedy) from None
         return self._shards
 
     def paths(self) -> list[str]:
-        """Return the paths of `refresh` as a list, for `tf.data.TFRecordDataset`."""
+        """Return the paths that `refresh` returns as a list, for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
     def _lease(self, original: OriginalFile) -> FileLock | None:

@@ -1,4 +1,4 @@
-"""Reserve and free the space of a cache."""
+"""Reserve space in the folder of a cache, and evict shards to free space."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from shardtool.verbs.cache.folder import (
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096
 
-MAX_WAIT_S = 30.0  # wait for a process that holds a lock but makes no progress, for example because it was stopped
+MAX_WAIT_S = 30.0  # limit for waiting for a lock whose process makes no progress, for example because it was stopped
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Lock the reservation of a copy or writer. Return None if another process holds the lock."""
+    """Create and lock the reservation file of a copy or writer. Return None if another process holds the lock."""
     return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
 class Backoff:
-    """Increasing pauses, up to a total wait."""
+    """Makes pauses of increasing length, until a maximum total wait is reached."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
         self.restart()
 
     def restart(self) -> None:
-        """Restart the wait, because there was progress."""
+        """Start a new total wait, because there was progress."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
@@ -77,7 +77,7 @@ class Backoff:
 
 
 class CacheSpace(NamedTuple):
-    """The folder of a cache and its limits, as used by one process."""
+    """The folder of a cache, with the size limit and eviction policy of this process."""
 
     folder: str
     max_bytes: int
@@ -85,7 +85,7 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, for short operations only, never while copying."""
+        """Hold the folder's lock during the `with` block, which must be short and never copy a shard."""
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, LOCK_NAME), create=True)) is None:
             if not pauses.wait():
@@ -94,7 +94,11 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache. A subfolder that is a link raises InvalidRequest."""
+        """Return whether the folder is a cache.
+
+        Raises:
+            InvalidRequest: The path or a subfolder is not a folder, or the cache has another version.
+        """
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -115,7 +119,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete files of dead processes, and return the foreign files."""
+        """Create the cache if it does not exist, delete files of exited processes, and return the foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *FOLDERS):
@@ -135,9 +139,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> CacheContents:
-        """Return the contents of the folder without the caller's reservation, and delete files of dead processes.
+        """Return the contents of the folder, and delete unfinished files of exited processes.
 
-        The folder's lock must be held.
+        `ignored_path` is the caller's own reservation. The caller must hold the folder's lock.
         """
         folder, contents = self.folder, CacheContents()
         contents.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
@@ -150,9 +154,7 @@ class CacheSpace(NamedTuple):
                 else:
                     groups[owner][entry.name] = info
             for owner, files in groups.items():
-                for name in (
-                    [owner] if part == COPIED else [name for name in files if WRITTEN_SHARD_NAME.fullmatch(name)]
-                ):
+                for name in [owner] if part == COPIED else [*filter(WRITTEN_SHARD_NAME.fullmatch, files)]:
                     sidecar = "" if part == COPIED else sidecar_name(name)
                     if name in files and (not sidecar or sidecar in files):
                         shard, sidecar_size = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
@@ -165,7 +167,7 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held."""
+        """Return the statistics of all processes, and the ids of running ones. The folder's lock must be held."""
         folder = Folder(os.path.join(self.folder, COUNTS))
         total, ended, pids = read_counts(folder, TOTAL_NAME), [], []
         live = CacheCounts()
@@ -190,9 +192,10 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
+        """Reserve `size` bytes, and return the number of shards that were evicted for them.
 
-        If there is not enough space, evict no shard, record the request in the reservation, and return None.
+        If there is not enough space, evict no shard, record the request in the reservation, and return None. The caller
+        must hold the folder's lock.
         """
         reservation.write(encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -202,15 +205,13 @@ class CacheSpace(NamedTuple):
         return evicted
 
     def excess_bytes(self, contents: CacheContents, size: int) -> int:
-        """Return how many bytes must be freed to add `size` bytes."""
+        """Return how many bytes must be freed before `size` bytes can be added."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
-        """Evict shards in order until `excess` bytes are free, and return the number of evicted shards.
+        """Delete shards that are not in use, in the given order, until `excess` bytes are freed. Return their number.
 
-        The folder's lock must be held.
-
-        If too many shards are in use, evict no shard and return None.
+        If too many shards are in use, delete no shard and return None. The caller must hold the folder's lock.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:
@@ -230,20 +231,20 @@ class CacheSpace(NamedTuple):
                 lock.close()
 
     def eviction_order(self, shards: list[CachedFile]) -> list[CachedFile]:
-        """Return the shards in the order of eviction."""
+        """Return the shards in the order in which the policy evicts them."""
         if self.policy == "oldest":
-            return sorted(shards, key=lambda shard: (shard.came_ns, shard.name))
-        # Shards that no process has read yet are evicted last.
-        return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.came_ns, shard.name))
+            return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
+        # shards that no process has read yet are evicted last
+        return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
-        """Lock a shard by its path in the cache. Return None if a process reads the shard or it cannot be locked."""
+        """Lock a shard, given its path in the cache. Return None if the shard is in use or cannot be locked."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None
 
     def is_held(self, path: str) -> bool:
-        """Return whether a process has a lease on a shard."""
+        """Return whether any process has a lease on a shard, given its path in the cache."""
         with suppress(OSError):
             if (lock := take_lock(os.path.join(self.folder, path))) is None:
                 return True
@@ -251,7 +252,7 @@ class CacheSpace(NamedTuple):
         return False
 
     def remove(self, shard: CachedFile) -> None:
-        """Delete a shard, then its sidecar. A sidecar alone is not a finished shard."""
+        """Delete a shard, then its sidecar. In this order, an interruption leaves no shard without a sidecar."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 

@@ -1,6 +1,6 @@
-"""Statistics of cache use, in one small file per process, which only that process writes.
+"""Count how often a cache is used. Each process writes its statistics to its own small file.
 
-The next process that locks the folder adds the statistics of ended processes to the file `total`.
+The next process that locks the folder adds the statistics of exited processes to the file `total`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        passed: Number of shards read from their original location, because they did not fit or the cache failed.
+        hits: Number of shards that were opened when their copy existed already.
+        copies: Number of shards that were opened and first copied.
+        passed: Number of shards that were read from their original location, because the cache was full or failed.
+        evicted: Number of shards that were deleted to free space.
     """
 
     hits: int = 0
@@ -42,7 +45,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of openings that found a copy, or None without openings."""
+        """The fraction of opened shards whose copy existed already, or None if no shard was opened."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
@@ -53,7 +56,7 @@ class CacheCounts:
 
 
 class CountsFile:
-    """The statistics of this process, stored on disk if possible."""
+    """The statistics of this process, which are also stored in a file if possible."""
 
     def __init__(self, folder: str) -> None:
         self.counts, self._mutex = CacheCounts(), threading.Lock()
@@ -66,7 +69,7 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Add the given numbers to the statistics. Threads may call this."""
+        """Add numbers to the statistics, by attribute name. Threads may call this method at the same time."""
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:
@@ -74,7 +77,7 @@ class CountsFile:
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the statistics in a file, or zeros if the file is not valid."""
+    """Return the statistics in a file. If the file is missing or not valid, all numbers are 0."""
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}

@@ -1,4 +1,4 @@
-"""The names and contents of the files in a cache. Every other file is foreign, and never opened or deleted."""
+"""Name, recognise and read the files of a cache. Any other file is foreign, and is never opened or deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CACHE_VERSION = 1
 
 MARK_NAME, LOCK_NAME, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 
-TOTAL_NAME = "total"  # statistics of ended processes
+TOTAL_NAME = "total"  # statistics of exited processes
 
 FOLDERS = (COPIED, WRITTEN, COUNTS)
 
@@ -37,7 +37,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with this part of the original name, which shows the format
+_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends like the original name, because its suffix shows the format
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -51,10 +51,10 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 
 
 def original_file(shard: StoredShard) -> OriginalFile:
-    """Return a shard's path, size and checksum, and the file name of its copy.
+    """Return a shard's path, size and checksum, and the name of its copy in the cache.
 
-    The file name contains a hash of the shard's name, size and checksum. Without a sidecar, the path, size and
-    modification time or object version are hashed.
+    The name contains a hash of the shard's name, size and checksum. Without a sidecar, the hash is that of the path,
+    the size, and the modification time or object version.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -71,15 +71,14 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer of a file in `written/`, or None if the file is foreign."""
-    match = WRITER_FILE_NAME.fullmatch(
-        name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
-    )
+    """Return the name of the writer that created a file in `written/`, or None if the file is foreign."""
+    prefix = RESERVATION_PREFIX if name.startswith(RESERVATION_PREFIX) else "."
+    match = WRITER_FILE_NAME.fullmatch(name.removeprefix(prefix))
     return match[1] if match else None
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy that a file in `copied/` belongs to, or None if the file is foreign."""
+    """Return the name of the copy that a file in `copied/` is, or belongs to. For a foreign file, return None."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -90,40 +89,45 @@ class CachedFile(NamedTuple):
     """A finished shard in a cache.
 
     Attributes:
+        size: Bytes of the shard and its sidecar.
+        added_ns: Time when the shard was added, in nanoseconds since 1970.
+        used_ns: Time when a process last opened the shard.
         sidecar: Name of the sidecar, or "" for a copy, which has no sidecar.
     """
 
     folder: str
     name: str
     size: int
-    came_ns: int
+    added_ns: int
     used_ns: int
     sidecar: str = ""
 
     @property
     def path(self) -> str:
-        """Path relative to the folder of the cache."""
+        """Path of the shard, relative to the folder of the cache."""
         return f"{self.folder}/{self.name}"
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C, which are in the name of a copy, or None for a written shard."""
+        """Size and CRC-32C (None if unknown) from the name of a copy. None for a shard that a sampler wrote."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
     @property
     def never_used(self) -> bool:
         """Whether no process has read the shard yet."""
-        return self.used_ns <= self.came_ns
+        return self.used_ns <= self.added_ns
 
 
 @dataclass(slots=True)
 class CacheContents:
-    """The result of a scan.
+    """The contents of a cache, as listed by `CacheSpace.scan`.
 
     Attributes:
-        reserved: Bytes that live processes have reserved.
-        requested: Bytes that live processes wait for.
+        reserved: Bytes that running processes have reserved.
+        requested: Bytes that running processes wait for.
+        pids: Ids of these processes.
+        foreign: Paths of files that do not belong to the cache.
     """
 
     shards: list[CachedFile] = field(default_factory=list)
@@ -134,17 +138,17 @@ class CacheContents:
 
     @property
     def size(self) -> int:
-        """Bytes of the finished shards."""
+        """Total bytes of the finished shards."""
         return sum(shard.size for shard in self.shards)
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation, with the process id."""
+    """Return the content of a reservation file: both numbers of bytes, and the id of this process."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the file names in a folder, or an empty list if the folder does not exist."""
+    """Return the names of all entries in a folder, or an empty list if the folder does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 
@@ -155,7 +159,7 @@ def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the status of a regular file, or None if the entry is not a regular file, or was deleted."""
+    """Return the stat result of a regular file, or None if the entry is not a regular file or was deleted."""
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)
@@ -165,9 +169,9 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add the reservation of a live process to `contents`.
+    """Add the reservation of `owner`, a copy or a writer, to `contents` if its process is still running.
 
-    Delete the reservation and unfinished files of a dead process.
+    If the process has exited, delete its reservation and its `unfinished` files instead.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
@@ -189,5 +193,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of a dead process. The reservation is last, so an interrupted deletion continues."""
+    """Delete the files of an exited process, the reservation last, so that an interrupted deletion is continued."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -1,4 +1,4 @@
-"""Leases on shards of a cache."""
+"""Copy shards into a cache, and lease them, so that they are not evicted while they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOCK_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read, which is the cached copy (leased until `close`) or the original."""
+    """A shard to read: the copy in the cache, which is leased until `close`, or the original shard."""
 
     path: str
     lock: FileLock | None = None
@@ -36,13 +36,13 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease. It is safe to call this twice."""
+        """Release the lease, if there is one. A second call does nothing."""
         if self.lock is not None:
             self.lock.close()
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy and cannot be copied now. The arguments are the kind of note and its text."""
+    """A shard has no copy and cannot be copied now. The arguments are the kind and the text of a note for the user."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -51,7 +51,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard and mark it as used. Return None if there is no copy of the right size."""
+    """Lease the copy of a shard, and record that it is used. Return None if there is no copy of the right size."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -60,19 +60,19 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
             return None
         if lock is not None:
             lock.record_use(time.time_ns())
-            if lock.fact.st_size == original.size:
+            if lock.info.st_size == original.size:
                 return lock
             lock.close()
             return None
-        if not pauses.wait():  # a process holds an exclusive lock and makes no progress
+        if not pauses.wait():  # another process holds an exclusive lock but makes no progress
             return None
 
 
 def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock, int | None]:
-    """Copy a shard, or wait while another process copies it.
+    """Copy a shard into the cache, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
+        A lease on the copy, and the number of shards evicted for it, or None if another process made the copy.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
@@ -106,13 +106,12 @@ def _copy_shard(
     with space.locked():
         evicted = space.reserve(reservation, original.size)
     if evicted is None:
-        raise NotCopiedWarning(
-            "room", "full of shards that are in use or kept; other shards are read from their original location"
-        )
+        text = "full of shards that are in use or kept; other shards are read from their original location"
+        raise NotCopiedWarning("room", text)
     staged = copy_verified(folder, original)
     try:
-        lock = take_lock(staged.token, shared=True)
-        with space.locked():  # a scan must see exactly one of the two names
+        lock = take_lock(staged.path, shared=True)
+        with space.locked():  # a scan by another process must see exactly one of the two names
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])
@@ -124,13 +123,13 @@ def _copy_shard(
     return lock, evicted
 
 
-_MAX_RECLAIMED_DIVISOR = 2  # waiting writers free at most half of the cached bytes at a time
+_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for waiting writers at a time
 
 
 class CacheShards(Sequence[str]):
-    """The paths of a cache's finished shards, leased until `close` or garbage collection.
+    """The paths of finished shards in a cache. The shards are leased until `close` or garbage collection.
 
-    An unpickled copy in another process has the same paths, and leases the shards that still exist.
+    An instance that is unpickled has the same paths, and leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -154,7 +153,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of the shards, which is leased already."""
+        """Return one of these shards to read. No new lease is needed, because all of them are leased already."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
@@ -177,10 +176,10 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all).
+    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all), oldest first.
 
-    Evict shards for waiting writers first. A shard that should be evicted but is still in use is not leased again. The
-    result starts with the oldest shard.
+    Before that, evict shards for waiting writers. A shard that should be evicted but is still in use is not leased
+    again.
     """
     with space.locked():
         contents = space.scan()
@@ -189,14 +188,14 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
             for shard in reclaimed:
                 space.evict([shard], shard.size)
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
-        written.sort(key=lambda shard: (shard.came_ns, shard.name))
+        written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        for lock in locks:  # mark all shards as used, including released shards, so that each may be evicted
+        for lock in locks:  # record the use of all shards, also of those released below, so that all may be evicted
             lock.record_use(time.time_ns())
-        size = sum(lock.fact.st_size for lock in locks)
+        size = sum(lock.info.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:
             with locks.pop(0) as lock:
-                size -= lock.fact.st_size
+                size -= lock.info.st_size
         return CacheShards(locks, [lock.path for lock in locks])
 
 

@@ -1,4 +1,4 @@
-"""`shardtool cache`: list, verify and clear a cache."""
+"""List, verify and clear a cache (`shardtool cache`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class ShardStatus:
     """A shard in a cache.
 
     Attributes:
-        came_ns: When the shard was added, in nanoseconds since 1970.
+        came_ns: Time when the shard was added, in nanoseconds since 1970.
+        used_ns: Time when a process last opened the shard.
+        held: Whether a process is using the shard.
+        pids: Ids of the processes that have the shard open.
     """
 
     path: str
@@ -51,8 +54,9 @@ class CacheStatus(Displayed):
     """The state of a cache.
 
     Attributes:
-        taken: Bytes reserved for copies and writers in progress.
-        writers: Processes that copy, write, or wait for space.
+        taken: Bytes that are reserved for copies and writers in progress.
+        readers: Ids of the processes that have opened the cache.
+        writers: Ids of the processes that copy, write, or wait for space.
         foreign: Paths of files that do not belong to the cache.
     """
 
@@ -66,21 +70,23 @@ class CacheStatus(Displayed):
 
     @property
     def size(self) -> int:
-        """Bytes of the finished shards."""
+        """Total bytes of the finished shards."""
         return sum(shard.size for shard in self.shards)
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as `--json` prints it."""
+        """Return the state as a dict, as `--json` prints it."""
         return {**asdict(self), "size": self.size, "hit_rate": self.counts.hit_rate}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CacheChange(Result):
-    """The shards deleted from a cache, and those still in use.
+    """The result of `cache_clear` and `cache_verify`.
 
     Attributes:
-        removed: Maps the path of each deleted shard to its damage, or to an empty string.
-        held: The same mapping for shards that were not deleted, because they are in use.
+        looked_at: Number of shards that were checked.
+        removed: Path of each deleted shard, with a description of its damage ("" if it was not verified).
+        held: The same for damaged or unwanted shards that were not deleted, because they are in use.
+        size: Total bytes of the deleted shards.
         foreign: Paths of files that do not belong to the cache.
     """
 
@@ -105,14 +111,10 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
     shards = []
     for shard in space.eviction_order(contents.shards):
         path = os.path.join(space.folder, shard.path)
-        pids = tuple(open_pids.get(os.path.realpath(path), ()))
-        shards.append(
-            ShardStatus(shard.path, shard.size, shard.came_ns, shard.used_ns, space.is_held(shard.path), pids)
-        )
-    writers = tuple(sorted({*contents.pids}))
-    return CacheStatus(
-        space.folder, tuple(shards), contents.reserved, tuple(readers), writers, counts, tuple(sorted(contents.foreign))
-    )
+        held, pids = space.is_held(shard.path), tuple(open_pids.get(os.path.realpath(path), ()))
+        shards.append(ShardStatus(shard.path, shard.size, shard.added_ns, shard.used_ns, held, pids))
+    writers, foreign = tuple(sorted({*contents.pids})), tuple(sorted(contents.foreign))
+    return CacheStatus(space.folder, tuple(shards), contents.reserved, tuple(readers), writers, counts, foreign)
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
@@ -130,11 +132,11 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
     damaged = {}
     for shard in contents.shards:
         path = os.path.join(space.folder, shard.path)
-        with suppress(FileNotFoundError):  # another process has evicted the shard
+        with suppress(FileNotFoundError):  # another process may evict the shard meanwhile
             if lock := take_lock(path, shared=True):
                 with lock:
                     if damage := _find_damage(path, shard):
-                        damaged[shard] = damage, lock.fact.st_ino
+                        damaged[shard] = damage, lock.info.st_ino
     with _locked_contents(space):
         return _remove_shards(space, contents, damaged)
 
@@ -142,9 +144,9 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete unused shards, and map their paths to the given reasons.
+    """Delete shards that are not in use. `shards` maps each shard to a reason, and to its inode or None.
 
-    Keep a shard whose inode differs from the given inode, which is None for any inode. The folder's lock must be held.
+    Keep a shard that has another inode now, because it has been replaced. The caller must hold the folder's lock.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
@@ -153,7 +155,7 @@ def _remove_shards(
             held[shard.path] = reason
             continue
         with lock:
-            if inode in (None, lock.fact.st_ino):
+            if inode in (None, lock.info.st_ino):
                 space.remove(shard)
                 removed[shard.path] = reason
                 size += shard.size
