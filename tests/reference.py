@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardtool.cli import _VERB_SUMMARIES, cli
-from shardtool.cli.help import VerbCommand, family_options, list_examples, topic_sentences
+from shardtool.cli.help import VerbCommand, list_examples, option_keys, topic_sentences
 from tests.helpers import REPO
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _markdown() -> Iterator[str]:
                 tables = [("option", _rows(verb, topic))]
                 tables += [
                     (f"key of `--{family}`", [key.key_record() for key in keys])
-                    for family, keys in family_options(verb, topic).items()
+                    for family, keys in option_keys(verb, topic).items()
                 ]
                 if any(row not in described for _, rows in tables for row in rows):
                     new = [text for text in topic_sentences(verb, topic) if text not in introduced]
@@ -141,7 +141,7 @@ def _man() -> Iterator[str]:
                 yield f".SS {_plain(title)}"
                 yield from (_plain(sentence) for sentence in topic_sentences(verb, topic))
                 yield from (f".TP\n.B {_plain(names)}\n{_plain(text)}" for names, text in _rows(verb, topic))
-                for family, keys in family_options(verb, topic).items():
+                for family, keys in option_keys(verb, topic).items():
                     yield f".PP\nKeys of {_plain(f'--{family}')}:"
                     records = [one.key_record() for one in keys]
                     yield from (f".TP\n.B {_plain(key)}\n{_plain(text)}" for key, text in records)

@@ -24,7 +24,7 @@ def test_a_page_has_every_option(path: str) -> None:
     text = pages()[path].replace("\\-", "-")
     for name, verb in verbs().items():
         assert f"shardtool {name} " in text
-        missing = [word for word in (verb.shown() if isinstance(verb, VerbCommand) else ()) if word not in text]
+        missing = [word for word in (verb.visible_names() if isinstance(verb, VerbCommand) else ()) if word not in text]
         assert missing == []
 
 

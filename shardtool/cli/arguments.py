@@ -1,7 +1,7 @@
 """Split arguments into sources or datasets and the output, even if a shell has expanded a shard pattern.
 
-`pipe:COMMAND`, and a tar or zip on standard input, are kept in a temporary file, because several processes read the
-data more than once. Commands in files are refused.
+The output of `pipe:COMMAND`, and a tar or zip on standard input, are stored in a temporary file, because several
+processes read the data more than once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from shardtool.storage.remote.address import is_url
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
 _PATTERN = re.compile(r"[{<%]")
-_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # characters of patterns and globs, which name several shards
+_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # a name with such a character is a pattern or a glob
+PIPE_PREFIX = "pipe:"
+_HEAD_BYTES = 512
+_ARCHIVE_MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
+          (0, b"PK\x03\x04", ".zip"))  # fmt: skip
+_BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 
@@ -33,7 +38,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     All shard names at the end belong to the output, because a shell may have expanded the pattern. If the first
-    argument is an archive, which also looks like a shard, only consecutive numbers at the end belong to the output.
+    argument is an archive, whose name could be that of a shard, the names at the end must have consecutive numbers.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -88,7 +93,7 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
 
 
 def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
-    """Split names into datasets and destination. Without a destination, raise InvalidRequest(*missing)."""
+    """Split names into datasets and destination. If there is only one name, raise InvalidRequest(*missing)."""
     *datasets, last = names
     if not datasets:
         raise InvalidRequest(*missing)
@@ -117,7 +122,7 @@ def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Group consecutive shards of a folder into one dataset, because a shell may have expanded a pattern."""
+    """Combine consecutive shards in a folder into one dataset, because a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)
@@ -139,19 +144,10 @@ def _is_next_number(name: str, following: str) -> bool:
     return same and same_width and int(first[2]) + 1 == int(second[2])
 
 
-_PIPE_PREFIX = "pipe:"
-_HEAD_BYTES = 512
-_ARCHIVE_MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
-          (0, b"PK\x03\x04", ".zip"))  # fmt: skip
-
-
-_BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
-
-
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    With `table`, keep `-`, because standard input is a table or a list.
+    With `table`, standard input can also be a table or a list, for which `-` is kept.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 
@@ -163,7 +159,7 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
         if table and not _archive_ending(head[:_HEAD_BYTES]):
             return name
         return click.get_current_context().with_resource(_keep_stream(stdin, "standard input", number))
-    if name.startswith(_PIPE_PREFIX):
+    if name.startswith(PIPE_PREFIX):
         if braces := _BRACE_RANGE.search(name):
             found = f"a range ({braces[0]}) in a command, which returns one shard"
             remedy = "Use the pattern without a command, such as s3://bucket/out-{000..041}.tar."
@@ -176,7 +172,7 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
 def _run_command(name: str, number: int) -> Iterator[str]:
     import subprocess
 
-    command = name.removeprefix(_PIPE_PREFIX)
+    command = name.removeprefix(PIPE_PREFIX)
     with (
         subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run,  # noqa: S602 - the user typed it
         _keep_stream(cast("IO[bytes]", run.stdout), name, number) as path,

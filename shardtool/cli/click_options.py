@@ -32,7 +32,7 @@ PATH_TYPE = click.Path(readable=False)  # the verbs check whether files exist
 
 
 def complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return shell completions."""
+    """Return shell completions for a value."""
     from shardtool.cli.completion import complete_option
 
     return complete_option(ctx, param, incomplete)
@@ -47,7 +47,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def prefer_typed(kind: type[Any], context: click.Context) -> None:
-    """Remove values of the job file that typed options override, by key of a family, or for all flags of an option."""
+    """Remove the values of the job file that typed options override. Options such as `fetch` are merged key by key."""
     params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
@@ -57,7 +57,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
             continue
         family = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
-        if not spec.comma_separated:  # only one flag of the option can be set
+        if not spec.comma_separated:  # the option has one value, which a typed value replaces
             required = {
                 other.name
                 for member in typed & {*members}
@@ -75,7 +75,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
 
 
 def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
-    """Return the options object for typed values."""
+    """Create an options object of the class `kind` from typed values."""
     values = {name: parse_typed_value(kind, name, typed_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
@@ -141,14 +141,14 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.use(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # the error will name the line of the file
+            if spec.form == "path":  # the error describes a line of the file
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value
 
 
 def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
-    """Convert a typed value for the options class."""
+    """Convert a typed value to the type that the options class expects."""
     spec, value = option_specs(kind)[name], typed_values[name]
     if isinstance(value, str) and value in spec.typed_choices:
         return spec.typed_choices[value]

@@ -1,4 +1,4 @@
-"""Options that only the command line has: output, progress, logs, job files, servers, and views of `inspect`."""
+"""Options that only the command line has: printing, progress, logs, job files, servers, and outputs of `inspect`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # the typed words, which select the form of errors
+    if isinstance(context.obj, list):  # the typed words, with which `main` selects the form of errors
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
@@ -88,7 +88,7 @@ class RunOptions(PrintOptions):
 
 @options_class
 class ReportOptions(RunOptions):
-    """How `verify` prints findings.
+    """Options for the report of `verify`.
 
     Attributes:
         report: Format of the report.
@@ -141,38 +141,14 @@ class InspectViewOptions(InspectOptions):
     show: tuple[str, ...] = option((), section="samples", old="sample", metavar="KEY|N", common=True)
     head: int | None = option(None, range=(1, 10**15), common=True, conflicts=(Given(show),))
     keys: bool = option(False, common=True, conflicts=(Given(show), Given(head)))
-    table: str | None = option(
-        None,
-        section="pages",
-        form="path",
-        metavar="FILE",
-        common=True,
-        conflicts=(Given(show), Given(head), Given(keys)),
-    )
-    html: str | None = option(
-        None, form="path", metavar="FILE", common=True, conflicts=(Given(show), Given(head), Given(keys), Given(table))
-    )
-    contact_sheet: str | None = option(
-        None, form="path", metavar="FILE", common=True, conflicts=(Given(show), Given(head), Given(keys), Given(table))
-    )
-    duplicates: bool = option(
-        False,
-        common=True,
-        conflicts=(Given(show), Given(head), Given(keys), Given(table), Given(html), Given(contact_sheet)),
-    )
-    read_speed: bool = option(
-        False,
-        common=True,
-        conflicts=(
-            Given(show),
-            Given(head),
-            Given(keys),
-            Given(table),
-            Given(html),
-            Given(contact_sheet),
-            Given(duplicates),
-        ),
-    )
+    _samples = (Given(show), Given(head), Given(keys))
+    table: str | None = option(None, section="pages", form="path", metavar="FILE", common=True, conflicts=_samples)
+    _samples_or_table = (*_samples, Given(table))
+    html: str | None = option(None, form="path", metavar="FILE", common=True, conflicts=_samples_or_table)
+    contact_sheet: str | None = option(None, form="path", metavar="FILE", common=True, conflicts=_samples_or_table)
+    _outputs = (*_samples_or_table, Given(html), Given(contact_sheet))
+    duplicates: bool = option(False, common=True, conflicts=_outputs)
+    read_speed: bool = option(False, common=True, conflicts=(*_outputs, Given(duplicates)))
     decode: bool = option(False, requires=(Needs("nothing is read", Given(read_speed)),))
     where: str | None = option.like(
         ExtractOptions.where,

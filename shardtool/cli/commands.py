@@ -18,10 +18,11 @@ from shardtool.cli.command_options import (
     ReportOptions,
     RunOptions,
 )
-from shardtool.cli.help import VerbCommand, VerbOption, brief_help
+from shardtool.cli.help import VerbCommand, VerbOption, brief_help, refuse_loose_value, suggest_verb, topic_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
+from shardtool.cli.text_layout import terminal_width
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4
 _DIFF_SIDES = 2
 _STRAY_VALUE = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or number, probably from an option's value
-VERBS: dict[str, Callable[[], click.Command]] = {}  # creates the command of each verb
+VERBS: dict[str, Callable[[], click.Command]] = {}  # functions that create the click commands
 
 
 _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
@@ -60,12 +61,10 @@ def register_verb(
     running: type[BaseOptions] = RunOptions,
     without: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
-    """Register a function as a verb, with the docstring as help.
+    """Register a function as a verb, with its docstring as help.
 
-    The function is called with the arguments, a function that creates the options object, and the run options.
-
-    Args:
-        arguments: Names of the arguments in the usage line, or click arguments.
+    The function is called with the typed arguments, a function that creates the options object, and the run options.
+    `arguments` are click arguments, or their text in the usage line.
     """
     typed = (
         (
@@ -99,8 +98,6 @@ def register_verb(
                     prefer_typed(kind, context)
             words = [values[argument.name or ""] for argument in typed]
             if any(_STRAY_VALUE.fullmatch(word) for word in values.get("names", ())):
-                from shardtool.cli.help import refuse_loose_value
-
                 refuse_loose_value(values["names"], context)
             factories = [partial(build_options, kind, names, values) for kind, names in option_names.items()]
             if values.get("save_config") is not None:
@@ -494,7 +491,6 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
     """
     from shardtool.cli.result_text import duplicates_text
     from shardtool.cli.summary_text import read_speed_text, summary_text
-    from shardtool.cli.text_layout import terminal_width
 
     options = make_options()
     if options.raw is not None and (how.as_json or len(options.show) > 1):
@@ -562,7 +558,6 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ho
       shardtool doctor /mnt/shared --json
     """
     from shardtool.cli.result_text import doctor_text
-    from shardtool.cli.text_layout import terminal_width
     from shardtool.verbs.doctor import doctor as run
 
     result = run_and_print(
@@ -638,7 +633,6 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
       shardtool help exit codes
       shardtool help tables.md
     """
-    from shardtool.cli.help import VerbCommand, suggest_verb, topic_help
     from shardtool.cli.search_help import read_page, search_help
 
     parent = context.parent

@@ -1,7 +1,7 @@
 """Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
-The scripts in `shells/` read one line per completion, with its type and text. For the type `file`, the
-shell itself completes file names. Errors are ignored, and servers are not contacted.
+The shell scripts in `shells/` read one line per completion, with its type and text. For the type `file`, the shell
+completes file names. Errors are ignored, and servers are not contacted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
     marks, list_names = _COMPLETERS.get(param.metavar or "", ("", None))
     head = incomplete[: max((incomplete.rfind(mark) + 1 for mark in marks), default=0)]
     head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
-    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # the field that exists is the second
+    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # in NEW=OLD, the second field exists
     start, parts = incomplete[len(head) :], [part.lstrip("-") for part in head.split(",")]
     present = {part.partition("=")[existing_name] if "=" in part else part for part in parts}
     names = dict.fromkeys(list_names(ctx, param) if list_names else ())
@@ -197,7 +197,7 @@ def _read_document(path: str) -> dict[str, Any] | None:
     return None
 
 
-# For each metavar: the characters before a name, and the function that lists names.
+# For each metavar: characters after which a name can start, and the function that lists the names.
 _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "COLUMN": ("", _list_columns),
     "COLUMNS": (",", _list_columns),

@@ -1,7 +1,7 @@
 """Read and write job files, which contain options and arguments of a verb in TOML.
 
-Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Relative paths
-start from the file's folder. Typed options override the file.
+Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Paths are relative
+to the folder of the job file. Typed options override the file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from shardtool.cli.arguments import PIPE_PREFIX
 from shardtool.cli.help import CONFIG_OPTIONS, REVOKED_OPTIONS, suggest_option
 from shardtool.cli.output import print_message
 from shardtool.errors import InvalidRequest, os_error_text, redact_secrets
@@ -38,8 +39,7 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that keep their spelling in TOML
-_PIPE_PREFIX = "pipe:"
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that TOML can contain as a number without changing it
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _to_option_value(where: str, value: object, param: click.Option, path: str) 
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return param.flag_value is not False if value else None  # a flag that turns the option off
+        return param.flag_value is not False if value else None  # `--no-stat` has the flag value False
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
@@ -125,7 +125,7 @@ def _resolve_name(where: str, name: str, path: str) -> str:
 
 
 def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
-    if name.startswith(_PIPE_PREFIX):
+    if name.startswith(PIPE_PREFIX):
         found, expected = f"a command, {name}", "a file, a folder or a URL"
         raise InvalidRequest(
             where, found, expected=expected, remedy="Commands cannot be saved in a file; type the command."
@@ -192,7 +192,7 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
                 texts = [_rebase_name(where, text, "", folder) for text in texts]
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
-    first = max(len(typed) - len(words) + 1, 1)  # the first argument gets all words that the last arguments do not need
+    first = max(len(typed) - len(words) + 1, 1)  # number of words in the first argument; each other argument has one
     for (word, is_path), values in zip(
         words.items(), [typed[:first], *([name] for name in typed[first:])], strict=False
     ):

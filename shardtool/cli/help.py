@@ -1,7 +1,7 @@
-"""Help texts of one screen (`-h`), with all options (`--help`), or by topic (`shardtool help VERB TOPIC`).
+"""Write the help: on one screen (`-h`), with all options (`--help`), or for a topic (`shardtool help VERB TOPIC`).
 
 A topic is a section of options with background from `topics.txt`. For unknown options and verbs, this module suggests
-the meaning of names used by other tools (`meant.txt`), and similar spellings.
+similar names, and shardtool's names for options and verbs of other tools (`meant.txt`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--n
 
 
 class Topic(NamedTuple):
-    """A section of the help, with a heading and the sentences of the background text."""
+    """A topic of the help, with a heading and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Topic(NamedTuple):
 def help_topics() -> dict[str, Topic]:
     """Return all topics by name, in the order of the help."""
     parts = re.findall(r"^\[(\w+)\] (.+)\n((?:.+\n)*)", _read_resource("topics.txt"), re.MULTILINE)
-    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # ends with a full stop at the end of a line
+    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # a sentence ends at a full stop that ends a line
     return {
         name: Topic(title, tuple(" ".join(sentence.split("\n")) for sentence in sentences.findall(prose)))
         for name, title, prose in parts
@@ -68,15 +68,15 @@ class VerbOption(click.Option):
     section = "output"
     common = False
     rare = False
-    family = ""  # the option that contains this option as a key
-    old: tuple[str, ...] = ()  # earlier names, which are accepted but not shown
+    family = ""  # name of the option that accepts this option as `key=value`
+    old: tuple[str, ...] = ()  # former names, which are accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
-        """Return the option name for error messages."""
+        """Return the names of the option for error messages."""
         return " / ".join(f"'{name}'" for name in self.opts if name not in self.old)
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the names and the help text, without earlier names."""
+        """Return the names, except former names, and the help text."""
         names, self.opts = self.opts, [name for name in self.opts if name not in self.old]
         record, self.opts = self.get_help_record(ctx), names
         return record or ("", "")
@@ -89,7 +89,7 @@ class VerbOption(click.Option):
 
 
 class HelpShown(click.UsageError):
-    """Raised to print the help of a verb that was called without arguments."""
+    """Raised to print the help, because a verb was called without arguments."""
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
@@ -154,7 +154,7 @@ class VerbCommand(click.Command):
         return full_help(self, ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return completions, without earlier names of options."""
+        """Return completions, except former names of options."""
         old = {name for param in self.params if isinstance(param, VerbOption) for name in param.old}
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
@@ -172,12 +172,12 @@ class VerbCommand(click.Command):
         order = [*help_topics()]
         return sorted(options, key=lambda option: (not option.common, order.index(option.section)))
 
-    def shown(self) -> list[str]:
+    def visible_names(self) -> list[str]:
         """Return the names of all visible options."""
         return [name for option in self.options(rare=True) for name in option.opts if name not in option.old]
 
     def find_topic(self, name: str) -> str:
-        """Return the topic with this name or option, or ""."""
+        """Return the topic that has this name or contains this option, or ""."""
         word = f"--{name.lstrip('-')}"
         sections = (param.section for param in self.params if isinstance(param, VerbOption) and word in param.opts)
         return name if name in self.topics() else next(sections, "")
@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_meanings(kind: str) -> list[tuple[list[str], str]]:
-    """Return names of other tools and their meaning here, for `options`, `verbs` or searched words of `help`."""
+    """Return names that other tools use, with their meaning in shardtool. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -198,7 +198,7 @@ def read_meanings(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return an error's `where` and `found`, with the earlier option names that the user typed."""
+    """Return `where` and `found` of an error with the former option names that the user typed, or {} without these."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
@@ -209,7 +209,7 @@ def restore_typed_names(
 
 
 def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
-    """Raise InvalidRequest for an argument that belongs to the previous option, as in `--max-size 1 GB`."""
+    """Raise InvalidRequest if an argument is probably a part of an option's value, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         index = words.index(name) if name in words and not os.path.exists(name) else 0
@@ -240,7 +240,7 @@ def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
 def suggest_option(option: str, ctx: click.Context) -> str:
     """Return a suggestion for an option that the verb does not have, or ""."""
     arguments = [word.strip(".") for piece in ctx.command.collect_usage_pieces(ctx) for word in piece.split()]
-    known_names = {*arguments, *(ctx.command.shown() if isinstance(ctx.command, VerbCommand) else ())}
+    known_names = {*arguments, *(ctx.command.visible_names() if isinstance(ctx.command, VerbCommand) else ())}
     word = option.lower().replace("_", "-").lstrip("-")
     if same_letters := [name for name in known_names if name.replace("-", "") == word.replace("-", "")]:
         return f"Did you mean {same_letters[0]}?"
@@ -262,7 +262,7 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
     if not isinstance(group, click.Group):
         return {}
     verbs = {name: group.get_command(ctx, name) for name in group.list_commands(ctx) if name != ctx.command.name}
-    return {name: verb.shown() for name, verb in verbs.items() if isinstance(verb, VerbCommand)}
+    return {name: verb.visible_names() for name, verb in verbs.items() if isinstance(verb, VerbCommand)}
 
 
 class _HelpPage(click.HelpFormatter):
@@ -290,7 +290,7 @@ class _HelpPage(click.HelpFormatter):
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of the group. `verbs` contains the summary of each verb."""
+    """Return the help of `shardtool` itself. `verbs` contains the summary of each verb."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -298,7 +298,7 @@ def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str])
 
 
 def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return examples and common options."""
+    """Return the help for `-h`: examples and common options."""
     page, topics = _start_page(verb, ctx), verb.topics()
     page.list_examples(list_examples(verb)[:_MAX_BRIEF_EXAMPLES])
     records = [option.record(ctx) for option in verb.options() if option.common]
@@ -308,7 +308,7 @@ def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def full_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return the description, all options except rare ones, and examples."""
+    """Return the help for `--help`: the description, all options except rare ones, and examples."""
     page, topics = _start_page(verb, ctx, full=True), verb.topics()
     for name, topic in topics.items():
         rows = [option.record(ctx) for option in verb.options(name)]
@@ -319,7 +319,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic. `name` is the topic or one of its options."""
+    """Return the background, options and examples of a topic. `name` is the topic or one of its options."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")
@@ -330,8 +330,8 @@ def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
         with page.indentation():
             page.write_text(" ".join(sentences))
     page.list_options("Options", [option.record(ctx) for option in options])
-    for family, keys in family_options(verb, topic_name).items():
-        page.list_options(f"Keys of --{family}", [key.key_record() for key in keys])
+    for option_name, keys in option_keys(verb, topic_name).items():
+        page.list_options(f"Keys of --{option_name}", [key.key_record() for key in keys])
     long_names = {word for option in options for word in option.opts if word.startswith("--")}
     page.list_examples([line for line in list_examples(verb) if long_names & {*line.split()}])
     return page.close("")
@@ -343,13 +343,13 @@ def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
     return [text for text in help_topics()[name].prose if names.issuperset(_POSITIVE_OPTION.findall(text))]
 
 
-def family_options(verb: VerbCommand, name: str) -> dict[str, list[VerbOption]]:
-    """Return the keys of each option in a topic that accepts `key=value`."""
-    families: dict[str, list[VerbOption]] = {}
+def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
+    """Return the keys of each option that accepts `key=value`, by the name of the option."""
+    keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
-        if isinstance(param, VerbOption) and param.section == name and param.family and " " not in param.family:
-            families.setdefault(param.family, []).append(param)
-    return families
+        if isinstance(param, VerbOption) and param.section == topic and param.family and " " not in param.family:
+            keys.setdefault(param.family, []).append(param)
+    return keys
 
 
 def _start_page(command: click.Command, ctx: click.Context, *, full: bool = False) -> _HelpPage:

@@ -1,4 +1,4 @@
-"""The outputs of `inspect` other than the summary, such as samples, keys, tables and pages."""
+"""Write the outputs of `inspect` other than the summary: samples, keys, tables and pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.cli.output import print_json, print_text, until_closed
 from shardtool.cli.run_verb import print_result
-from shardtool.cli.text_layout import display_width, fit_line, pad
+from shardtool.cli.text_layout import display_width, fit_line, pad, terminal_width
 from shardtool.errors import printable
 from shardtool.names import to_output_name
 from shardtool.units import format_size, pluralize
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 _KEYS_PER_PRINT = 1000
 _MAX_BRIEF_BYTES = 4096
+_MAX_VALUE_LINES = 200
 
 
 def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: RunOptions) -> None:
-    """Write the page and the contact sheet."""
+    """Write the HTML report and the contact sheet, if they are requested."""
     from shardtool.verbs.inspect.reports import inspect_contact_sheet, inspect_html
 
     if options.contact_sheet is not None:
@@ -48,7 +49,7 @@ def print_table(dataset: Sequence[str], path: str, options: InspectViewOptions, 
 
 
 def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) -> None:
-    """Print keys while they are read, until stdout is closed."""
+    """Print keys as soon as they are read, until stdout is closed."""
     from shardtool.verbs.inspect.samples import iter_keys
 
     keys = iter_keys(opened, where)
@@ -62,7 +63,6 @@ def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) 
 
 def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
     """Print samples one by one, and write their fields with `--extract`."""
-    from shardtool.cli.text_layout import terminal_width
     from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.show, options.extract
@@ -91,23 +91,20 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how:
             print_text(text)
 
 
-_MAX_VALUE_LINES = 200
-
-
 def sample_text(view: SampleView, room: int) -> str:
-    """Return a sample in full, with its fields and metadata."""
+    """Format a sample with its fields and metadata in lines of up to `room` columns."""
     sample = view.sample
-    place = (
+    location = (
         f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {to_output_name(sample.shard.path)}"
     )
-    lines = [printable(sample.key), fit_line(f"  {place}", room)]
-    for one in view.fields:
-        lines += _field_lines(one, room)
+    lines = [printable(sample.key), fit_line(f"  {location}", room)]
+    for field in view.fields:
+        lines += _field_lines(field, room)
     if sample.metadata:
         lines.append("metadata")
-        wide = max(map(display_width, map(printable, sample.metadata)))
+        name_width = max(map(display_width, map(printable, sample.metadata)))
         lines += [
-            fit_line(f"  {pad(printable(name), wide)}  {_flat_text(value)}", room)
+            fit_line(f"  {pad(printable(name), name_width)}  {_flat_text(value)}", room)
             for name, value in sample.metadata.items()
         ]
     return "\n".join(lines)
@@ -123,23 +120,23 @@ def _json_value_text(value: object, indent: int | None = None) -> str:
     return json.dumps(json_value(value), indent=indent, ensure_ascii=False)
 
 
-def _field_lines(one: FieldView, room: int) -> list[str]:
-    head = f"{printable(one.name)}  {one.content}, {pluralize(one.length, 'byte')}"
-    if one.image is not None:
-        head += f", {one.image[0]:,} x {one.image[1]:,}, {printable(one.image[2])}"
+def _field_lines(field: FieldView, room: int) -> list[str]:
+    head = f"{printable(field.name)}  {field.content}, {pluralize(field.length, 'byte')}"
+    if field.image is not None:
+        head += f", {field.image[0]:,} x {field.image[1]:,}, {printable(field.image[2])}"
     lines = [fit_line(head, room)]
-    if one.problem:
-        lines.append(fit_line(f"  problem: {one.problem}", room))
-    if one.content == "json":
-        body = _json_value_text(one.value, 2).split("\n")
-    elif one.content == "text":
-        body = str(one.value).replace("\r\n", "\n").rstrip("\n").split("\n")
-    elif one.content == "number":
-        body = [f"{one.value}{f' ({one.label})' if one.label is not None else ''}"]
-    elif one.details:
-        body = [*map(printable, one.details)]
+    if field.problem:
+        lines.append(fit_line(f"  problem: {field.problem}", room))
+    if field.content == "json":
+        body = _json_value_text(field.value, 2).split("\n")
+    elif field.content == "text":
+        body = str(field.value).replace("\r\n", "\n").rstrip("\n").split("\n")
+    elif field.content == "number":
+        body = [f"{field.value}{f' ({field.label})' if field.label is not None else ''}"]
+    elif field.details:
+        body = [*map(printable, field.details)]
     else:
-        body = [f"{one.head[:16].hex(' ')}  {_ascii_text(one.head[:16])}"] if one.head else []
+        body = [f"{field.head[:16].hex(' ')}  {_ascii_text(field.head[:16])}"] if field.head else []
     lines += [f"  {fit_line(line, room - 2)}" for line in body[:_MAX_VALUE_LINES]]
     if len(body) > _MAX_VALUE_LINES:
         lines.append(f"  and {len(body) - _MAX_VALUE_LINES:,} more lines")
@@ -151,18 +148,18 @@ def _ascii_text(data: bytes) -> str:
 
 
 def sample_line(view: SampleView, room: int) -> str:
-    """Return a sample on one line."""
-    fields = "  ".join(f"{printable(one.name)}: {_brief_text(one)}" for one in view.fields)
+    """Format a sample as one line of up to `room` columns."""
+    fields = "  ".join(f"{printable(field.name)}: {_brief_text(field)}" for field in view.fields)
     return fit_line(f"{view.sample.key}  {fields}", room)
 
 
-def _brief_text(one: FieldView) -> str:
-    if one.problem:
-        return one.problem
-    if one.image is not None:
-        return f"{one.image[0]}x{one.image[1]} {one.image[2]}"
-    if one.value is None:
-        return printable(one.details[0]) if len(one.details) == 1 else format_size(one.length)
-    if one.label is not None:
-        return f"{one.label} ({_flat_text(one.value)})"
-    return one.value.strip() if isinstance(one.value, str) else _flat_text(one.value)
+def _brief_text(field: FieldView) -> str:
+    if field.problem:
+        return field.problem
+    if field.image is not None:
+        return f"{field.image[0]}x{field.image[1]} {field.image[2]}"
+    if field.value is None:
+        return printable(field.details[0]) if len(field.details) == 1 else format_size(field.length)
+    if field.label is not None:
+        return f"{field.label} ({_flat_text(field.value)})"
+    return field.value.strip() if isinstance(field.value, str) else _flat_text(field.value)

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr.
 
-All output goes through this module, which escapes control characters, because file names, keys and fields must not
-control the terminal. The module is imported at start-up, because it may have to print that no more files can be opened.
+All output goes through this module. It escapes control characters, so that file names, keys and fields cannot control
+the terminal. It is imported at start-up, because it may have to report that no more files can be opened.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _color_allowed = True
 def print_text(text: str) -> None:
     """Print a result on stdout. A closed pipe (`| head`) is no error.
 
-    Names in `text` that may contain line breaks must be `printable`.
+    Pass names that may contain line breaks through `printable` first.
     """
     _write_stdout(escape_unencodable(_printable_lines(text)))
 
 
 def escape_unencodable(text: str) -> str:
-    """Return text with characters that stdout cannot encode written as `\\u2588`."""
+    """Replace characters that stdout cannot encode by escapes such as `\\u2588`."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -53,7 +53,7 @@ def write_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
-    """Yield parts to print, until the reader of stdout closes it."""
+    """Yield the parts, which the caller prints, until the reader of stdout has closed the pipe."""
     reader = sys.stdout
     for part in parts:
         yield part
@@ -62,7 +62,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return JSON without control characters. Add the speed and the retries of the run."""
+    """Return a document as JSON without control characters. The speed and the retries of the run are added."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.
@@ -70,9 +70,9 @@ def json_text(document: object) -> str:
 
 
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
-    """Print a message on stderr, or a line of the log with `--log`.
+    """Print a message on stderr, or as a line of the log with `--log`.
 
-    `label` (`shardtool:`, `note:`) precedes the message. `location` is the start of the message, bold on a terminal.
+    `label` (`shardtool:`, `note:`) precedes the message. Its start is bold on terminals if it equals `location`.
     """
     plain = f"{label} {text}" if label else text
     if LOG.is_enabled:
@@ -90,13 +90,8 @@ def allow_color(*, allowed: bool) -> None:
 
 
 def _has_color() -> bool:
-    """Return whether to colour messages on stderr.
-
-    Source: https://no-color.org
-    """
-    environment = os.environ
-    dumb = environment.get("TERM", "") in ("", "dumb")
-    return _color_allowed and not environment.get("NO_COLOR") and not dumb and sys.stderr.isatty()
+    is_dumb = os.environ.get("TERM", "") in ("", "dumb")
+    return _color_allowed and not os.environ.get("NO_COLOR") and not is_dumb and sys.stderr.isatty()
 
 
 def _colored(text: str, label: str, label_color: str, location: str) -> str:
@@ -113,22 +108,22 @@ def _retry_totals() -> dict[str, float]:
 
 
 class EventLog:
-    """The log of `--log`, with one line on stderr per event. The last event is `end`.
+    """The log of `--log`, which writes one line per event to stderr. The last event is `end`.
 
-    `samples` and `size` are the totals of this run's shards. `result` is the document that `--json` prints.
+    `samples` and `size` are totals of the shards that this run wrote. `result` is the document that `--json` prints.
     """
 
     def __init__(self) -> None:
         self.begin("")
 
     def begin(self, style: str) -> None:
-        """Start a log in the style `json` or `text`. With "", write no log."""
+        """Start a log in the style `json` or `text`, or turn the log off with ""."""
         self.is_enabled, self._style = bool(style), style
         self.samples, self.size, self._started = 0, 0, time.monotonic()
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
-        """Write a line, unless stderr is closed."""
+        """Write the line of an event, unless stderr is closed."""
         now = time.time()
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
         if self._style == "json":
@@ -147,7 +142,7 @@ class EventLog:
         return {"bytes_per_s": round(self.size / seconds), "samples_per_s": round(self.samples / seconds, 1)}
 
     def end(self, code: int, error: object = None) -> None:
-        """Write the last line, once."""
+        """Write the event `end` with totals, and turn the log off."""
         if not self.is_enabled:
             return
         seconds = max(time.monotonic() - self._started, 1e-3)

@@ -1,4 +1,4 @@
-"""Progress as one line every ten seconds, for logs."""
+"""Print progress as one line every ten seconds, for logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_STALL_AGE_S = 2.0
 class PlainProgress:
     """Prints progress lines from a thread, which `end` stops. The class has the methods of a `tqdm` bar.
 
-    `stall` is the time and text of the last report of a stalled run.
+    `stall` is the time and text of the latest report about what the run waits for.
     """
 
     def __init__(self) -> None:
@@ -98,17 +98,17 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    `heard` contains the time and content of each worker's latest report.
+    `reports` contains each worker's latest report, and the time of its arrival.
     """
 
     def __init__(self, samples: int, shards: int) -> None:
         self._all, self._shards = samples, shards
         self.failed = self._samples = self._size = 0
         self._begun = time.monotonic()
-        self.heard: dict[int, tuple[float, FetchProgress]] = {}
+        self.reports: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
-        """Add finished samples. Return a text with success rate and speed."""
+        """Count finished samples, and return a text with success rate and speed."""
         self._samples += samples
         self._size += size
         self._shards -= shards
@@ -116,20 +116,19 @@ class FetchEstimate:
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
-        """Return the remaining seconds and the slowest host, or "" without reports of workers."""
-        now, heard = time.monotonic(), [*self.heard.values()]
-        if not heard:
+        """Return a text with the remaining seconds and the slowest host, or "" before the first report."""
+        now, reports = time.monotonic(), [*self.reports.values()]
+        if not reports:
             return ""
         remaining_s = sorted(
-            max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in heard
+            max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in reports
         )
-        running = [report for _, report in heard if report.share < 1]
+        running = [report for _, report in reports if report.share < 1]
         unstarted = max(0.0, self._all - self._samples - sum(report.samples * (1 - report.share) for report in running))
-        seconds_per_file = sum(report.elapsed_s + report.remaining_s for _, report in heard) / max(
-            sum(report.samples for _, report in heard), 1
-        )
+        total_s = sum(report.elapsed_s + report.remaining_s for _, report in reports)
+        seconds_per_file = total_s / max(sum(report.samples for _, report in reports), 1)
         shards = max(self._shards - len(running), 1)
-        for _ in range(shards % len(remaining_s)):  # the next free worker takes a shard
+        for _ in range(shards % len(remaining_s)):  # the worker that finishes first writes the next shard
             remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
         left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
         slow = max(running, key=lambda report: report.remaining_s, default=None)

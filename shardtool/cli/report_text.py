@@ -1,4 +1,4 @@
-"""The report of `verify` as text, JSON, JUnit XML and GitHub annotations."""
+"""Format the report of `verify` as text, JSON, JUnit XML or GitHub annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INVALID_XML = re.compile("[\ufffe\uffff]")
 
 
 def render_report(report: Report, style: str) -> str:
-    """Return a report as `text`, `json`, `junit` or `github`."""
+    """Return a report in the style `text`, `json`, `junit` or `github`."""
     if style == "json":
         return json_text(report.to_json())
     return {"text": _report_text, "junit": _junit_text, "github": _github_text}[style](report)
@@ -69,26 +69,23 @@ def _fix_text(code: str, dataset: str) -> str:
 def _total_lines(report: Report) -> list[str]:
     size = report.size if report.read is None else report.read[1]
     rate = f", {format_size(size / max(report.seconds, 1e-9))}/s"
-    held = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""
+    samples = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""
     if report.samples and report.read is not None:
-        held = f"{pluralize(report.samples, 'sample')} in {report.read[0]:,} of "
-    looked = (
-        f"{printable(report.dataset)}: {held}{pluralize(report.shards, 'shard')}, {format_size(report.size)}, "
+        samples = f"{pluralize(report.samples, 'sample')} in {report.read[0]:,} of "
+    total = (
+        f"{printable(report.dataset)}: {samples}{pluralize(report.shards, 'shard')}, {format_size(report.size)}, "
         f"{report.seconds:.1f} s{rate if report.samples else ''}"
     )
-    looked += f"; checked: {', '.join(report.checked)}" if report.checked else ""
+    total += f"; checked: {', '.join(report.checked)}" if report.checked else ""
     verdict = "valid" if report.sound else f"not valid: {pluralize(sum(report.counts.values()), 'finding')}"
     if report.sound and report.uncompared:
         fields = printable(format_list([*report.uncompared]))
         verdict += f"; not compared with the source: {fields}"
-    return [looked, verdict]
+    return [total, verdict]
 
 
 def _junit_text(report: Report) -> str:
-    """Return a suite per dataset, with a failed test case per finding, or one passed test case.
-
-    Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
-    """
+    """Return JUnit XML with a suite per dataset. It has a failed test case per finding, or one passed test case."""
     if not report.datasets:
         return _xml_text(_junit_suite(report, "shardtool verify"))
     suites = [_junit_suite(part, f"shardtool verify {part.dataset}") for part in report.datasets]
@@ -105,8 +102,8 @@ def _junit_suite(report: Report, name: str) -> Element:
             _xml_element("testcase", "", failure, classname=finding.file, name=f"{finding.code} {finding.place}")
         )
     counts = {"tests": len(cases), "failures": len(report.findings), "errors": 0, "skipped": 0}
-    looked = _xml_element("system-out", "\n".join(_checked_lines(report)))
-    return _xml_element("testsuite", "", *cases, looked, name=name, **counts, time=f"{report.seconds:.3f}")
+    output = _xml_element("system-out", "\n".join(_checked_lines(report)))
+    return _xml_element("testsuite", "", *cases, output, name=name, **counts, time=f"{report.seconds:.3f}")
 
 
 def junit_error_text(dataset: str, error: ShardError) -> str:
@@ -136,7 +133,6 @@ def _xml_text(root: Element) -> str:
 
 
 def _github_text(report: Report) -> str:
-    """Return GitHub annotations of the findings. Source: GitHub Actions, "Workflow commands"."""
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 

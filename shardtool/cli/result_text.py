@@ -1,4 +1,4 @@
-"""Text results of the commands other than `inspect` and `verify`, and of `inspect --duplicates`."""
+"""Format results of commands other than `verify` and `inspect` as text, and duplicates that `inspect` has found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_LISTED = 10
 
 
 def create_text(result: CreateResult) -> str:
-    """Return the result of `create` or `reshard`, or the plan of a dry run."""
+    """Format the result of `create` or `reshard`, or the plan of a dry run."""
     if result.dry_run:
         return _plan_text(result)
     if result.appended and not result.appended.shards:
@@ -111,7 +111,7 @@ def _join_lines(result: CreateResult) -> list[str]:
 
 
 def extract_text(result: ExtractResult) -> str:
-    """Return the result of `extract`."""
+    """Format the result of `extract`."""
     what = f"{pluralize(result.samples, 'sample')}, {pluralize(result.files, 'file')}, {format_size(result.size)}"
     if result.dry_run:
         return f"{what}; nothing was written"
@@ -127,7 +127,7 @@ def extract_text(result: ExtractResult) -> str:
 
 
 def remove_text(result: RemoveResult) -> str:
-    """Return the result of `remove`."""
+    """Format the result of `remove`."""
     lines = []
     for dataset in result.datasets:
         shards = (
@@ -140,7 +140,7 @@ def remove_text(result: RemoveResult) -> str:
 
 
 def copy_text(result: CopyResult) -> str:
-    """Return the result of `copy`."""
+    """Format the result of `copy`."""
     size, several = sum(dataset.copied_size for dataset in result.datasets), len(result.datasets) > 1
     speed = "" if result.dry_run else f", {format_speed(size, result.seconds)}"
     copied, removed = ("to copy", "to remove") if result.dry_run else ("copied", "removed")
@@ -158,7 +158,7 @@ def copy_text(result: CopyResult) -> str:
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
-    """Return the result of `doctor`. `room` is the terminal's width in columns."""
+    """Format the result of `doctor`. `room` is the terminal's width in columns."""
     wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"
@@ -172,24 +172,24 @@ def doctor_text(result: DoctorResult, room: int) -> str:
 
 
 def cache_status_text(status: CacheStatus) -> str:
-    """Return the text of a `cache status`."""
+    """Format the result of `cache status`."""
     counts, rate = status.counts, status.counts.hit_rate
-    held = [shard for shard in status.shards if shard.held]
-    taken = f"; {format_size(status.taken)} reserved for writing" if status.taken else ""
-    passed = f", {counts.passed:,} read without the cache" if counts.passed else ""
-    found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
+    in_use = [shard for shard in status.shards if shard.held]
+    reserved = f"; {format_size(status.taken)} reserved for writing" if status.taken else ""
+    uncached = f", {counts.passed:,} read without the cache" if counts.passed else ""
+    found = f"{counts.hits:,} found, {counts.copies:,} copied{uncached}; {counts.evicted:,} evicted"
     return join_lines(
-        f"{pluralize(len(status.shards), 'shard')}, {format_size(status.size)}; {len(held):,} in use{taken}",
+        f"{pluralize(len(status.shards), 'shard')}, {format_size(status.size)}; {len(in_use):,} in use{reserved}",
         f"hit rate  {rate:.1%}: {found}" if rate is not None else "",
         f"used by  {_process_text(status.readers)}" if status.readers else "",
         f"written by  {_process_text(status.writers)}" if status.writers else "",
-        *(f"in use    {shard.path}{' by ' + _process_text(shard.pids) if shard.pids else ''}" for shard in held),
+        *(f"in use    {shard.path}{' by ' + _process_text(shard.pids) if shard.pids else ''}" for shard in in_use),
         *map("foreign   {}".format, status.foreign),
     )
 
 
 def cache_change_text(change: CacheChange) -> str:
-    """Return the result of `cache clear` and `cache verify`."""
+    """Format the result of `cache clear` or `cache verify`."""
     return join_lines(
         f"{len(change.removed):,} of {pluralize(change.looked_at, 'shard')} removed, {format_size(change.size)}",
         *(f"removed   {path}: {why}" for path, why in change.removed.items() if why),
@@ -203,7 +203,7 @@ def _process_text(pids: tuple[int, ...]) -> str:
 
 
 def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
-    """Return the groups of samples with the same content. With `whole`, include all groups."""
+    """List the first groups of samples with the same content, or all groups with `whole`."""
     lines = []
     for group in islice(duplicates.groups, None if whole else _MAX_LISTED):
         splits = len({sample.split for sample in group} - {""}) > 1
@@ -230,7 +230,7 @@ def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """Return the differences of two datasets. With `whole`, include all differences."""
+    """List the first differences of each kind between two datasets, or all differences with `whole`."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]

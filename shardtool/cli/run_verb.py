@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from shardtool.cli.command_options import PrintOptions, RunOptions
 
 
-ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key of a function to call before the run
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key of a function to call when the request is valid
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:
-    """Return an observer that shows progress, as a context manager."""
+    """Return a context manager with an observer that shows progress."""
     callback = click.get_current_context().meta.get(ON_VALID_REQUEST)
     return closing(
         Terminal(quiet=options.quiet, verbose=options.verbose, progress=options.progress, on_valid_request=callback)
@@ -31,7 +31,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, print its result, and return it. With `always`, print it even with `--quiet`."""
+    """Run a verb with progress, and print and return its result. With `always`, ignore `--quiet`."""
     with open_progress_display(how) as terminal:
         result = work(observer=terminal)
     print_result(how, result.to_json, partial(text, result), always=always)
@@ -41,7 +41,7 @@ def run_and_print(
 def print_result(
     how: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
-    """Print a result as JSON or as text."""
+    """Print a result as JSON or as text. With `always`, ignore `--quiet`."""
     if LOG.is_enabled and isinstance(result := document(), dict):
         LOG.result = result
     if how.as_json:

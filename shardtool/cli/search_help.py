@@ -1,4 +1,4 @@
-"""Search topics, options and documentation pages: `shardtool help WORD`, and print a page: `shardtool help tables.md`.
+"""Search topics, options and documentation pages (`shardtool help WORD`), and print pages (`shardtool help tables.md`).
 
 The pages are Markdown files: `shardtool/docs` in an installed package, `docs` in a checkout.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # count a word at most twice per passage, so that a long page does not outweigh a title
+_MAX_COUNTED_HITS = 2  # further hits in a passage are not counted, so that a long page does not outweigh a title
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # commands that prepare documentation tests
@@ -34,7 +34,7 @@ _MARKUP = re.compile(r"\*\*|`|^[-|] | \|$", re.MULTILINE)
 
 
 class Passage(NamedTuple):
-    """A topic, an option, or a section of a page. `command` prints this text."""
+    """A text to search: a topic, an option, or a section of a page. `command` prints this text."""
 
     title: str
     text: str
@@ -120,7 +120,7 @@ def _list_sections() -> Iterator[Passage]:
 
 
 def _split_sections(text: str) -> list[tuple[str, str]]:
-    """Return heading and Markdown text of each section. Lines in code that start with # are no headings."""
+    # Mask code blocks, because a line in them that starts with # is no heading.
     masked = _FENCED_BLOCK.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
     starts = [*_HEADING.finditer(masked)]
     ends = [match.start() for match in starts[1:]] + [len(text)]
@@ -135,7 +135,7 @@ def _make_anchor(heading: str) -> str:
 
 
 def _word_pattern(word: str) -> re.Pattern[str]:
-    """Return a pattern for words that start with `word`, its singular, or names that shardtool uses instead."""
+    """Return a pattern that finds words starting with `word`, its singular, or shardtool's name for it."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
         meanings = [meaning for names, meaning in read_meanings(kind) if word in names]
@@ -144,7 +144,7 @@ def _word_pattern(word: str) -> re.Pattern[str]:
 
 
 def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, int]:
-    """Return how many of the words a passage contains, and its score."""
+    """Return how many of the patterns occur in a passage, and a score for its rank."""
     words = total = 0
     for pattern in patterns:
         title_hits, hits = len(pattern.findall(passage.title)), len(pattern.findall(passage.text))

@@ -1,8 +1,8 @@
 """Handle Ctrl-C, SIGTERM and SIGHUP.
 
-The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor, so a timer raises
-it again until it is being handled. Cleanup is not interrupted, but requests to stores end after `_LOCK_RELEASE_S`, and
-after a second signal the process exits within `_CLEANUP_LIMIT_S`.
+The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor. A timer therefore
+raises it again until an `except` or `finally` block handles it. Cleanup is not interrupted, but requests to stores end
+after `_LOCK_RELEASE_S`, and after a second signal the process exits within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RERAISE_SOON_S, _RERAISE_INTERVAL_S = 0.02, 0.2
-_LOCK_RELEASE_S = 1.0  # time to release locks, because the next run takes over remaining locks
+_LOCK_RELEASE_S = 1.0  # time to release locks; if it is too short, the next run takes over the locks
 _CLEANUP_LIMIT_S = 2.0  # time for cleanup after a second signal
 
 
@@ -44,7 +44,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Stop raising exceptions, because only a message remains to be printed."""
+        """Raise no more exceptions, because the verb has finished."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -81,7 +81,7 @@ class SignalHandler:
             raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Raise an interrupt again that a destructor has lost."""
+        """Start the timer if a destructor has lost an interrupt."""
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:

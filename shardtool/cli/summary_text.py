@@ -1,4 +1,4 @@
-"""Text results of `inspect`: the summary of a dataset and its reading speed."""
+"""Format the summary of a dataset and its reading speed as text, for `inspect`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
 def summary_text(summary: Summary, room: int) -> str:
-    """Return the summary of `inspect`. `room` is the terminal's width in columns."""
+    """Format a summary. `room` is the terminal's width in columns."""
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
-        return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
+        return "\n\n".join([*(summary_text(dataset, room) for dataset in summary.datasets), total])
     sections = [
         _head_lines(summary, room),
         _shard_lines(summary),
@@ -48,25 +48,24 @@ def _totals_text(summary: Summary) -> str:
 def _head_lines(summary: Summary, room: int) -> list[str]:
     facts, name, shards = _totals_text(summary), fit_line(summary.dataset, room), summary.shard_sizes.count
     lines = [f"{name}: {facts}"] if display_width(f"{name}: {facts}") <= room else [name, fit_line(f"  {facts}", room)]
-    looked = summary.looked
-    about = (
-        f"{samples_in_shards(looked.samples, looked.shards)}; the rest of this summary covers only these (--full: all)"
-    )
+    scanned = summary.looked
+    examined = samples_in_shards(scanned.samples, scanned.shards)
+    sampled_text = f"{examined}; the rest of this summary covers only these (--full: all)"
     rows = [
         ("complete", _completeness_text(summary)),
         ("part", f"{shards:,} of the dataset's {pluralize(summary.part_of, 'shard')}" if summary.part_of else ""),
         ("fingerprint", summary.fingerprint),
         *(_run_rows(RunRecord(summary.made)) if summary.made else ()),
         ("skipped", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
-        ("read", about if looked.shards < shards else ""),
-        ("scanned", f"{pluralize(looked.walked, 'shard')} {_WITHOUT_SIDECAR}" if looked.walked else ""),
-        *(("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MAX_PROBLEMS]),
+        ("read", sampled_text if scanned.shards < shards else ""),
+        ("scanned", f"{pluralize(scanned.walked, 'shard')} {_WITHOUT_SIDECAR}" if scanned.walked else ""),
+        *(("problem", f"{problem.where}: {problem.message}") for problem in summary.problems[:_MAX_PROBLEMS]),
     ]
     for name, value in rows:
         folded = textwrap.wrap(
             printable(value or ""), max(room - 15, 20), break_long_words=False, break_on_hyphens=False
         )
-        lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_MAX_PROBLEMS])]
+        lines += [f"  {name if index == 0 else '':11}  {line}" for index, line in enumerate(folded[:_MAX_PROBLEMS])]
     if len(summary.problems) > _MAX_PROBLEMS:
         lines.append(f"  and {len(summary.problems) - _MAX_PROBLEMS:,} more problems")
     return lines
@@ -74,7 +73,7 @@ def _head_lines(summary: Summary, room: int) -> list[str]:
 
 def _completeness_text(summary: Summary) -> str:
     if summary.complete is None:
-        if any(one.code == "dataset-file-damaged" for one in summary.problems):
+        if any(problem.code == "dataset-file-damaged" for problem in summary.problems):
             return "unknown: the dataset file is damaged"
         found = f", and {pluralize(len(summary.problems), 'problem')}" if summary.problems else ""
         return f"unknown: no dataset file of shardtool{found}"
@@ -119,12 +118,12 @@ def _field_lines(summary: Summary) -> list[str]:
     rows = [
         (
             fit_line(name, _MAX_NAME_COLUMNS),
-            one.content if one.kind == "bytes" else one.kind,
-            f"{one.samples:,}",
-            *_size_cells(one.size),
-            format_size(one.size.total),
+            field.content if field.kind == "bytes" else field.kind,
+            f"{field.samples:,}",
+            *_size_cells(field.size),
+            format_size(field.size.total),
         )
-        for name, one in summary.fields.items()
+        for name, field in summary.fields.items()
     ]
     lines = format_table(
         ("field", "content", "samples", "smallest", "median", "largest", "total"), rows[:_MAX_FIELDS], "llrrrrr"
@@ -136,17 +135,17 @@ def _field_lines(summary: Summary) -> list[str]:
 
 def _image_lines(summary: Summary) -> list[str]:
     lines: list[str] = []
-    known = any(one.source == "columns" for one in summary.images.values())
-    for name, one in summary.images.items():
-        sampled = one.source == "sampled"
-        which = f"{one.images:,} opened" if sampled else f"all {one.images:,}, from the sidecars"
+    has_columns = any(images.source == "columns" for images in summary.images.values())
+    for name, images in summary.images.items():
+        sampled = images.source == "sampled"
+        which = f"{images.images:,} opened" if sampled else f"all {images.images:,}, from the sidecars"
         lines.append(f"images  {name}: {which}")
-        if one.width.count and not (known and sampled):
-            lines.append(f"  width   {' / '.join(_number_cells(one.width))}  (smallest / median / largest)")
-            lines.append(f"  height  {' / '.join(_number_cells(one.height))}")
-        if one.modes:
-            lines.append("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()))
-        lines += [f"  invalid image: {key}: {wrong}" for key, wrong in one.unreadable]
+        if images.width.count and not (has_columns and sampled):
+            lines.append(f"  width   {' / '.join(_number_cells(images.width))}  (smallest / median / largest)")
+            lines.append(f"  height  {' / '.join(_number_cells(images.height))}")
+        if images.modes:
+            lines.append("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in images.modes.items()))
+        lines += [f"  invalid image: {key}: {wrong}" for key, wrong in images.unreadable]
     return lines
 
 
@@ -156,20 +155,20 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
     shown = label.values[:_MAX_LABEL_VALUES]
     names = [
         fit_line(
-            one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})",
+            value.name if value.number is None or value.name == str(value.number) else f"{value.name} ({value.number})",
             _MAX_NAME_COLUMNS,
         )
-        for one in shown
+        for value in shown
     ]
-    wide = max(map(display_width, names), default=0)
-    digits = max((len(f"{one.samples:,}") for one in shown), default=0)
-    most = max((one.samples for one in shown), default=1)
-    for text, one in zip(names, shown, strict=True):
-        bar = _bar_text(one.samples / most, max(5, min(30, room - wide - digits - 14)))
-        share = one.samples / max(1, label.samples)
-        lines.append(f"  {pad(text, wide)}  {one.samples:>{digits},}  {share:6.1%}  {bar}".rstrip())
+    name_width = max(map(display_width, names), default=0)
+    digits = max((len(f"{value.samples:,}") for value in shown), default=0)
+    max_samples = max((value.samples for value in shown), default=1)
+    for text, value in zip(names, shown, strict=True):
+        bar = _bar_text(value.samples / max_samples, max(5, min(30, room - name_width - digits - 14)))
+        share = value.samples / max(1, label.samples)
+        lines.append(f"  {pad(text, name_width)}  {value.samples:>{digits},}  {share:6.1%}  {bar}".rstrip())
     if label.distinct > len(shown):
-        rest = label.samples - sum(one.samples for one in shown)
+        rest = label.samples - sum(value.samples for value in shown)
         lines.append(f"  and {label.distinct - len(shown):,} more, {rest:,} samples")
     return lines
 
@@ -185,39 +184,39 @@ def _split_lines(summary: Summary) -> list[str]:
         "splits": [f"{name} {count:,}" for name, count in summary.splits.items()],
         "other splits": [f"{name}: {file}" for name, file in summary.siblings.items()],
     }
-    return [f"{what}  {', '.join(those)}" for what, those in named.items() if those]
+    return [f"{title}  {', '.join(texts)}" for title, texts in named.items() if texts]
 
 
 def _column_lines(summary: Summary) -> list[str]:
     rows = [
         (
             fit_line(name, _MAX_NAME_COLUMNS),
-            f"{'' if one.element is None else 'list of '}{(one.element or one.type).partition('<')[0]}",
-            f"{one.filled:,}",
-            "-" if one.distinct is None else f"{one.distinct:,}",
-            "class numbers, see above" if _has_class_numbers(summary, name) else _column_text(one),
+            f"{'' if column.element is None else 'list of '}{(column.element or column.type).partition('<')[0]}",
+            f"{column.filled:,}",
+            "-" if column.distinct is None else f"{column.distinct:,}",
+            "class numbers, see above" if _has_class_numbers(summary, name) else _column_text(column),
         )
-        for name, one in summary.columns.items()
+        for name, column in summary.columns.items()
     ]
     return format_table(("metadata", "type", "filled", "values", ""), rows[:_MAX_FIELDS], "llrrl") if rows else []
 
 
 def _has_class_numbers(summary: Summary, name: str) -> bool:
     label = summary.labels.get(name)
-    return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
+    return label is not None and label.source == "field" and any(value.number is not None for value in label.values)
 
 
-def _column_text(one: ColumnSummary) -> str:
-    if (lengths := one.lengths) is not None:
+def _column_text(column: ColumnSummary) -> str:
+    if (lengths := column.lengths) is not None:
         if lengths.smallest == lengths.largest:
             return f"length {lengths.smallest:,}"
         return f"lengths {lengths.smallest:,} to {lengths.largest:,}, median {lengths.median:,}"
-    if one.smallest is not None:
-        mean = f", mean {one.mean:.6g}" if one.mean is not None else ""
-        return f"{_number_text(one.smallest)} to {_number_text(one.largest)}{mean}"
-    if not one.values:
-        return "all different" if one.distinct else ""
-    return format_list([f"{value.value} ({value.samples:,})" for value in one.values], 3, total=one.distinct)
+    if column.smallest is not None:
+        mean = f", mean {column.mean:.6g}" if column.mean is not None else ""
+        return f"{_number_text(column.smallest)} to {_number_text(column.largest)}{mean}"
+    if not column.values:
+        return "all different" if column.distinct else ""
+    return format_list([f"{value.value} ({value.samples:,})" for value in column.values], 3, total=column.distinct)
 
 
 def _number_text(value: object) -> str:
@@ -225,17 +224,17 @@ def _number_text(value: object) -> str:
 
 
 def read_speed_text(speed: ReadSpeed) -> str:
-    """Return the result of `inspect --read-speed`."""
+    """Format the result of `inspect --read-speed`."""
     kinds = {
         "stream": (speed.stream, "shuffled, fields as bytes"),
         "random": (speed.random, "random samples, 64 at a time"),
         "decoded": (speed.decoded, "shuffled, decoded in one thread"),
     }
     lines = [printable(speed.dataset)]
-    for name, (one, what) in kinds.items():
-        if one is not None:
-            rate = f"{format_size(one.bytes_per_s)}/s"
-            lines.append(f"{name:<10}{rate:>12}{one.samples_per_s:>13,.0f} samples/s  {what}")
+    for name, (rate, description) in kinds.items():
+        if rate is not None:
+            bytes_text = f"{format_size(rate.bytes_per_s)}/s"
+            lines.append(f"{name:<10}{bytes_text:>12}{rate.samples_per_s:>13,.0f} samples/s  {description}")
     shards = f"{pluralize(speed.shards, 'shard')} of {format_size(speed.mean_size)}"
     if speed.shards > 1:
         verdict = "large enough" if speed.large_enough else f"use {format_size(speed.advised_size)} or more"

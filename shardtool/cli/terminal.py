@@ -15,10 +15,8 @@ from shardtool.errors import printable
 from shardtool.request.observer import Observer
 from shardtool.storage.remote.notices import FetchProgress, Notice, RequestRetry, Stall, set_listener
 
-_FETCH_BAR_FORMAT = (
-    # without the remaining time, which FetchEstimate computes
-    "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-)
+# tqdm's format without the remaining time, which `FetchEstimate` computes.
+_FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
 
 class Terminal(Observer):
@@ -26,7 +24,7 @@ class Terminal(Observer):
 
     Args:
         progress: `plain` prints lines instead of a bar.
-        on_valid_request: Function that is called when work starts, after all checks of the request.
+        on_valid_request: Called when the main step starts, because the request has then passed all checks.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Terminal(Observer):
         elif isinstance(event, RequestRetry):
             self.log(f"retry: {event}")
         elif isinstance(event, FetchProgress) and self._fetched is not None:
-            self._fetched.heard[event.worker] = time.monotonic(), event
+            self._fetched.reports[event.worker] = time.monotonic(), event
             self.advance(0, 0, 0)
         elif isinstance(event, Stall) and self._plain is not None:
             self._plain.stall = time.monotonic(), event.text
@@ -143,7 +141,7 @@ class Terminal(Observer):
                 self._bar.update(size if self._fetched is None else samples)
 
     def close(self) -> None:
-        """Finish progress and leave the bar visible."""
+        """Stop showing progress, and leave the bar of the main step visible."""
         set_listener(None)
         self._close_bar()
         if self._plain is not None:

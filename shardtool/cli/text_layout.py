@@ -1,4 +1,4 @@
-"""Lay out text for terminals, with widths, columns and tables."""
+"""Lay out text for terminals: widths, columns and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return COLUMNS, or else the width of the terminal, or else `default`."""
+    """Return the variable COLUMNS, or else the width of the terminal, or else `default`."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
@@ -35,7 +35,7 @@ def display_width(text: str) -> int:
 
 
 def fit_line(text: str, room: int) -> str:
-    """Return a printable text, truncated to `room` columns."""
+    """Return a text as one printable line, truncated to `room` columns."""
     text = printable(text)
     if display_width(text) <= room:
         return text
@@ -60,18 +60,18 @@ def samples_in_shards(samples: int, shards: int) -> str:
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Return the lines of a table. `sides` contains `l` or `r` for each column."""
+    """Return the lines of a table. `sides` contains `l` (left) or `r` (right) for each column."""
     widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [
         "  ".join(
-            pad(cell, wide, right=side == "r") for cell, wide, side in zip(row, widths, sides, strict=True)
+            pad(cell, width, right=side == "r") for cell, width, side in zip(row, widths, sides, strict=True)
         ).rstrip()
         for row in [head, *rows]
     ]
 
 
 def join_lines(*lines: str) -> str:
-    """Join printable lines. Empty lines are omitted."""
+    """Join lines, with control characters escaped. Empty lines are omitted."""
     return "\n".join(map(printable, filter(None, lines)))
 
 

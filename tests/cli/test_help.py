@@ -242,7 +242,7 @@ def test_an_unknown_verb_gets_a_suggestion(word: str, said: str) -> None:
 
 def test_suggested_names_exist() -> None:
     """Suggestions mention only existing options and verbs, and no existing name is redirected."""
-    known = {word for verb in VERBS.values() for word in verb.shown()}
+    known = {word for verb in VERBS.values() for word in verb.visible_names()}
     for typed_here, meant in read_meanings("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
         assert typed_here
