@@ -82,7 +82,7 @@ def plan(folder: Path, samples: int = 10_000_000) -> None:  # noqa: ARG001 - not
             f"e = p.made_entries({samples}); t = time.perf_counter()\n"
             "plan = p.make_plan(e, p.parse_pattern('x-{000000..}.tar'), p.Bounds(max_size=10**9), "
             f"{seed} or None)\n"
-            "u = time.perf_counter(); sum(len(p.shard_samples(plan, n).needs) for n in range(plan.shards))\n"
+            "u = time.perf_counter(); sum(len(p.shard_samples(plan, n).record_sizes) for n in range(plan.shards))\n"
             "print(f'{plan.shards:,} shards, plan {u - t:.1f} s, tasks {time.perf_counter() - u:.1f} s', p._peak_mb())"
         )
         cost = run(sys.executable, "-c", code)

@@ -3,8 +3,6 @@
 Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. A worker
 of a PyTorch `DataLoader` sends only the message of an error to the main process. `PlainError.embed_in_text` therefore
 adds the parts to the message.
-
-`Bug` is not a `ShardError`, because code that handles damaged data must not hide mistakes in the program.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, which means that the file was replaced while it was read
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is missing, because it means that the file was replaced during reading
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
@@ -72,7 +70,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # a traceback as text, with the message last
+        if not found:  # `where` is a traceback, whose last line is the message
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
@@ -92,7 +90,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Add all attributes to the message as JSON, from which the class restores the error."""
+        """Append the attributes to the message as JSON, from which the constructor restores the error."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -169,16 +167,16 @@ class StoreFailed(ShardError):
     """A store or server cannot be reached or keeps failing, or this machine cannot read a file.
 
     Attributes:
-        of_file: True if only one file is known to be unreadable. Other files may still be readable.
+        affects_one_file: Whether only one file cannot be read, and other files may be readable.
     """
 
     code = "store-failed"
     exit_code = 7
-    of_file = False
+    affects_one_file = False
 
 
 class AccessRefused(StoreFailed):
-    """A store or server denies access. Such a request is not repeated."""
+    """A store or server denies access. The request is not retried."""
 
     code = "access-refused"
 
@@ -191,14 +189,14 @@ class WorkerDied(ShardError):
 
 
 class OutOfMemory(ShardError):
-    """The machine or a memory limit did not provide enough memory."""
+    """More memory is needed than the machine or a memory limit provides."""
 
     code = "out-of-memory"
     exit_code = 7
 
 
 class Bug(PlainError):
-    """An unexpected exception, which means that shardtool has a mistake.
+    """An unexpected exception, which is reported as a bug in shardtool.
 
     This class is not a `ShardError`, because handlers of `ShardError` must not catch bugs.
     """
@@ -211,7 +209,7 @@ class Bug(PlainError):
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
-        """Create a bug report from an exception. The traceback becomes the detail."""
+        """Create a bug report from an unexpected exception, with the traceback as `detail`."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
@@ -219,7 +217,7 @@ class Bug(PlainError):
 
 
 class Interrupted(BaseException):
-    """The run received SIGINT, SIGTERM or SIGHUP. This is a `BaseException`, so handlers of `Exception` ignore it."""
+    """The process received SIGINT, SIGTERM or SIGHUP. `except Exception` does not catch this `BaseException`."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -240,13 +238,13 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         failed = StoreFailed(where, f"cannot be read: {os_error_text(error)}", remedy=remedy)
-        failed.of_file = error.errno not in PROCESS_ERRNOS
+        failed.affects_one_file = error.errno not in PROCESS_ERRNOS
         raise failed from None
 
 
 @contextmanager
 def raising_machine_errors(where: str) -> Iterator[None]:
-    """Call `raise_if_machine_error` for each OSError in the block."""
+    """Convert an OSError in the block to `StoreFailed` if the machine caused it and not a file."""
     try:
         yield
     except OSError as error:
@@ -270,7 +268,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` if memory runs out in the block. `what` is the location in the message."""
+    """Raise `OutOfMemory` if memory runs out in the block. `what` names the current step in the message."""
     try:
         yield
     except Exception as error:
@@ -281,7 +279,7 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """Explain a FileNotFoundError in the block if the current folder was deleted."""
+    """Replace a FileNotFoundError in the block by `InvalidRequest` if the current folder was deleted."""
     try:
         yield
     except FileNotFoundError:
@@ -294,7 +292,10 @@ def explaining_missing_cwd() -> Iterator[None]:
 
 
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
-    """Join the first distinct items with their counts, for example `a, b (3 times) and 5 more`."""
+    """Join the first distinct items with counts of repeated items, for example `a, b (3 times) and 5 more`.
+
+    `total` is the number of all items if `items` contains only some of them.
+    """
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]
     rest = (len(items) if total is None else total) - sum(count for _, count in shown)

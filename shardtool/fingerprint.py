@@ -1,7 +1,7 @@
-"""CRC-32C in hardware, and the content fingerprint.
+"""Compute CRC-32C checksums in hardware, and the content fingerprint.
 
-`crc32c(data, crc=0)` continues from the checksum `crc`. This module loads only the extension module of the package
-`crc32c`, because importing the whole package takes 50 ms.
+`crc32c(data, crc=0)` continues a checksum `crc` of the bytes before `data`. Only the extension module of the package
+`crc32c` is loaded, because importing the whole package takes 50 ms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.util import module_from_spec
 _MODULUS = 2**256
 _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
-PAYLOAD_DIGEST_SIZE = 16  # equal BLAKE2b digests of this size mean equal payloads
+PAYLOAD_DIGEST_SIZE = 16  # payloads with equal BLAKE2b digests of this size are treated as equal
 
 
 def _load_crc32c() -> Callable[..., int]:

@@ -1,25 +1,27 @@
-"""Names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
+"""Write options and commands in messages: `max_size` for Python users, `--max-size` for command-line users.
 
-The choice applies to the whole process. Create messages only when they are needed, not at import.
+One setting per process selects the form. Create messages only when they are needed, because the setting can change.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` fills these. They contain the command-line names that differ from the Python names, the options whose
-# list is one word, and the options that are a key of another option, such as `fetch timeout={}`.
+# `options_class` fills these: command-line names that differ from the Python names, options whose values are one word
+# with commas, and options that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
+_UNSAFE_IN_DOUBLE_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 _cli_names_in_use = False
 
 
 @contextmanager
 def use_cli_names() -> Iterator[None]:
-    """Use command-line names of options in messages of the block."""
+    """Use command-line names in messages that are created in the block."""
     before = uses_cli_names()
     set_cli_names(command_line=True)
     try:
@@ -29,46 +31,46 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Return whether messages use command-line names. A worker process uses the setting of its parent."""
+    """Return whether messages use command-line names. Worker processes get this setting from their parent."""
     return _cli_names_in_use
 
 
 def set_cli_names(*, command_line: bool) -> None:
-    """Choose command-line names or Python names."""
+    """Set whether messages use command-line names or Python names."""
     global _cli_names_in_use  # noqa: PLW0603 - one setting per process
     _cli_names_in_use = command_line
 
 
 def choose_text(python: str, typed: str) -> str:
-    """Return the text for Python users or for command-line users."""
+    """Return `typed` if messages use command-line names, otherwise `python`."""
     return typed if _cli_names_in_use else python
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option with its value. Without `value`, return only the name."""
+    """Return an option as the user sets it: `seed=1` or `--seed 1`. Without `value`, return only its name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"
 
 
 def flag_text(*names: str) -> str:
-    """Return flags that are set."""
+    """Return flags as the user sets them: `resume=True` or `--resume`."""
     return " ".join(map(cli_name, names)) if _cli_names_in_use else ", ".join(f"{name}=True" for name in names)
 
 
 def call_text(verb: str, **options: object) -> str:
-    """Return the call of a verb in Python, or the command."""
+    """Return a verb with its options as a Python call or as a command."""
     words = [option_text(name, value) for name, value in options.items()]
     return f"`shardtool {' '.join([verb, *words])}`" if _cli_names_in_use else f"`{verb}({', '.join(words)})`"
 
 
 def export_text(form: str) -> str:
-    """Return the request for an export of another tool's index."""
+    """Return a text for exporting the index `form` of another tool, such as `--export energon`."""
     return choose_text(f"export {form}", f"--export {form}")
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return the call that exports indexes of other tools. With an empty `dataset_file`, the call names no dataset."""
+    """Return the call or the command that exports the indexes `forms` of other tools. `dataset_file` can be empty."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -77,18 +79,18 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return a hint to write a missing file again with a resumed run or with `index`."""
+    """Return advice to recreate a missing file, by resuming the run or with `index`."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 
 
-def shell_word(text: str) -> str:
-    """Quote a text for a shell, with double quotes if the text contains a single quote and double quotes are safe."""
-    return f'"{text}"' if "'" in text and not any(mark in text for mark in '"$`\\\\!') else quote(text)
+def quote_for_shell(word: str) -> str:
+    """Quote a word for a shell, with double quotes if the word contains a single quote and double quotes are safe."""
+    return f'"{word}"' if "'" in word and not _UNSAFE_IN_DOUBLE_QUOTES.search(word) else quote(word)
 
 
 def resume_hint() -> str:
-    """Return the call of `create` that continues a run."""
+    """Return the call or the command that resumes an interrupted `create`."""
     return choose_text("`create(..., resume=True)`", "`create --resume`")
 
 
@@ -100,17 +102,17 @@ def cli_name(name: str) -> str:
 
 
 def cli_words(name: str, value: object) -> list[str]:
-    """Return the words that set an option, not quoted for a shell."""
+    """Return the command-line words that set an option to `value`, not quoted for a shell."""
     if isinstance(value, dict):
-        value = [f"{one}={other}" for one, other in value.items()]
+        value = [f"{key}={item}" for key, item in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]
     if name in FAMILY_KEYS:
-        family, part = FAMILY_KEYS[name].split(" ", 1)
-        return [f"--{family}", ",".join(part.format(one) for one in values)]
+        family, key = FAMILY_KEYS[name].split(" ", 1)
+        return [f"--{family}", ",".join(key.format(item) for item in values)]
     values = [",".join(map(str, values))] if name in COMMA_OPTIONS else values
-    return [word for one in values for word in (cli_name(name), *([] if one is True else [str(one)]))]
+    return [word for item in values for word in (cli_name(name), *([] if item is True else [str(item)]))]
 
 
 def cli_option(name: str, value: object = None) -> str:
-    """Return an option as on the command line, even in Python, because the text is written to a file."""
+    """Return an option in its command-line form, even if messages use Python names."""
     return cli_name(name) if value is None else " ".join(cli_words(name, value))

@@ -70,7 +70,7 @@ def name_problem(name: bytes) -> str:
 
 
 def has_parent_part(name: bytes) -> bool:
-    """Return whether a part of a name between slashes is `..`, which a path would resolve to another folder."""
+    """Return whether a component of a name is `..`, which would lead to another folder."""
     return b".." in name and _PARENT_PART.search(name) is not None
 
 
@@ -80,26 +80,24 @@ def field_problem(name: bytes) -> str:
 
 
 def source_label(root: bytes) -> str:
-    """Return the name of a source for messages."""
+    """Return the path of a source for messages."""
     return to_text(root.rstrip(b"/") or root) or "the source"
 
 
-def list_names(where: str, given: object, expected: str) -> list[str]:
-    """Return a list of names from one name or several names."""
-    if isinstance(given, str | os.PathLike):
-        given = [given]
-    items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
-    names = list[str]()
+def list_names(where: str, names: object, expected: str) -> list[str]:
+    """Convert one path or several paths to a list of strings. Raise InvalidRequest for other values."""
+    if isinstance(names, str | os.PathLike):
+        return [os.fspath(names)]
+    items: list[Any] = [*names] if isinstance(names, Iterable) and not isinstance(names, bytes) else [names]
     for item in items:
         if not isinstance(item, str | os.PathLike):
-            wrong = item if isinstance(given, list | tuple) else given
+            wrong = item if isinstance(names, list | tuple) else names
             raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)
-        names.append(os.fspath(item))
-    return names
+    return [*map(os.fspath, items)]
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to the form that outputs contain. This form does not depend on the locale."""
+    """Convert a local file name to text for outputs, which does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
@@ -109,9 +107,9 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Return a source name as written in outputs.
+    """Return a source name as text for outputs, percent-encoded if it contains `%` or is not UTF-8.
 
-    A name that contains `%` or is not UTF-8 is percent-encoded. `urllib.parse.unquote_to_bytes` decodes every name.
+    `urllib.parse.unquote_to_bytes` decodes every name.
     """
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
@@ -131,11 +129,11 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """Replace the first component of a path by the folder of that name in `folders`, if there is one."""
+    """Replace the first component of a path by the folder that `folders` contains for it, if there is one."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Check whether WebDataset's rule would split a key because the key contains a dot."""
+    """Return whether WebDataset's rule would end a key early, at a dot in its last component."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

@@ -1,4 +1,4 @@
-"""Short texts and HTML tables for notebooks. These functions escape all text and shorten long values."""
+"""Show values in notebooks as short texts and HTML tables. All text is escaped, and long values are shortened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Displayed:
     """A value with a short `repr`, which notebooks show as a table."""
 
     __slots__ = ()
-    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show, or empty to show all fields with a value
+    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all that differ from their defaults
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -54,26 +54,26 @@ def _value_text(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a `repr` that gives only the number of items of each collection in a value."""
+    """Return a `repr` of a dataclass or named tuple, with the lengths of collections instead of their items."""
     parts = ", ".join(f"{name}={_short_text(part)}" for name, part in _named_parts(value))
     return f"{type(value).__name__}({parts})"
 
 
 def record_html(value: object) -> str:
-    """Return a table with a row for each part of a dataclass or named tuple."""
+    """Return a dataclass or named tuple as an HTML table with one row per attribute."""
     rows = [(f"<b>{short_html(_title(name))}</b>", _cell_html(name, part)) for name, part in _named_parts(value)]
     return f"<div><b>{type(value).__name__}</b>{html_table((), rows)}</div>"
 
 
 def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table. `headers` are texts, and `rows` contain HTML."""
+    """Return an HTML table. `headers` are plain text, and the cells in `rows` are HTML."""
     lines = ["".join(f'<th style="{_CELL_STYLE}">{short_html(header)}</th>' for header in headers)] if headers else []
     lines += ["".join(f'<td style="{_CELL_STYLE}">{cell}</td>' for cell in row) for row in rows]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def short_html(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """Return a text as HTML. Secrets and control characters are removed, and a long text is shortened."""
+    """Return a text as HTML, without secrets and control characters, and shortened to `max_chars`."""
     from html import escape  # imported here, because `html` delays the start of the command line
 
     text = printable(redact_secrets(text[: 4 * max_chars]))

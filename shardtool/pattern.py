@@ -15,7 +15,7 @@ from itertools import islice
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.names import is_utf8, list_names, to_bytes, to_text
-from shardtool.shard_names import count_suffix, file_ending, is_shard_name, parse_format, parse_shard_name
+from shardtool.shard_names import count_suffix, file_ending, is_compressed_name, is_shard_name, parse_format
 
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
@@ -25,10 +25,10 @@ WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrec
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-# A range in brackets, which is not supported. Users rarely mean such a name as a glob.
+# A range in brackets, such as [000..999], which is not supported. It is rarely meant as a glob.
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -38,9 +38,11 @@ class ShardPattern:
     """The names of a dataset's shards.
 
     Attributes:
-        folder: The folder of all files of the dataset. An empty text is the current folder.
+        folder: Folder of the dataset's files, or "" for the current folder.
         width: Minimum number of digits. Shorter numbers are padded with zeros.
         count: Number of names, or None for an open range.
+        names: The names of the shards if they are not numbered consecutively, otherwise None.
+        text: The pattern without the folder.
     """
 
     folder: str
@@ -54,7 +56,7 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`. The format is empty if the shards exist and have an unknown extension."""
+        """`tar`, `tfrecord`, or "" if the extension is unknown."""
         return parse_format(self.shard(0))
 
     @property
@@ -62,9 +64,7 @@ class ShardPattern:
         """The name of the dataset. For example, the name of `out-{000000..}.tar` is `out`."""
         rest = self.suffix.removesuffix(_shard_ending(self.shard(0)))
         base = f"{self.prefix}{rest}".strip("-_. ")
-        if file_ending(base) in WRITABLE_FORMATS and count_suffix(
-            self.shard(0)
-        ):  # TensorFlow's names, such as x.tfrecord-00000-of-00010
+        if count_suffix(self.shard(0)) and file_ending(base) in WRITABLE_FORMATS:  # x.tfrecord-00000-of-00010
             base = base.removesuffix(file_ending(base))
         return base or "dataset"
 
@@ -87,8 +87,8 @@ class ShardPattern:
     def closed(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        The result is empty if the pattern is a list of names. It is also empty if a number is longer than `width`,
-        because shells would then pad the shorter numbers.
+        The result is empty if the names are not numbered consecutively. It is also empty if a number is longer than
+        `width`, because shells would then pad the shorter numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -97,13 +97,13 @@ class ShardPattern:
             return ""
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
-    def rivals(self, name: str) -> bool:
-        """Return whether the shard `name` has another format but the same sidecar name as a shard of this dataset."""
+    def shares_sidecar_name(self, name: str) -> bool:
+        """Return whether a shard with another file extension has the same sidecar name as a shard of this dataset."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
     def find_overlap(self, other: ShardPattern) -> str | None:
-        """Return a name that belongs to both patterns, or None."""
+        """Return a file name that both datasets would use, or None."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
             return None
         numbers = (0, 1, (self.count or 1) - 1) if self.names is None else range(len(self.names))
@@ -134,17 +134,17 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the file that contains a plan to replace shards."""
+    """Return the name of the file that describes an unfinished replacement of shards. The next run finishes it."""
     return f".{base}.replacing"
 
 
 def old_list_name(base: str) -> str:
-    """Return the new name of a dataset file that is withdrawn. `copy` reads in this file which files to delete."""
+    """Return the name under which `copy` keeps the old dataset file until it has deleted the old shards."""
     return f".{base}.replaced"
 
 
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
-    """Parse a pattern, or the list of names that a shell created from the pattern."""
+    """Parse a shard pattern, or the list of names to which a shell has expanded it."""
     if not (texts := list_names("the output", output, OUTPUT_EXAMPLE)):
         raise InvalidRequest("the output", "not given", expected=OUTPUT_EXAMPLE)
     for text in texts:
@@ -180,9 +180,9 @@ def _check_pattern_text(text: str) -> None:
 
 
 def check_writable(pattern: ShardPattern) -> None:
-    """Refuse names that can only be read, such as compressed shards, TensorFlow's numbered names and `.TAR`.
+    """Raise InvalidRequest for names that can be read but not written: compressed shards, TensorFlow's names, `.TAR`.
 
-    A range in brackets is also refused, because the user meant braces.
+    A range in brackets is also an error, because the user meant braces.
     """
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
@@ -224,23 +224,21 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 
 
 def _expand_braces(texts: list[str]) -> list[str]:
-    """Expand braces in several patterns. A shell leaves the braces of a quoted pattern unchanged."""
-    if any("{" in text for text in texts):
-        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a range in memory
-            if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
-                raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
-        from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
+    if not any("{" in text for text in texts):
+        return texts
+    all_texts, too_many = " ".join(texts), f"more than {MAX_EXPANDED_NAMES:,} names"
+    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # braceexpand creates all names of a range in memory
+        if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
+            raise InvalidRequest(match[0][:100], too_many, expected="one pattern")
+    from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
-        try:
-            names = [*islice((name for text in texts for name in braceexpand(text)), MAX_EXPANDED_NAMES + 1)]
-        except UnbalancedBracesError:
-            raise InvalidRequest(" ".join(texts), "a brace is not closed", expected=OUTPUT_EXAMPLE) from None
-        if len(names) > MAX_EXPANDED_NAMES:
-            raise InvalidRequest(
-                " ".join(texts)[:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern"
-            )
-        return names
-    return texts
+    try:
+        names = [*islice((name for text in texts for name in braceexpand(text)), MAX_EXPANDED_NAMES + 1)]
+    except UnbalancedBracesError:
+        raise InvalidRequest(all_texts, "a brace is not closed", expected=OUTPUT_EXAMPLE) from None
+    if len(names) > MAX_EXPANDED_NAMES:
+        raise InvalidRequest(all_texts[:100], too_many, expected="one pattern")
+    return names
 
 
 def _parse_names(names: list[str]) -> ShardPattern:
@@ -275,7 +273,7 @@ def _parse_names(names: list[str]) -> ShardPattern:
 
 
 def abbreviate_names(names: Sequence[str]) -> str:
-    """Shorten a long list of names to its first and last name."""
+    """Join names with commas. Of three or more names, only the first and the last are shown."""
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
@@ -287,10 +285,9 @@ def _is_consecutive(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    facts, ending = parse_shard_name(name), file_ending(name)
-    return count_suffix(name) or (
-        file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending
-    )
+    ending = file_ending(name)
+    compressed_ending = file_ending(name.removesuffix(ending)) + ending if is_compressed_name(name) else ""
+    return count_suffix(name) or compressed_ending or ending
 
 
 def _check_ending(where: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Format and compression of a shard, from its file name.
+"""Parse the file name of a shard, which determines its format and compression.
 
 Upper-case extensions, compressed shards, and TensorFlow's numbered names (`x.tfrecord-00000-of-00010`,
 `train-00000-of-01024`) can be read but not written.
@@ -16,8 +16,6 @@ _SHARD_NAME = re.compile(
     r".+\.(?:(tar|tfrecords?)(?:-\d+-of-\d+)?(?:\.(gz|bz2|xz|zst))?|(tgz|tbz2?|txz|tzst))",
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
-
-
 _FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 
@@ -25,11 +23,11 @@ _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 class ShardName(NamedTuple):
     """Format and compression of a shard.
 
-    `packing` is `gzip`, `bz2`, `xz` or `zstd`, or empty if the shard is not compressed.
+    `compression` is `gzip`, `bz2`, `xz` or `zstd`, or empty if the shard is not compressed.
     """
 
     format: str
-    packing: str = ""
+    compression: str = ""
 
 
 def parse_shard_name(name: str) -> ShardName | None:
@@ -37,10 +35,10 @@ def parse_shard_name(name: str) -> ShardName | None:
     match = _SHARD_NAME.fullmatch(name)
     if match is None:
         return None
-    shard_format, packing, short = (one.lower() if one else "" for one in match.groups())
+    shard_format, compression, short = (part.lower() for part in match.groups(""))
     if short:
         return ShardName("tar", _SHORT_ENDINGS[short])
-    return ShardName("tar" if shard_format == "tar" else "tfrecord", _COMPRESSIONS.get(packing, ""))
+    return ShardName("tar" if shard_format == "tar" else "tfrecord", _COMPRESSIONS.get(compression, ""))
 
 
 def is_shard_name(name: str) -> bool:
@@ -49,15 +47,15 @@ def is_shard_name(name: str) -> bool:
 
 
 def is_compressed_name(name: str) -> bool:
-    """Return whether the name of a shard has the extension of a compression."""
-    facts = parse_shard_name(name)
-    return bool(facts and facts.packing)
+    """Return whether the extension of a shard's name is that of a compressed shard, such as `.tar.gz`."""
+    parsed = parse_shard_name(name)
+    return bool(parsed and parsed.compression)
 
 
 def parse_format(shard: str) -> str:
     """Return `tar` or `tfrecord`, or an empty text if the name has no known extension."""
-    facts = parse_shard_name(shard)
-    return facts.format if facts else ""
+    parsed = parse_shard_name(shard)
+    return parsed.format if parsed else ""
 
 
 def file_ending(name: str) -> str:
@@ -67,13 +65,13 @@ def file_ending(name: str) -> str:
 
 
 def count_suffix(name: str) -> str:
-    """Return the end of a numbered name of TensorFlow, such as `-of-01024`, or an empty text for other names."""
+    """Return the suffix `-of-01024` of a TensorFlow name such as `train-00003-of-01024`, or "" for other names."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Return the prefix, number, count of digits and number of files of a numbered name of TensorFlow.
+    """Return prefix, number, number of digits and number of files of a TensorFlow name such as `train-00003-of-01024`.
 
     Return None for other names.
     """

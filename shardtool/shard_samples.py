@@ -1,4 +1,4 @@
-"""The samples of one shard as plain bytes, without NumPy."""
+"""The samples of one planned shard, as plain bytes that can be sent to the worker that writes the shard."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ENCODED_PAYLOAD_MARK = b"\xff"
 
 
 def inline_payload(text: bytes) -> bytes:
-    """Return the payload of an INLINE field.
+    """Return the payload of an INLINE field, from text or from hexadecimal digits after `ENCODED_PAYLOAD_MARK`.
 
     Raises:
-        ValueError: Text after `ENCODED_PAYLOAD_MARK` is not hexadecimal.
+        ValueError: The digits are not hexadecimal.
     """
     return unhexlify(memoryview(text)[len(ENCODED_PAYLOAD_MARK) :]) if text.startswith(ENCODED_PAYLOAD_MARK) else text
 
@@ -31,9 +31,9 @@ class SpanFile(NamedTuple):
     """A file that contains SPAN fields: a shard, an archive, or a temporary file.
 
     Attributes:
-        mtime_ns: Modification time at planning time, or -1 for a temporary file.
-        form: `tar` or `zip` for an archive, otherwise empty. In a zip, the offset of a payload is the offset of its
-            member header, and the payload is decompressed.
+        mtime_ns: Modification time when the run was planned, or -1 for a temporary file.
+        form: `tar` or `zip` for an archive, otherwise empty. In a zip, payloads are decompressed, and the offset of a
+            payload is the offset of its member header.
     """
 
     path: bytes
@@ -46,15 +46,18 @@ class SpanFile(NamedTuple):
 class ShardContent:
     """Keys, fields and payload sizes of the samples of one shard.
 
-    `keys` and `counts` have one value per sample. `codes` and the attributes after it have one value per field.
+    `keys` and `counts` have one value per sample. `codes` and the attributes up to `whole` have one value per field.
 
     Attributes:
         keys: The keys, each followed by NUL.
-        stored: int64, payload bytes in the shard. For the fields in `numbers`, they differ from `sizes`.
-        inline: The text of each INLINE field (see `inline_payload`), or an empty text, each followed by NUL.
+        counts: uint16, number of fields.
+        codes: uint16, index of the field name in `fields`.
+        sizes: int64, payload bytes in the source.
+        stored: int64, payload bytes in the shard. They differ from `sizes` for the fields in `numbers`.
+        inline: The text of an INLINE field (see `inline_payload`), or an empty text, each followed by NUL.
         whole: uint8. 1 means that the payload is the whole value list of a TFRecord feature, and not one value.
-        numbers: The number type of each code whose payloads are stored as numbers.
-        lists: The value type of each code whose payloads are value lists of a TFRecord.
+        numbers: Number type of each code whose payloads are stored as numbers.
+        lists: Value type of each code whose payloads are value lists of a TFRecord.
     """
 
     keys: bytes
@@ -74,9 +77,10 @@ class ShardSpans(NamedTuple):
 
     Attributes:
         file: uint32 per field, index into `files`.
+        offsets: int64 per field.
         expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, the end rows of ranges of rows that have the same spacing in their file and in the shard.
-        regions: int64 pairs in ascending order, start and end of each part of the first file that is read at once.
+        runs: uint32, end of each range of fields whose payloads have the same distances in the file and in a tar shard.
+        regions: int64, start and end of each region of the first file that is read as a whole, in ascending order.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -92,14 +96,15 @@ class ShardSamples:
     """Content and payload locations of the samples of one shard.
 
     Attributes:
-        needs: int64 per sample, size of the record in bytes, with headers and padding.
-        mtimes: int64 per field, modification time in nanoseconds at planning time.
+        record_sizes: int64 per sample, bytes of its records in the shard, with headers and padding.
+        kinds: uint8 per field, `FILE`, `LINK`, `INLINE`, `SPAN` or `URL`.
+        mtimes: int64 per field, modification time in nanoseconds when the run was planned.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         changed_ns: The latest ctime of all files and folders when the source was listed.
     """
 
     content: ShardContent
-    needs: bytes
+    record_sizes: bytes
     root: bytes
     kinds: bytes
     mtimes: bytes
@@ -108,9 +113,9 @@ class ShardSamples:
     folders: Mapping[bytes, bytes] = field(default_factory=dict)
     changed_ns: int = 0
 
-    def output_paths(self, shown: Callable[[bytes], bytes]) -> bytes:
-        """Return the paths, with URLs converted by `shown`."""
+    def output_paths(self, convert_url: Callable[[bytes], bytes]) -> bytes:
+        """Return `paths`, with each URL replaced by the result of `convert_url`."""
         if URL not in self.kinds:
             return self.paths
         pairs = zip(self.paths[:-1].split(b"\0"), self.kinds, strict=True)
-        return b"".join([(shown(path) if kind == URL else path) + b"\0" for path, kind in pairs])
+        return b"".join([(convert_url(path) if kind == URL else path) + b"\0" for path, kind in pairs])

@@ -80,14 +80,14 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash that a list of skipped samples contains instead of the key of a removed sample."""
+    """Return the hash of a key, which lists of skipped samples contain for a removed sample."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
     """Return the message for a duplicate of the sample `key`.
 
-    `differ` are fields or columns that differ between the two samples.
+    `differ` are other fields or columns, which differ between the two samples.
     """
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
@@ -98,14 +98,14 @@ def has_same_content(row: Skipped) -> bool:
 
 
 def read_row(key: str, path: str, code: str, message: str) -> Skipped:
-    """Create a row from stored values. The old code `twin` becomes `duplicate`."""
+    """Create a row from values in a file. Files of older versions contain the code `twin` for `duplicate`."""
     if code == _OLD_DUPLICATE_CODE:
         code, message = "duplicate", message.replace(_OLD_SAME_CONTENT_TEXT, _SAME_CONTENT_TEXT, 1)
     return Skipped(key, path, cast("SkipCode", code), message)
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Drop the rows of removed samples, and replace messages that contain the key of a removed sample."""
+    """Remove the rows of the samples `keys`, and remove these keys from the messages of other rows."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -115,7 +115,7 @@ def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
 
 
 def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
-    """Return whether the skipped keys in `listed` contain a key, or the hash of the key for a removed sample."""
+    """Return whether `listed` contains a key, or its hash, by which removed samples are listed."""
     return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 
@@ -123,12 +123,12 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
     """Return rows as compressed text, for a sidecar."""
     from json import dumps
 
-    data = dumps([[one.key, one.path, one.code, one.message] for one in rows]).encode()
+    data = dumps([[row.key, row.path, row.code, row.message] for row in rows]).encode()
     return b2a_base64(compress(data), newline=False).decode()
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows that `pack_rows` packed.
+    """Return the rows from a text that `pack_rows` created.
 
     Raises:
         ValueError: `pack_rows` did not create the text.
@@ -148,27 +148,24 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return the reasons and their counts, most frequent first. `dropped` counts samples that `map` dropped."""
+    """Return the reasons and their counts as text, most frequent first. `dropped` counts samples that `map` dropped."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed. Rows of skips that the user requested are omitted."""
+    """Return the rows of samples that failed, without those that the user wanted to skip."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 
 def http_skip_code(status: int) -> SkipCode:
-    """Return the code for a web server's status: `http-404`, `http-503`, ..."""
+    """Return the code for an HTTP status: `http-404`, `http-503`, ..."""
     return cast("SkipCode", f"http-{status}")
 
 
 class Skipped(NamedTuple):
-    """A skipped file or sample: a row of `out.skipped`.
-
-    `key` is empty if the file belongs to no sample.
-    """
+    """A skipped file or sample. `key` is empty if the file belongs to no sample."""
 
     key: str
     path: str

@@ -10,6 +10,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _MAX_SIZE_BYTES = 10**18
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _UNIT_STEP = 1000
+_TWO_DIGITS = 10
 
 
 def parse_size(text: str | int) -> int:
@@ -29,11 +30,8 @@ def parse_size(text: str | int) -> int:
     return size
 
 
-_TWO_DIGITS = 10
-
-
 def format_size(size: float) -> str:
-    """Format a number of bytes for people, in powers of ten: `1.50 GB`."""
+    """Format a number of bytes for people, in decimal units: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < _UNIT_STEP - 0.5:  # 999.5 would be printed as 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The version, types of option values, and shared constants."""
+"""The version of shardtool, types of option values, and shared constants."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "b
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return only the fields that TFRecords store as numbers, with their number types."""
+    """Return the number type of each field that TFRecords store as a number. Other fields are omitted."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return the common type of values, or None if the types differ or a type is unknown."""
+    """Return the common type of values whose types are `kinds`. Booleans and integers together are `int64`.
+
+    Return None for other mixtures and unknown types.
+    """
     types = {*kinds}
     if len(types) > 1:
         types = {STORED_TYPES.get(kind or "") for kind in types}

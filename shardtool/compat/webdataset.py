@@ -1,8 +1,8 @@
-"""webdataset's `ShardWriter` with the same arguments, for shardtool datasets.
+"""Write shardtool datasets with the same arguments as webdataset's `ShardWriter`.
 
 Shardtool's guarantees require some differences. `maxsize` limits the finished file. Existing output needs
-`overwrite=True` or `resume=True`. Keys are unique. After an exception in the `with` block, no dataset file is
-published. Tar headers are shardtool's.
+`overwrite=True` or `resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is
+published. Tar headers are those of other shardtool datasets.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     Handlers = Mapping[str, Callable[[Any], bytes]]
     Encoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-
 _KEY = "__key__"
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and why other values are rejected
+_GZIP_SUFFIX = ".gz"
+_FLOAT_SLACK = 0.001  # pixels of float images may be this much below 0 or above 1
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and `expected` of the message
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -53,13 +54,11 @@ class ShardWriter(Writer):
 
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
-        maxcount: Maximum samples per shard, also as a float.
-        maxsize: Maximum bytes of a finished shard, also as a float.
+        maxsize: Maximum size of a finished shard in bytes.
         post: Called with the path of each published shard. It may move the shard.
-        start_shard: Number of the first shard.
         verbose: Whether to print the name of each shard.
         opener: Not supported.
-        fixed: Other arguments of webdataset's `TarWriter`, if they match shardtool's shards.
+        fixed: Other arguments of webdataset's `TarWriter`. Only values that match shardtool's shards are accepted.
 
     Raises:
         InvalidRequest: An argument is not supported.
@@ -162,7 +161,7 @@ class ShardWriter(Writer):
     finish = close
 
     def _call_post(self, samples: int | None = None) -> None:
-        """Call `post` for new shards. `samples` is the total number of samples, or None after closing."""
+        """Call `post` for each new shard. `samples` is the number of samples written, or None after closing."""
         if self._publishes_at_end:
             return
         for _ in self.shards[self._reported_shards :]:
@@ -187,17 +186,14 @@ def _parse_bound(name: str, value: float) -> int | None:
     return int(value)
 
 
-_GZIP_SUFFIX = ".gz"
-_FLOAT_SLACK = 0.001  # values of float images may exceed 0 to 1 by this much
-
-
 def make_encoder(encoder: object) -> Encoder:
     """Return the function that encodes samples.
 
-    `encoder` is True (by extension), False or None (no encoding), functions by extension, or a function.
+    `encoder` is True (encode fields by extension), False or None (do not encode), a dict of functions by extension, or
+    a function that encodes a sample.
 
     Raises:
-        InvalidRequest: The encoder is none of these.
+        InvalidRequest: `encoder` has another type.
     """
     if encoder is None or encoder is False:
         return lambda sample: sample
@@ -212,7 +208,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes. Fields that start with an underscore are unchanged."""
+    """Encode a value by the extension of its field. Values of fields that start with an underscore are unchanged."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)
@@ -229,7 +225,7 @@ def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
 
 
 def default_handlers() -> dict[str, Callable[[Any], bytes]]:
-    """Return webdataset's functions by extension that need no other packages."""
+    """Return webdataset's encoding function for each extension."""
     handlers: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
         ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
         ("txt text transcript html htm", lambda value: value.encode()),

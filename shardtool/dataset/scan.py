@@ -176,7 +176,7 @@ def scan_shard(task: ShardScanTask) -> ShardScan:
     """Scan a shard. Without `salvage`, the scan stops at the first damage and stores it in `error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
-    with CompressedFile(task.path, kind.packing) if kind.packing else file_class(task.path) as shard:
+    with CompressedFile(task.path, kind.compression) if kind.compression else file_class(task.path) as shard:
         scan = ShardScan(task.path, kind.format, shard.size)
         try:
             if scan.format == "tar":

@@ -191,7 +191,7 @@ class CompressedFile:
         import pyarrow as pa
 
         self.path, self.size = path, -1
-        packing = packing or detect_kind(path).packing
+        packing = packing or detect_kind(path).compression
         with ShardFile(path) as shard:  # does not block if the path is a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
@@ -300,13 +300,13 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 def open_shard(path: str) -> ShardFile | CompressedFile:
     """Open a shard, which may be compressed."""
-    packing = detect_kind(path).packing
+    packing = detect_kind(path).compression
     return CompressedFile(path, packing) if packing else ShardFile(path)
 
 
 def is_compressed(path: str) -> bool:
     """Return whether a shard is compressed."""
-    return bool(detect_kind(path).packing)
+    return bool(detect_kind(path).compression)
 
 
 def detect_kind(path: str) -> ShardName:
@@ -326,7 +326,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
-    what = f"a {kind.format} shard{kind.packing and f' compressed with {kind.packing}'}"
+    what = f"a {kind.format} shard{kind.compression and f' compressed with {kind.compression}'}"
     return CorruptShard(
         path, f"its name does not match its first bytes, which are those of {what}", offset=0,
         remedy="Rename it with the right ending, or create a link with the right ending.",

@@ -71,7 +71,7 @@ class StoredShard:
     @property
     def packed(self) -> bool:
         """Whether the shard is compressed."""
-        return bool(detect_kind(self.path).packing)
+        return bool(detect_kind(self.path).compression)
 
     def size(self) -> int | None:
         """Return the size in bytes, or None if the shard is not a regular file."""

@@ -242,5 +242,5 @@ def _describe_differences(old: RunRecord, new: RunRecord, *, compare_shards: boo
         return ""
     if old.verb != new.verb:
         return f"created with `{old.verb}`, not `{new.verb}`"
-    old_options, new_options = (record.options if compare_shards else record.choosing for record in (old, new))
+    old_options, new_options = (record.options if compare_shards else record.selecting_options for record in (old, new))
     return "; ".join(describe_differences(old_options, new_options))

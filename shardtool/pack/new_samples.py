@@ -82,7 +82,8 @@ def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
         return []
     new_record, old_records = listed.record(output), (old_dataset.made, *old_dataset.made.appended)
     same_query = listed.run.updates or any(
-        (record.source, record.choosing) == (new_record.source, new_record.choosing) for record in old_records
+        (record.source, record.selecting_options) == (new_record.source, new_record.selecting_options)
+        for record in old_records
     )
     return [row for row in output.destination.load_skipped() if same_query or row.code != "not-chosen"]
 

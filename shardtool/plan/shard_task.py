@@ -50,7 +50,7 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
         )
     return ShardSamples(
         content=content,
-        needs=np.diff(plan.total[first : last + 1]).tobytes(),
+        record_sizes=np.diff(plan.total[first : last + 1]).tobytes(),
         root=e.root,
         kinds=e.rows.kind.tobytes(),
         mtimes=e.rows.mtime_ns.tobytes(),

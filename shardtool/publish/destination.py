@@ -157,7 +157,7 @@ def inspect_destination(previous: Destination) -> Destination:
     check_entries(folder.full_path, destination.existing)
     if pattern.dataset_file in destination.existing:
         _check_dataset_file(destination)
-    if rivals := sorted(name for name in names_in_folder if pattern.rivals(name)):
+    if rivals := sorted(name for name in names_in_folder if pattern.shares_sidecar_name(name)):
         found = f"shards of another format with these names: {format_list(rivals, 3)}"
         remedy = "Choose another name, or move these files to another folder."
         raise OutputExists(where, found, expected="no shards that would share sidecars", remedy=remedy)

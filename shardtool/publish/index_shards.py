@@ -238,7 +238,7 @@ class Indexer:
 
     def _make_result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path, samples = self.folder.full_path(self.dataset_file), sum(shard.samples for shard in shards)
-        return IndexResult(path, len(shards), len(self.kept), samples, tuple(self.notes.said))
+        return IndexResult(path, len(shards), len(self.kept), samples, tuple(self.notes.texts))
 
 
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
@@ -260,4 +260,4 @@ def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer
             name, overwrite = indexer.dataset_file, options.overwrite
             columns, changed = add_columns(indexer.folder, name, fields, pool, notes, overwrite=overwrite)
             kept = len(indexer.kept - changed)
-            return replace(result, kept=kept, columns=columns, notes=tuple(notes.said))
+            return replace(result, kept=kept, columns=columns, notes=tuple(notes.texts))

@@ -1,4 +1,4 @@
-"""`BaseOptions`: base class of all options classes; checks and normalises values."""
+"""`BaseOptions`, the base class of all options classes, which checks and normalises values."""
 
 from __future__ import annotations
 
@@ -32,32 +32,25 @@ _CONTAINERS = (list, tuple, set, frozenset)
 _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BaseOptions:
     """Base class of all options classes; checks each value as far as possible without the source.
 
-    An option with `expand` sets other options, which all other code reads instead.
+    An option with `expand`, such as `fetch`, is converted to other options. Only these are read later.
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
-        storage_options: Settings for the stores and servers of this call, such as `endpoint` and `access_key_id`. With
-            several stores, a dict of settings for each start of addresses: `{"s3://mine/": {...}, "gs://": {...}}`.
+        storage_options: Settings for the stores and servers of this call, such as `endpoint` and `access_key_id`. For
+            several stores, pass settings by the start of the address: `{"s3://mine/": {...}, "gs://": {...}}`.
     """
 
     observer: Observer | None = field(default=None, compare=False)
     storage_options: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        changed = [
-            f"{name}={value!r}" for name, value in self._values() if value != self.__dataclass_fields__[name].default
-        ]
+        values = [(option, getattr(self, option.name)) for option in fields(self) if option.compare]
+        changed = [f"{option.name}={value!r}" for option, value in values if value != option.default]
         return f"{type(self).__name__}({', '.join(changed)})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._values()))
 
     def __post_init__(self) -> None:
         for name, spec in option_specs(type(self)).items():
@@ -76,10 +69,6 @@ class BaseOptions:
         for name in filter(self.is_given, option_specs(type(self))):
             self._check_rules(name)
 
-    def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values, for comparisons. Generated `__eq__` methods would add 5 ms to each start."""
-        return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
-
     def is_given(self, name: str) -> bool:
         """Return whether an option differs from its default."""
         value, default = getattr(self, name), self.__dataclass_fields__[name].default
@@ -88,7 +77,7 @@ class BaseOptions:
         return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, *names: str) -> str:
-        """Return the name of the first option that is given, or "" if none is."""
+        """Return the name of the first of these options that differs from its default, or ""."""
         return next((name for name in names if name in option_specs(type(self)) and self.is_given(name)), "")
 
     def _is_met(self, condition: Given[Any]) -> bool:
@@ -98,12 +87,12 @@ class BaseOptions:
         return condition.value is None or getattr(self, name) == condition.value
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create options of another class from `values`, and from this object's options of the same names."""
+        """Create options of another class from `values` and from the options that both classes have."""
         shared = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
         return kind(**{**shared, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return options that affect the dataset and are not defaults, as in a dataset file."""
+        """Return the options that affect the dataset and differ from their defaults, as dataset files record them."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
@@ -116,8 +105,8 @@ class BaseOptions:
         values = {name: self.__dataclass_fields__[name].default, **expand(type(self), getattr(self, name))}
         for member, value in values.items():
             if member != name and self.is_given(member) and getattr(self, member) != value:
-                other = choose_text(member, cli_spellings(type(self), member)[0])
-                raise InvalidRequest(option_text(name), f"used with {other}", expected="one of them")
+                member_text = choose_text(member, cli_spellings(type(self), member)[0])
+                raise InvalidRequest(option_text(name), f"used with {member_text}", expected="one of them")
             object.__setattr__(self, member, value)  # the dataclass is frozen
 
     def _plain(self, name: str, value: Any) -> Any:

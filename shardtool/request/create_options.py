@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses, which no other column has
+TOP_FOLDER = "/"  # name of a column that contains the top folder of each sample; no other column can have this name
 _MIN_MEMORY_BYTES = 16 * 10**6
 
 
@@ -47,7 +47,7 @@ def _fetch_spec(
     recorded: bool = False,
     requires: tuple[Needs, ...] = (),
 ) -> OptionSpec:
-    """Return the spec of a download option; most do not affect the dataset and are not recorded."""
+    # Most download options do not affect the dataset.
     return OptionSpec(
         family="fetch",
         form=form,
@@ -211,7 +211,7 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="one line of ASCII")
 
     def check_for(self, *, manifest: bool) -> None:
-        """Raise InvalidRequest for options that do not apply to a manifest, or to a folder."""
+        """Raise InvalidRequest if an option does not apply to this kind of source: a manifest or a folder."""
         if not manifest:
             self.check_joined_form()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")
@@ -226,20 +226,20 @@ class CreateOptions(SelectingOptions):
                 raise InvalidRequest(option_text(name), f"the source is a {source}", expected=expected, remedy=remedy)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that affect the dataset and differ from their defaults."""
+        """Return the options for the dataset file, as `BaseOptions.recorded` does."""
         recorded = SelectingOptions.recorded(self)
         if recorded.get("meta") == "all":
             del recorded["meta"]
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting, or None without splits."""
+        """Return the options for splitting the samples, or None if they are not split."""
         if not self.split_from_folder:
             return OutputOptions.make_split_options(self)
         return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options, or None without URLs."""
+        """Return the download options, or None if no field is downloaded."""
         if not self.url:
             return None
         if find_spec("aiohttp") is None:
@@ -272,7 +272,7 @@ class ReshardOptions(SelectingOptions):
         per_class: Keep at most N samples per class, chosen by a hash of key and `seed`.
         of: Column with the classes for `per_class`.
         method: Read samples individually (gather) or in two sequential passes (scatter).
-        memory: Limit the memory of scatter in all workers together, at least 16MB.
+        memory: Limit the total memory of all workers during scatter, at least 16MB.
         temp_dir: Folder for scatter's temporary file.
     """
 

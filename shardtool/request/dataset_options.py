@@ -10,7 +10,7 @@ from shardtool.request.output_options import SEED_RANGE, WORKERS_RANGE, WorkerOp
 from shardtool.request.selecting_options import SelectingOptions
 from shardtool.values import Dots, Symlinks, Target, Trust
 
-# These options must come from the user, because dataset files are not trusted here.
+# `verify` and `diff` do not read these options from a dataset file, because the file is not trusted.
 SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
 
 
@@ -126,8 +126,8 @@ class CopyOptions(BaseOptions):
         overwrite: Replace existing files, even those of a different dataset. Files that already match are kept.
         dry_run: Print the files that would be copied; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
-        trust: Compare existing shards by time or size instead of reading them. Times can be compared between folders.
-            Comparing sizes requires sidecars.
+        trust: Compare existing shards by time or size instead of reading them. Times can be compared between two
+            folders only. Comparing sizes requires sidecars.
         limit: Limit the total bandwidth of reading and copying, for example 100MB/s.
         source_endpoint: Server of DATASET at s3://, if DEST is on another server.
     """
@@ -201,7 +201,7 @@ class FilterOptions(WorkerOptions):
 
     @property
     def key_list(self) -> object:
-        """The value of `keys` or `keys_from`, or None without either."""
+        """The value of `keys` or `keys_from`, or None if neither is given."""
         return self.keys or self.keys_from
 
 

@@ -18,61 +18,56 @@ class Observer:
     """
 
     def note(self, text: str) -> None:
-        """Receive a note for the user."""
+        """Receive a note that the user should read."""
         _logger().info("%s", text)
 
     def log(self, text: str) -> None:
-        """Receive a detail."""
+        """Receive a detail that most users do not need."""
         _logger().debug("%s", text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Receive the name, action, number of samples and bytes of a finished shard."""
+        """Receive the name, number of samples and bytes of a finished shard. `done` is `written` or `kept`."""
         self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
-        """Receive the number of further samples found."""
+        """Receive the number of samples that were listed since the last call."""
 
     def phase(self, text: str, size: int) -> None:
-        """Receive the name of a step before `start`, and its bytes, which `advance` counts."""
+        """Receive the name of a preparatory step before `start`, and the number of bytes to process."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Receive the total amount of work. `size` is in bytes."""
 
     def failed(self, samples: int) -> None:
-        """Receive how many samples of the next `advance` failed to download."""
+        """Receive the number of failed downloads. The next `advance` counts these samples, too."""
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Finish, because the verb returns or fails. Verbs close only the observers that they create."""
+        """Finish when the verb returns or fails. A verb does not call this for an observer that the user passed."""
 
 
-class NotebookObserver(Observer):
-    """Shows notes and a progress bar in a notebook."""
+class _NotebookObserver(Observer):
+    """Shows notes and a progress bar in a notebook. The bar counts samples if their sizes are unknown."""
 
     def __init__(self) -> None:
         self._bar: Any = None
 
     def note(self, text: str) -> None:
-        """Show a note."""
         _notebook_bar_class().write(f"note: {printable(text)}")
 
     def phase(self, text: str, size: int) -> None:
-        """Start the bar of a preparatory step."""
         self._start_bar(text, size, "B")
 
     def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - the signature of the base class
-        """Start the bar of the main step, in samples if sizes are unknown."""
         self._start_bar(f"{samples:,} samples" if samples else "reading", size or samples, "B" if size else " samples")
 
     def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - the signature of the base class
-        """Advance the bar."""
         if self._bar is not None:
             self._bar.update(size if self._bar.unit == "B" else samples)
 
     def close(self) -> None:
-        """Finish the bar and leave it visible."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -93,11 +88,11 @@ def _notebook_bar_class() -> Any:
 
 
 def default_observer() -> Observer:
-    """Return the observer of a verb that was called without one."""
+    """Return the observer for a verb that was called without one: with a progress bar in a notebook."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     kinds = () if get_shell is None else type(get_shell()).__mro__  # Colab and Databricks use subclasses
     is_notebook = any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
-    return NotebookObserver() if is_notebook else Observer()
+    return _NotebookObserver() if is_notebook else Observer()
 
 
 def _logger() -> Logger:
@@ -107,19 +102,19 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """The notes of a run. Each note is passed to the observer immediately, and kept for the result."""
+    """The notes of a run. Each note is passed to the observer immediately, and added to `texts` for the result."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def add(self, *notes: str) -> None:
         """Add notes."""
         for note in map(redact_secrets, map(printable, notes)):
-            self.said.append(note)
+            self.texts.append(note)
             self.observer.note(note)
 
     def add_new(self, note: str) -> None:
         """Add a note unless it was added before."""
-        if redact_secrets(printable(note)) not in self.said:
+        if redact_secrets(printable(note)) not in self.texts:
             self.add(note)

@@ -1,8 +1,7 @@
 """Declare options as fields of an options class.
 
-The class docstring describes each option under `Attributes`. Help and reference are generated from this text.
-Checks, recorded options, keyword arguments and command-line options follow from the annotation and the `OptionSpec` of
-the field.
+The class docstring describes each option under `Attributes`. Help and reference are generated from this text. Checks,
+keyword arguments and command-line options are generated from the annotation and the `OptionSpec` of the field.
 """
 
 from __future__ import annotations
@@ -77,11 +76,11 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 class Given(Generic[_ValueT]):
-    """The condition of a rule that an option is given.
+    """The condition that an option is given, for the rules of another option.
 
     Args:
         option: The option: `shuffle` in the body of its class, and `OutputOptions.shuffle` elsewhere.
-        reason: Why another option conflicts with it, for the message.
+        reason: Why the other option conflicts with it, for the message.
     """
 
     def __init__(self, option: _ValueT, reason: str = "") -> None:
@@ -103,7 +102,7 @@ class Given(Generic[_ValueT]):
 
 
 class Needs:
-    """A rule that one of the conditions must be true. If none is true, `missing` describes the problem."""
+    """A rule that at least one condition must be true. `missing` describes the problem if none is true."""
 
     def __init__(self, missing: str, *conditions: Given[Any]) -> None:
         self.missing, self.conditions = missing, conditions
@@ -115,11 +114,12 @@ class OptionSpec(NamedTuple):
     Attributes:
         section: Section of `--help`, or "" for the section of the previous option.
         typed: Command-line names separated by slashes, or "" for the field name.
-        old: Earlier command-line name, which is accepted but not shown.
+        old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        family: The option that contains this option, and its form there, such as `fields -{}`. The form `fetch` means
+        family: The option whose value can contain this option, and in which form: `fields -{}`. The form `fetch` means
             `fetch timeout={}`.
+        expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
         shown: Text for the default in the help, if that is not a plain value.
         form: Form of the value. `sample` is a share above 0.
@@ -127,8 +127,8 @@ class OptionSpec(NamedTuple):
         requires: Rules about options that must also be given. A function that returns these rules can name options
             defined later.
         recorded: Whether the option affects the dataset.
-        comma_separated: One command-line word may contain several values.
-        word: One command-line word contains all values.
+        comma_separated: The option can be repeated, and each value can be a list with commas.
+        word: The option has one value, which is a list with commas.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group of options. If one is typed, the job file's values of the group are ignored.
         choices: The accepted values, if the annotation does not list them.
@@ -167,17 +167,17 @@ class OptionSpec(NamedTuple):
 
 
 class DeclareOption(Generic[_SpecParams]):
-    """Declares options. `spec` creates the `OptionSpec` from keyword arguments."""
+    """Declares fields as options. `spec` creates the `OptionSpec` of a field from keyword arguments."""
 
     def __init__(self, spec: Callable[_SpecParams, OptionSpec]) -> None:
         self._spec = spec
 
     def __call__(self, default: DefaultT, /, *args: _SpecParams.args, **attributes: _SpecParams.kwargs) -> DefaultT:
-        """Declare an option."""
+        """Declare an option with this default."""
         return field(default=default, metadata={"spec": self._spec(*args, **attributes)})
 
     def like(self, option: DefaultT, /, *_: _SpecParams.args, **changes: _SpecParams.kwargs) -> DefaultT:
-        """Declare an option of another class, with changes to its `OptionSpec`."""
+        """Declare the same option as in another class, with changes to its `OptionSpec`."""
         slot: Any = option
         kind, name = slot.__objclass__, slot.__name__
         spec = option_specs(kind)[name]._replace(**{"origin": kind, **changes})
@@ -189,7 +189,7 @@ option = DeclareOption(OptionSpec)
 
 
 def to_cli_text(text: str) -> str:
-    """Replace options in backticks by their command-line form."""
+    """Replace option names in backticks, such as `max_size`, by their command-line form."""
     return _OPTION_REFERENCE.sub(lambda match: cli_option(match[1], match[2]), text)
 
 
@@ -208,10 +208,10 @@ def _documented_attributes(kind: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def options_class(kind: type[OptionsT]) -> type[OptionsT]:
-    """Make a dataclass of options, complete its docstring, and register command-line names."""
-    kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
+    """Make a dataclass of options, add inherited options to its docstring, and register command-line names."""
+    kind = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(kind)
     known = dict[str, str]()
     for base in reversed(kind.__mro__):
         known |= _TEXTS.get(base) or _documented_attributes(base)
@@ -232,7 +232,7 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
 
 
 def option_specs(options: type) -> dict[str, OptionSpec]:
-    """Return the specs by field name."""
+    """Return the `OptionSpec` of each option, by field name."""
     if options not in _SPECS:
         _SPECS[options] = {item.name: item.metadata["spec"] for item in fields(options) if "spec" in item.metadata}
     return _SPECS[options]
@@ -267,7 +267,7 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Return whether a value from JSON has the type of an option. Do not check choices."""
+    """Return whether a value from JSON has the type of an option. Choices are not checked."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
@@ -286,18 +286,18 @@ def is_list_option(options: type, name: str) -> bool:
     )
 
 
-def parse_family(options: type, family: str, given: object) -> dict[str, object]:
-    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values."""
+def parse_family(options: type, family: str, value: object) -> dict[str, object]:
+    """Parse the options in a value of the option `family`: `per-host=4,retry-failed`, or a mapping."""
     names = [name for name, spec in option_specs(options).items() if spec.family == family]
-    pieces = [*given.items()] if isinstance(given, Mapping) else []
-    for part in option_values.split_commas(family, given) if not pieces else ():
-        key, equals, value = part.partition("=")
+    pieces = [*value.items()] if isinstance(value, Mapping) else []
+    for part in option_values.split_commas(family, value) if not pieces else ():
+        key, equals, text = part.partition("=")
         if not equals and pieces and _option_name(key) not in names and isinstance(pieces[-1][1], str):
             pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]},{part}")  # a comma within a value
         else:
-            pieces.append((key, value if equals else True))
+            pieces.append((key, text if equals else True))
     values: dict[str, object] = {}
-    for key, value in pieces:
+    for key, item in pieces:
         name = _option_name(key)
         if name not in names:
             expected = f"keys {', '.join(known.replace('_', '-') for known in names)}"
@@ -305,14 +305,11 @@ def parse_family(options: type, family: str, given: object) -> dict[str, object]
         if name in values:
             raise InvalidRequest(option_text(family), f"{key!r} more than once", expected="each key once")
         is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
-        if is_flag != isinstance(value, bool):
+        if is_flag != isinstance(item, bool):
             expected = f"{key} without a value" if is_flag else f"{key}=VALUE"
             raise InvalidRequest(option_text(family), repr(key), expected=expected)
-        values[name] = (
-            option_values.parse_whole_number(value)
-            if option_specs(options)[name].range and isinstance(value, str)
-            else value
-        )
+        is_number = option_specs(options)[name].range and isinstance(item, str)
+        values[name] = option_values.parse_whole_number(item) if is_number else item
     return values
 
 

@@ -24,24 +24,24 @@ _MAX_SUBSTITUTION_LETTERS = 256  # limits the memory for new keys
 
 
 def parse_whole_number(text: str) -> int | str:
-    """Convert a text to a whole number. Return other texts unchanged. int() would accept more spellings."""
+    """Convert a text to a whole number. Other texts are unchanged, even if int() accepts them, such as `1_000`."""
     return int(text) if _WHOLE_NUMBER.fullmatch(text.strip()) else text
 
 
-def split_commas(name: str, given: object) -> list[str]:
+def split_commas(name: str, value: object) -> list[str]:
     """Split a text at commas. Return a list of texts unchanged."""
-    parts = given.split(",") if isinstance(given, str) else given
+    parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
-        raise InvalidRequest(option_text(name), repr(given), expected="a string with commas, or a list of strings")
+        raise InvalidRequest(option_text(name), repr(value), expected="a string with commas, or a list of strings")
     return [*parts]
 
 
 def parse_pairs(
-    name: str, given: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
+    name: str, texts: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
 ) -> tuple[tuple[str, str], ...]:
     """Split texts of the form `left=right` into pairs."""
     pairs = []
-    for text in given:
+    for text in texts:
         left, _, right = text.partition("=")
         if not left or not right:
             raise InvalidRequest(option_text(name), repr(text), expected=expected)
@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return the text `left=right`, or raise InvalidRequest."""
+    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` could not split it."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")
@@ -79,7 +79,7 @@ DEFAULT_FORMAT = DelimitedFormat()
 
 
 class Substitution(NamedTuple):
-    """A substitution as in sed, with RE2 pattern and replacement, and how often to replace (None for always)."""
+    """A substitution as in sed: RE2 pattern, replacement, and maximum number of replacements (None for all)."""
 
     pattern: str
     replacement: str
@@ -123,7 +123,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction. A float means the number that Python prints."""
+    """Return a share such as `0.1` or `10%` as an exact fraction. The float 0.1 is exactly 1/10, too."""
     from fractions import Fraction
 
     match = _SHARE.fullmatch(str(text))
@@ -134,9 +134,9 @@ def parse_share(name: str, text: str | float, *, positive: bool = False) -> Frac
     return share
 
 
-def parse_pixels(name: str, given: str | int | tuple[int, int]) -> tuple[int, int]:
+def parse_pixels(name: str, size: str | int | tuple[int, int]) -> tuple[int, int]:
     """Return width and height of `256`, `(640, 480)` or `640x480`."""
-    text = "x".join(map(str, given)) if isinstance(given, tuple) else str(given)
+    text = "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
     width, cross, height = text.lower().partition("x")
     if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
         expected = f"a number of pixels, or WIDTHxHEIGHT, at most {_MAX_SIDE_PIXELS:,}"

@@ -12,13 +12,14 @@ from shardtool.request.option_spec import Given, Needs, Shares, Texts, option, o
 from shardtool.request.split_options import SplitOptions, format_shares, parse_shares
 from shardtool.values import EXPORT_NAMES, AssignBy, IfExists, OnError, Oversize, StartMethod, Target, Trust
 
-_MAX_SAMPLES = 10**15  # a few such numbers add up to at most 64 bits
+_MAX_SAMPLES = 10**15  # the sum of a few such numbers fits into 64 bits
 COUNT_RANGE = (1, _MAX_SAMPLES)
 SEED_RANGE = (-(2**63), 2**63 - 1)
 MAX_WORKERS = 1024
 WORKERS_RANGE = (0, MAX_WORKERS)
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
-TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")  # with these, sample sizes are only estimated
+# With these options, the plan only estimates the sizes of samples.
+TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")
 
 
 def _expand_split_by(kind: type, value: str) -> dict[str, object]:
@@ -58,11 +59,9 @@ class WorkerOptions(BaseOptions):
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers to print compatibility notes for.
+    """Return the readers for which compatibility notes are printed: `targets`, and the readers of `exports`.
 
-    Args:
-        targets: The readers in `target`, or an empty tuple for webdataset.
-        exports: Exported indexes, whose names start with a reader: `dali-webdataset`.
+    If `targets` is empty, webdataset is used.
     """
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
@@ -164,15 +163,14 @@ class OutputOptions(WorkerOptions):
     def __post_init__(self) -> None:
         BaseOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         if self.part is not None:
-            self._check_alone()
+            self._check_part_options()
 
-    def _check_alone(self) -> None:
-        """Raise InvalidRequest for options that a part cannot apply without the other parts."""
+    def _check_part_options(self) -> None:
         part = option_text("part", self.part)
-        if given := self.first_given("overwrite", "append", "update"):
+        if conflict := self.first_given("overwrite", "append", "update"):
             remedy = "Delete the old dataset first, or use another output." if self.overwrite else ""
             expected = f"a new dataset, or {flag_text('resume')}"
-            raise InvalidRequest(part, f"used with {flag_text(given)}", expected=expected, remedy=remedy)
+            raise InvalidRequest(part, f"used with {flag_text(conflict)}", expected=expected, remedy=remedy)
         if self.export:
             remedy = choose_text(
                 "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
@@ -191,7 +189,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def if_exists(self) -> IfExists:
-        """The options for an existing dataset, as one value."""
+        """What to do with an existing dataset: `update`, `append`, `resume` and `overwrite` as one value."""
         if self.update:
             return "update"
         if self.append:
@@ -202,18 +200,18 @@ class OutputOptions(WorkerOptions):
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers to print compatibility notes for."""
+        """The readers for which compatibility notes are printed."""
         return noted_readers(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that affect the dataset and differ from their defaults."""
+        """Return the options for the dataset file, as `BaseOptions.recorded` does."""
         recorded = BaseOptions.recorded(self)
         if not any(getattr(self, name, None) for name in _SEEDED_OPTIONS):
             recorded.pop("seed", None)
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting, or None without splits."""
+        """Return the options for splitting the samples, or None if they are not split."""
         if not self.split and self.split_column is None:
             return None
         shares = parse_shares(format_shares(self.split)) if self.split else ()

@@ -14,10 +14,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Result(Displayed):
-    """Base class of results. `notes` are for the user. `seconds` is the duration of the run.
-
-    With `dry_run`, nothing was written, and the result describes the planned output.
-    """
+    """Base class of results. If `dry_run` is true, nothing was written, and the result describes the planned output."""
 
     __slots__ = ()
     _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # omitted from JSON if empty or false
@@ -35,7 +32,7 @@ def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard of a dry run. `size` is the size of the file in bytes."""
+    """A shard of a dry run. `size` is in bytes."""
 
     name: str
     samples: int
@@ -48,7 +45,7 @@ class PlannedShard:
 class ResumeChanges:
     """The changes that a resumed run makes to the existing dataset, or to all splits together.
 
-    In a dry run, `shards_kept` is based on the sidecars only.
+    A dry run determines `shards_kept` from the sidecars only.
     """
 
     shards_kept: int = 0
@@ -65,7 +62,7 @@ class ResumeChanges:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitResult(Result):
-    """The dataset of one split. See `CreateResult`."""
+    """The dataset of one split. `CreateResult` describes the attributes."""
 
     dataset_file: str
     shards: int
@@ -82,7 +79,7 @@ class SplitResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """Shards that a run appended to existing datasets. See `CreateResult`."""
+    """The shards that a run appended to existing datasets."""
 
     shards: int
     samples: int
@@ -94,7 +91,6 @@ class JoinedTable:
     """The columns of a `join` table.
 
     Attributes:
-        table: Name of the table.
         columns: The metadata columns that the sidecars get from the table.
         fields: The column of each field that the option `field` creates from the table.
         advice: Option that creates fields from the other columns, or "" if there are none.
@@ -108,10 +104,10 @@ class JoinedTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
-    """The created dataset, or all datasets together with splits. In a dry run, the dataset that would be created.
+    """The created dataset, or the datasets of all splits together. In a dry run, the dataset that would be created.
 
     Attributes:
-        dataset_file: Path of the dataset file. With splits, the path contains `{split}`.
+        dataset_file: Path of the dataset file. If there are splits, the path contains `{split}`.
         kept: Number of shards that an earlier run had finished.
         skipped: Number of skipped files and samples, which are listed in `out.skipped`.
         fingerprint: The content fingerprint, which does not depend on order, shards or splits.
@@ -119,14 +115,12 @@ class CreateResult(Result):
         features: For TFRecord, the argument of `tf.io.parse_single_example` for each feature.
         urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
             the shards.
-        splits: The dataset of each split, if there are splits.
         appended: The appended shards. All other attributes describe the whole dataset.
         changes: The changes of a resumed run, or None if no dataset existed.
-        part: The part of a parallel run, such as `3/64`, or "" without parts. All counts cover only this part.
+        part: The part of a parallel run, such as `3/64`, or "". All counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
-        dry_run: Nothing was written, and the result describes the planned shards.
-        planned: The shards of a dry run, for all splits.
-        joined: The columns of `join`, or None without a table.
+        planned: The shards that a dry run planned, for all splits.
+        joined: The columns of the `join` table, or None.
     """
 
     dataset_file: str
@@ -153,7 +147,7 @@ class CreateResult(Result):
     _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part", "joined")
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as `--json` prints it, without options that were not used."""
+        """Return the result as `--json` prints it, without attributes for options that were not used."""
         if self.dry_run:
             return {
                 "dry_run": True,
@@ -176,10 +170,9 @@ class CopiedDataset:
     """A copied dataset.
 
     Attributes:
-        dataset_file: Path of the copied dataset file.
         copied: Number of shards that were copied, or whose sidecar was copied.
         kept: Number of shards that already existed with the right bytes.
-        removed: Number of deleted shards of a replaced dataset.
+        removed: Number of deleted shards, which only the replaced dataset had.
         copied_size: Bytes of the copied shards and sidecars.
         indexes: Number of copied index files of other tools.
     """
@@ -223,7 +216,7 @@ class ExtractResult(Result):
 
     Attributes:
         manifest: Path of the table with key and path of each file. `create` accepts this table as a source.
-        metadata: Path of the table with the metadata of each sample, for `join`, or "" without metadata.
+        metadata: Path of the table with the metadata of each sample, for `join`, or "" if there is none.
         kept: Number of files that already existed with the right bytes.
         create: Options with which `create` packs the files into the same samples.
     """
@@ -247,7 +240,7 @@ class RemovalSummary:
 
     Attributes:
         samples: Number of remaining samples.
-        empty: Names of the rewritten shards that have no samples now.
+        empty: Names of the rewritten shards that contain no more samples.
         size: Bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
         fingerprint: The content fingerprint, or "" if unknown or in a dry run.
@@ -296,8 +289,8 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: File names by shard and format, then the files that exist once per folder.
-        kept: Number of files that already existed with the same bytes, or that users may edit.
+        files: Names of the index files: those of each shard by format, then those that exist once per folder.
+        kept: Number of files that were not replaced, because they had the same bytes or because users may edit them.
     """
 
     dataset_file: str
@@ -309,7 +302,7 @@ class ExportResult(Result):
 
 
 class LazyList(Sequence[ValueT]):
-    """A sequence that creates its items on access with `item(index)`, because there can be millions."""
+    """A sequence of `count` items. Each item is created by `item(index)` on access, because there can be millions."""
 
     def __init__(self, count: int, item: Callable[[int], ValueT]) -> None:
         self._indexes, self._item = range(count), item
@@ -357,18 +350,15 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult(Displayed):
-    """The differences between two sides `a` and `b`. Each side is one or several datasets.
+    """The differences between `a` and `b`. Each is one dataset or several datasets, and `b` can be the source of `a`.
 
-    The side `b` can be the source of `a`. A sample can be moved and changed. Each list has the order of its side.
+    A sample can be both moved and changed.
 
     Attributes:
         added: Keys that only b has.
         removed: Keys that only a has.
-        changed: Samples with different content.
-        moved: Samples in different splits.
-        fields: Number of changed samples for each field.
+        fields: Number of samples in which the field differs, by field.
         classes: Fields whose class numbers have different names.
-        metadata: Difference of each metadata column.
         metadata_only: Number of changed samples that differ only in metadata.
         uncompared: Fields that were not compared with the source, because their table was not found.
     """
@@ -429,7 +419,7 @@ class Check(NamedTuple):
     """A check of `doctor`.
 
     Attributes:
-        name: The subject: `server`, `list`, `delete` ...
+        name: What was checked: `server`, `list`, `delete` ...
         state: The outcome. If the check was not possible, this is `unknown`, and `found` contains the reason.
         cure: How to fix the problem.
     """
@@ -442,7 +432,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorResult(Displayed):
-    """The result of `doctor`, with the checks of `place`. Later checks depend on earlier checks."""
+    """The result of `doctor` for the location `place`. Later checks depend on earlier checks."""
 
     place: str
     checks: tuple[Check, ...]

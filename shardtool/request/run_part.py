@@ -1,4 +1,4 @@
-"""Part K of N parallel runs that write one dataset, also with Slurm and Kubernetes."""
+"""Parts of a run: N parallel runs write one dataset. Slurm and Kubernetes number them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNET
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """One of `parts` parts of a run. The first `number` is 1."""
+    """Part `number` of `parts` of a run. The first number is 1."""
 
     number: int
     parts: int
@@ -30,11 +30,11 @@ class RunPart:
 
     @property
     def tag(self) -> str:
-        """The tag in the names of this part's own files, such as `part03of64`."""
+        """A text in the names of files that only this part writes, such as `part03of64`."""
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:
-        """Return this part's consecutive numbers of the `planned` shards of all parts."""
+        """Return the numbers of the shards that this part writes. `planned` is the number of shards of all parts."""
         return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
 
 
@@ -50,11 +50,11 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPa
 
 
 def _slurm_part(environment: Mapping[str, str]) -> RunPart:
-    given = {name: environment.get(_SLURM_PREFIX + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
-    given = {name: value for name, value in given.items() if value}
-    settings = {"MIN": "1", "STEP": "1", **given}
+    names = ("ID", "COUNT", "MIN", "MAX", "STEP")
+    variables = {name: value for name in names if (value := environment.get(_SLURM_PREFIX + name))}
+    settings = {"MIN": "1", "STEP": "1", **variables}
     numbers = {name: int(value) for name, value in settings.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
-    shown = ", ".join(f"{_SLURM_PREFIX}{name}={value!r:.40}" for name, value in given.items())
+    shown = ", ".join(f"{_SLURM_PREFIX}{name}={value!r:.40}" for name, value in variables.items())
     if {"ID", "COUNT", *settings} - numbers.keys() or not numbers["STEP"]:
         expected = f"the environment of a job array task, with {_SLURM_PREFIX}ID and {_SLURM_PREFIX}COUNT"
         raise _part_error(SLURM, shown or "no task", expected)
@@ -72,10 +72,10 @@ def _kubernetes_part(environment: Mapping[str, str]) -> RunPart:
 
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     """
-    given = {name: environment.get(name, "") for name in (_POD_INDEX, _JOB_COMPLETIONS)}
-    numbers = [int(value) for value in given.values() if re.fullmatch(r"[0-9]{1,7}", value, re.ASCII)]
-    if len(numbers) < len(given) or not numbers[0] < numbers[1] <= MAX_PARTS:
-        shown = ", ".join(f"{name}={value!r:.40}" for name, value in given.items() if value)
+    variables = {name: environment.get(name, "") for name in (_POD_INDEX, _JOB_COMPLETIONS)}
+    numbers = [int(value) for value in variables.values() if re.fullmatch(r"[0-9]{1,7}", value, re.ASCII)]
+    if len(numbers) < len(variables) or not numbers[0] < numbers[1] <= MAX_PARTS:
+        shown = ", ".join(f"{name}={value!r:.40}" for name, value in variables.items() if value)
         expected = f"the environment of an Indexed Job's pod, with {_JOB_COMPLETIONS} set to `completions`"
         raise _part_error(KUBERNETES, shown or "no pod", expected)
     return RunPart(numbers[0] + 1, numbers[1])

@@ -1,16 +1,14 @@
-"""Run records in dataset files, with verb, source, options and later appends."""
+"""The record of a run in a dataset file: verb, source, options and later appends."""
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 
 from shardtool.dataclass import dataclass
-from shardtool.messages import FAMILY_KEYS, cli_words, option_text, uses_cli_names
+from shardtool.messages import FAMILY_KEYS, cli_words, option_text, quote_for_shell, uses_cli_names
 from shardtool.values import Dots, __version__
 
-_RECORDED_NAMES = {  # names of options in dataset files and plan files that differ from the options
+_RECORDED_NAMES = {  # options that have another name in dataset files and plan files
     "field": "values",
     "file": "files",
     "bytes": "binary",
@@ -21,15 +19,18 @@ _RECORDED_NAMES = {  # names of options in dataset files and plan files that dif
 }
 _RENAMES = "rename_fields"
 _OPTION_NAMES = {recorded: name for name, recorded in _RECORDED_NAMES.items()}
+_SHARD_OPTIONS = (
+    "max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "shards", "place",
+)  # fmt: skip
 
 
 def to_recorded_name(name: str) -> str:
-    """Return the name under which files record an option."""
+    """Return the name of an option in dataset files and plan files."""
     return _RECORDED_NAMES.get(name, name)
 
 
 def to_recorded_value(name: str, value: object) -> object:
-    """Return the value of an option as dataset files record it. They record renamed fields as OLD=NEW."""
+    """Return the value of an option in dataset files. They contain renamed fields as OLD=NEW."""
     if isinstance(value, tuple) and name == _RENAMES:
         return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
     return list(value) if isinstance(value, tuple) else value
@@ -41,37 +42,25 @@ def _swap_recorded(text: str) -> str:
 
 
 def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
-    """Convert recorded options to the names and values of the options class."""
+    """Convert the options in a dataset file to the names and values of the options class."""
     values = {_OPTION_NAMES.get(name, name): value for name, value in options.items()}
     if isinstance(renames := values.get(_RENAMES), list):
         values[_RENAMES] = [_swap_recorded(text) if isinstance(text, str) and "=" in text else text for text in renames]
     return values
 
 
-_SHARD_OPTIONS = (
-    "max_size",
-    "max_count",
-    "equal_count",
-    "shards_multiple_of",
-    "oversize",
-    "shuffle",
-    "shards",
-    "place",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A recorded run or append. Nothing in a record is executed or opened.
+    """The record of a run, or of a later run that appended samples. Nothing in it is executed or opened.
 
-    `parse_dataset` checks `document`. Unknown names are kept when the dataset file is written again.
+    `parse_dataset` checks `document`. Its unknown keys are kept when the dataset file is rewritten.
     """
 
     document: Mapping[str, object]
 
     @property
     def verb(self) -> str:
-        """`create`, `reshard` or `index`, or "" if not recorded."""
+        """`create`, `reshard` or `index`, or "" if unknown."""
         return self._text("verb")
 
     @property
@@ -81,41 +70,41 @@ class RunRecord:
 
     @property
     def split(self) -> str:
-        """The split of this dataset, or "" without splits."""
+        """The split of this dataset, or "" if it is not a split."""
         return self._text("split")
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All recorded splits of the run."""
-        found = self.document.get("splits")
-        return tuple(map(str, found)) if isinstance(found, list) else ()
+        """All splits that the run created."""
+        splits = self.document.get("splits")
+        return tuple(map(str, splits)) if isinstance(splits, list) else ()
 
     @property
     def tool(self) -> str:
-        """Program and version, or "" if not recorded."""
+        """Name and version of the program, or "" if unknown."""
         return self._text("tool")
 
     @property
     def options(self) -> dict[str, object]:
-        """The recorded options."""
-        found = self.document.get("options")
-        return from_recorded(found) if isinstance(found, dict) else {}
+        """The recorded options, with their current names."""
+        options = self.document.get("options")
+        return from_recorded(options) if isinstance(options, dict) else {}
 
     @property
-    def choosing(self) -> dict[str, object]:
-        """Options that select samples and create fields, without the options about shards and existing keys."""
+    def selecting_options(self) -> dict[str, object]:
+        """The options that select samples and create fields, but not those that assign samples to shards."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 
     @property
     def removed(self) -> int:
         """Number of samples that `remove` has deleted."""
-        found = self.document.get("removed")
-        return found if type(found) is int else 0
+        removed = self.document.get("removed")
+        return removed if type(removed) is int else 0
 
     @property
     def dots(self) -> Dots:
-        """The dot at which keys end in member names of a tar."""
+        """Whether keys end at the first or the last dot of tar member names."""
         return "last" if self.options.get("dots") == "last" else "first"
 
     @property
@@ -125,38 +114,35 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return the record of this run for `appended` of the first run."""
+        """Return this record in the form that `appended` of the first run contains."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
-        """Return this record with one more append, which may have added splits."""
-        runs = [one.document for one in (*self.appended, run.as_append_to(self))]
+        """Return this record with `run` added to `appended`, and its splits to `splits`."""
+        runs = [record.document for record in (*self.appended, run.as_append_to(self))]
         splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Return whether this append packed new samples of the first run's source, selected in the same way."""
+        """Return whether this append added new samples of the first run's source, selected in the same way."""
         only_new = self.options.get("on_duplicate") == "first"
-        alike = (self.source, self.choosing) == (first.source, first.choosing)
-        return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
+        same_selection = (self.source, self.selecting_options) == (first.source, first.selecting_options)
+        return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Return whether one run created both datasets as two splits. Ignore later changes."""
+        """Return whether one run created both datasets as two splits. Later changes are ignored."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
-        mine, theirs = ({**one.document, **later} for one in (self, other))
+        mine, theirs = ({**record.document, **later} for record in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)
 
     def _text(self, name: str) -> str:
-        found = self.document.get(name)
-        return found if isinstance(found, str) else ""
-
-
-_UNSAFE_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
+        text = self.document.get(name)
+        return text if isinstance(text, str) else ""
 
 
 def format_command_line(run: RunRecord) -> str:
-    """Return a run as a command line without OUTPUT."""
+    """Return the command line of a run, without OUTPUT."""
     is_reshard = run.verb == "reshard"
     words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
     options = {**run.options}
@@ -165,15 +151,11 @@ def format_command_line(run: RunRecord) -> str:
     for name, value in options.items():
         if not (is_reshard and name == "dots"):  # `reshard` determines `dots` from the source
             words += cli_words(name, value)
-    return " ".join(map(_shell_quote, words))
-
-
-def _shell_quote(word: str) -> str:
-    return f'"{word}"' if "'" in word and not _UNSAFE_IN_QUOTES.search(word) else shlex.quote(word)
+    return " ".join(map(quote_for_shell, words))
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return the options in which two runs differ, with both values."""
+    """Return a text for each option in which two runs differ, with both values."""
     then, now = from_recorded(then), from_recorded(now)
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
@@ -184,18 +166,12 @@ def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) 
 def _describe_value(name: str, value: object) -> str:
     if isinstance(value, list) and name in FAMILY_KEYS and uses_cli_names():
         return repr(cli_words(name, value)[-1][:80])
+    if value is None or value is True:
+        return "given" if value else "not given"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return (
-        "not given"
-        if value is None
-        else "given"
-        if value is True
-        else repr(text[:80])
-        if isinstance(value, str | list)
-        else text
-    )
+    return repr(text[:80]) if isinstance(value, str | list) else text
 
 
-def make_writer_record(made: Mapping[str, object]) -> RunRecord:
-    """Return the run record of a writer."""
-    return RunRecord({"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"})
+def make_writer_record(entries: Mapping[str, object]) -> RunRecord:
+    """Return the record of a `ShardWriter`. `entries` are added to the record."""
+    return RunRecord({"verb": "create", "source": "ShardWriter", **entries, "tool": f"shardtool {__version__}"})

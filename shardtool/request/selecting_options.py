@@ -183,19 +183,19 @@ class SelectingOptions(OutputOptions):
 
     @property
     def text_form(self) -> DelimitedFormat:
-        """Format of text tables, as given by options."""
+        """Format of text tables, from the options `delimiter` and `no_header`."""
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Raise InvalidRequest if options for a table are given without a table."""
-        if given := self.first_given(*(() if self.join is not None else ("delimiter", "no_header", "collect"))):
+        """Raise InvalidRequest if an option for a table is given without a table."""
+        if table_option := self.first_given(*(() if self.join is not None else ("delimiter", "no_header", "collect"))):
             raise InvalidRequest(
-                option_text(given), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"
+                option_text(table_option), "no table", expected=f"a manifest, or {option_text('join', 'TABLE')}"
             )
 
     @property
-    def found(self) -> dict[str, str]:
-        """Names and Arrow types of metadata columns from `probe`, `exif` and `hash`."""
+    def file_columns(self) -> dict[str, str]:
+        """Names and Arrow types of the metadata columns that `probe`, `exif` and `hash` add."""
         from shardtool.transform.transform import EXIF_COLUMN, ORIGINAL_COLUMNS, PROBED_COLUMNS
 
         before = ORIGINAL_COLUMNS if any(name in (self.where or "") for name in ORIGINAL_COLUMNS) else {}
@@ -203,21 +203,21 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return the transform of samples, or None if there is nothing to do."""
+        """Return how samples are downloaded and changed, or None if they are copied unchanged."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None
         from shardtool.transform.transform import Transform
 
-        function, found = self.map if isinstance(self.map, str) else "", tuple(self.found.items())
+        function, columns = self.map if isinstance(self.map, str) else "", tuple(self.file_columns.items())
         if self.resize is None and self.encode is None and not self.probe and not self.exif:
-            return Transform(None, function, fetch, found)
+            return Transform(None, function, fetch, columns)
         from shardtool.transform.image import ImageOptions
 
         size = None if self.resize is None else parse_pixels("resize", self.resize)
         images = self.pick(ImageOptions, resize=size, fields=tuple(self.image), masks=tuple(self.mask))
-        return Transform(images, function, fetch, found)
+        return Transform(images, function, fetch, columns)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options, or None without URLs."""
+        """Return the download options, or None if no field is downloaded."""
         return None

@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 
-def format_shares(shares: str | Mapping[str, float]) -> str:
-    """Return shares in the recorded form."""
-    if not isinstance(shares, str | Mapping):
-        raise InvalidRequest(option_text("split"), repr(shares)[:100], expected=_SHARES_EXAMPLE)
-    return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
-
-
 SHARE_UNIT = 10**8  # shares are multiples of 1/SHARE_UNIT, so products with sample counts fit into 64 bits
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHARE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
@@ -31,9 +24,9 @@ class SplitOptions(NamedTuple):
     """Options for splitting samples.
 
     Attributes:
-        shares: Name and share of each split, with a sum of 1. If `column` contains the split, there are none.
-        stratify: Column of labels whose proportions every split keeps.
-        group_by: Column of groups that stay in one split.
+        shares: Name and share of each split. The sum of all shares is 1. Empty if `column` contains the split.
+        stratify: Column of labels that have the same proportions in every split.
+        group_by: Column whose equal values stay in one split.
         option: The option that set `column`, for messages.
     """
 
@@ -46,9 +39,16 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """The option and column that splitting reads, or None if it needs only the keys."""
+        """The option and the column without which samples cannot be split, or None if only keys are needed."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
+
+
+def format_shares(shares: str | Mapping[str, float]) -> str:
+    """Return shares as text, such as `train=0.8,val=0.2`."""
+    if not isinstance(shares, str | Mapping):
+        raise InvalidRequest(option_text("split"), repr(shares)[:100], expected=_SHARES_EXAMPLE)
+    return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
 
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
@@ -83,7 +83,7 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
 
 
 def check_split_names(names: Sequence[str], where: str) -> None:
-    """Raise InvalidRequest for split names that some file system does not allow or distinguish."""
+    """Raise InvalidRequest for split names that some file systems do not allow or cannot distinguish."""
     if unsafe := [repr(name) for name in names if not _SPLIT_NAME.fullmatch(name)]:
         raise InvalidRequest(where, f"invalid split names: {format_list(unsafe)}", expected=_SPLIT_NAME_RULE)
     seen: dict[str, str] = {}

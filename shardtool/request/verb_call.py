@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial, wraps
 from inspect import Signature, cleandoc, signature
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # One signature instead of overloads, because type checkers then report a wrong option in one line.
+        # With one signature instead of overloads, type checkers report a wrong option in one line.
         def __call__(
             self,
             first: _A_contra,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             *args: _OptionParams.args,
             **named: _OptionParams.kwargs,
         ) -> _Result_co:
-            """Run the verb."""
+            """Run the verb with an options object, or with options as keyword arguments."""
 
     class VerbOfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of two arguments, such as `create(source, output, shuffle=True)`."""
@@ -47,47 +47,35 @@ if TYPE_CHECKING:
             *args: _OptionParams.args,
             **named: _OptionParams.kwargs,
         ) -> _Result_co:
-            """Run the verb."""
+            """Run the verb with an options object, or with options as keyword arguments."""
 
 
 _cached_signature = cache(signature)  # takes 1 ms for a hundred options
 
 
-def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options object of a call."""
-    if not isinstance(given, kind):
-        remedy = "Pass a dict as **options." if isinstance(given, Mapping) else ""
-        expected = f"{kind.__name__}(...), or keyword arguments"
-        raise InvalidRequest("options", type(given).__name__, expected=expected, remedy=remedy)
-    return given
-
-
-def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
-    """Raise InvalidRequest for unknown names of options."""
-    known = [option.name for option in fields(kind)]
-    for name in names:
-        if name not in known:
-            from difflib import get_close_matches
-
-            similar = " or ".join(get_close_matches(name, known))
-            remedy = f"help(shardtool.{kind.__name__}) lists all options."
-            raise InvalidRequest(where, f"no option {name!r}", expected=similar, remedy="" if similar else remedy)
-
-
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
     """Return the options of a call. Keyword arguments override an options object or the defaults."""
-    check_option_names(where, named, kind)
+    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    if unknown := [name for name in named if name not in known]:
+        from difflib import get_close_matches
+
+        similar = " or ".join(get_close_matches(unknown[0], known))
+        remedy = "" if similar else f"help(shardtool.{kind.__name__}) lists all options."
+        raise InvalidRequest(where, f"no option {unknown[0]!r}", expected=similar, remedy=remedy)
     if options is None:
         return kind(**named)
-    given = resolve_options(options, kind)
-    return replace(given, **named) if named else given  # type: ignore[type-var]
+    if not isinstance(options, kind):
+        remedy = "Pass a dict as **options." if isinstance(options, Mapping) else ""
+        expected = f"{kind.__name__}(...), or keyword arguments"
+        raise InvalidRequest("options", type(options).__name__, expected=expected, remedy=remedy)
+    return replace(options, **named) if named else options  # type: ignore[type-var]
 
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
 def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
-    """Show the options in the signature and the docstring of a function, for `help` and completion."""
+    """Add the options of a class to the signature and the docstring of a function, for `help` and completion."""
 
     def describe(function: _FunctionT) -> _FunctionT:
         own = [item for item in signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]
@@ -104,7 +92,7 @@ def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
 def _with_storage_options(
     arguments: list[Any], named: dict[str, Any], options: BaseOptions, storage_options: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any], BaseOptions]:
-    """Return the arguments of a call, with its storage options in all addresses."""
+    """Return the arguments of a call, with the storage options attached to each address in them."""
     from shardtool.storage.remote.call_options import with_options
 
     paths = {name: getattr(options, name) for name, spec in option_specs(type(options)).items() if spec.form == "path"}
@@ -131,14 +119,8 @@ def _with_plain_addresses(observer: Observer) -> Observer:
 
 
 _FirstT = TypeVar("_FirstT")
-
-
 _SecondT = TypeVar("_SecondT")
-
-
 _ResultT = TypeVar("_ResultT")
-
-
 _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
 
 
@@ -161,7 +143,7 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
         self, verb: Callable[[_FirstT, _OptionsT, Observer], _ResultT]
     ) -> VerbOfOne[_FirstT, _OptionsT, _ResultT, _OptionParams]: ...
     def __call__(self, verb: Any) -> Any:
-        """Return the verb with keyword arguments."""
+        """Return a function that calls the verb with an options object and an observer."""
         kind, own = self._kind, signature(verb).parameters
         index = [*own].index("options")
 

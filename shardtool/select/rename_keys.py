@@ -16,7 +16,7 @@ from shardtool.entries import arrow
 from shardtool.entries.metadata_columns import with_column
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
-from shardtool.messages import choose_text, option_text, shell_word
+from shardtool.messages import choose_text, option_text, quote_for_shell
 from shardtool.names import MAX_NAME_BYTES, is_utf8, to_bytes, to_text
 from shardtool.request.option_values import Substitution, parse_substitution
 from shardtool.select.field_rows import list_source_paths
@@ -126,7 +126,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
     if len(missing):
         found = f"no value in column {name!r} for {pluralize(len(missing), 'sample')}, such as {_show(keys, missing)}"
         query = f"{name}.len() > 0" if is_text else f"{name}.notna()"
-        excluded = option_text("where", choose_text(query, shell_word(query)))
+        excluded = option_text("where", choose_text(query, quote_for_shell(query)))
         raise _error(found, "a new key for each sample", f"Exclude these samples with {excluded}.")
     if len(inexact := inexact_positions(values)):
         raise _error(f"column {name!r}: not a whole number for {_show(keys, inexact)}", "text or whole numbers")

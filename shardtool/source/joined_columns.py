@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardtool.messages import option_text, shell_word, uses_cli_names
+from shardtool.messages import option_text, quote_for_shell, uses_cli_names
 from shardtool.request.option_values import parse_pairs
 from shardtool.request.results import JoinedTable
 from shardtool.table.columns import is_text_type
@@ -29,7 +29,9 @@ def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | 
     fields = {name: column for name, column in parse_pairs("field", options.field) if column in listing.joined}
     others = [column for column in metadata.schema if column.name in {*listing.joined} - {*fields.values()}]
     names = _choose_fields(others, listing.entries.fields)
-    pairs: object = [shell_word(f"{name}={column}") for name, column in names.items()] if uses_cli_names() else names
+    pairs: object = (
+        [quote_for_shell(f"{name}={column}") for name, column in names.items()] if uses_cli_names() else names
+    )
     advice = option_text("field", pairs) if names else ""
     return JoinedTable(str(listing.recorded.get("join", "")), listing.joined, fields, advice)
 

@@ -122,7 +122,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
     except OSError as error:
         return "unreadable", os_error_text(error)
     except StoreFailed as failed:  # skip a file that cannot be read, but fail if the store does not respond
-        if failed.of_file and isinstance(failed.__context__, OSError):
+        if failed.affects_one_file and isinstance(failed.__context__, OSError):
             return "unreadable", os_error_text(failed.__context__)
         raise
 

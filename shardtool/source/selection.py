@@ -103,7 +103,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
         table = make_sample_table(listed.entries, listed.shards)
         query_table = add_field_columns(table, parse_pairs("field", options.field))
-        selected, later = match_partially(query_table, query, options.found, {**listed.all_classes, **names})
+        selected, later = match_partially(query_table, query, options.file_columns, {**listed.all_classes, **names})
         if not len(selected):
             raise no_match_error(query)
         listed = replace(listed, entries=listed.entries.take(selected), later=later)

@@ -125,7 +125,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
                 )
                 expected = "TFRecords, which TensorFlow can read"
                 raise InvalidRequest(name, "tar shards", expected=expected, remedy=remedy)
-            kinds[kind.packing] = shard.path
+            kinds[kind.compression] = shard.path
     for packing, path in kinds.items():
         if packing not in _COMPRESSION_TYPES:
             found = f"compressed with {packing}, which TensorFlow cannot decompress"

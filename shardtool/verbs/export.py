@@ -60,7 +60,7 @@ def export(
         stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
         files, kept = exporter.write(target, pool, overwrite=options.overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
-    return ExportResult(where, folder, tuple(exports), files, kept, tuple(notes.said))
+    return ExportResult(where, folder, tuple(exports), files, kept, tuple(notes.texts))
 
 
 def check_index_names(dataset: DatasetLike, formats: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from shardtool.errors import (
     reporting_memory_errors,
 )
 from shardtool.execute import start_pool
-from shardtool.messages import flag_text, option_text, shell_word, uses_cli_names
+from shardtool.messages import flag_text, option_text, quote_for_shell, uses_cli_names
 from shardtool.names import is_utf8, quote_name, to_text
 from shardtool.request.create_options import ReshardOptions
 from shardtool.request.dataset_options import ExtractOptions
@@ -124,7 +124,7 @@ def extract(
         kept=kept,
         size=int(entries.rows.size.sum()),
         seconds=time.monotonic() - started,
-        notes=tuple(notes.said),
+        notes=tuple(notes.texts),
         create=_create_options(datasets, entries, metadata, options),
         dry_run=options.dry_run,
     )
@@ -162,7 +162,7 @@ def _check_not_a_key(path: str, entries: SampleTable) -> None:
         if key != path and field not in entries.fields:
             continue
         if contains_hashes(hash_keys(entries.keys), hash_keys(PackedStrings.of([os.fsencode(key)]))).any():
-            only = option_text("keys", shell_word(key) if uses_cli_names() else [key])
+            only = option_text("keys", quote_for_shell(key) if uses_cli_names() else [key])
             remedy = f"To extract only this sample, give a folder and {only}."
             raise InvalidRequest(path, description, expected="the folder to write to", remedy=remedy)
 

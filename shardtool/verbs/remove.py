@@ -99,7 +99,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         if not removals and not finished:
             notes.add("nothing to remove: these samples were removed before")
         done = [removal.carry_out(pool, notes, dry=options.dry_run) for removal in removals]
-    return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - started, options.dry_run)
+    return RemoveResult(tuple(done), tuple(notes.texts), time.monotonic() - started, options.dry_run)
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:

@@ -31,7 +31,7 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
         # threads that read ahead need more descriptors and memory, so try again without them
-        if error.of_file or task.reads == 1:
+        if error.affects_one_file or task.reads == 1:
             raise
     return _pack_or_keep(task._replace(reads=1), report)
 

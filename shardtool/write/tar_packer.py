@@ -24,7 +24,7 @@ class TarPacker(packer.Packer):
 
     def run(self) -> None:
         """Write all samples and the end of the file."""
-        self._record_sizes = array("q", self.task.samples.needs)
+        self._record_sizes = array("q", self.task.samples.record_sizes)
         offsets, rows = [0, *accumulate(self._record_sizes)], [0, *accumulate(self.counts)]
         first, limit, fills = 0, len(self.view), self._fills_buffers()
         while first < len(self.keys):

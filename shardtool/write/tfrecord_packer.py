@@ -23,7 +23,7 @@ class TFRecordPacker(packer.Packer):
         self._whole = content.whole or bytes(len(self.codes))
         self._may_be_single = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord_write.KEY_FEATURE for name in content.fields]
-        columns = zip(self.keys, array("q", self.task.samples.needs), self.counts, strict=True)
+        columns = zip(self.keys, array("q", self.task.samples.record_sizes), self.counts, strict=True)
         used = end = 0
         for sample, (key, record_size, count) in enumerate(columns):
             row, end = end, end + count

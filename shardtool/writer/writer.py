@@ -135,7 +135,7 @@ class ShardWriter(SampleWriter):
     @property
     def notes(self) -> list[str]:
         """Notes for the user. They are complete once the writer is closed."""
-        return [*self._notes.said]
+        return [*self._notes.texts]
 
     def _start(self) -> None:
         output, last = self._output, None

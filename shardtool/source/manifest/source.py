@@ -187,7 +187,7 @@ class ManifestSource(Source):
             from shardtool.select.query import match_partially
 
             selected, later = match_partially(
-                add_field_columns(self.table, roles.values), options.where, options.found, self._table.classes
+                add_field_columns(self.table, roles.values), options.where, options.file_columns, self._table.classes
             )
             self.keep_rows(selected)
         if not self._count:

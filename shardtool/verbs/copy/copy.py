@@ -72,7 +72,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
         for folder in dict.fromkeys(folders):
             copied = [source for source, other in zip(sources, folders, strict=True) if other == folder]
             copy_folder_indexes([source.file for source in copied], copied[0].folder, open_folder(folder))
-    return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - started, options.dry_run)
+    return CopyResult(tuple(datasets), tuple(notes.texts), time.monotonic() - started, options.dry_run)
 
 
 def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:

@@ -58,7 +58,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         excluded = excluded._replace(metadata=options.ignore_metadata)
         result = SideComparison(*sides, excluded, pool, notes).result()
     seconds = time.time() - started
-    return replace(result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.said), seconds=seconds)
+    return replace(result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.texts), seconds=seconds)
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:

@@ -66,7 +66,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
-        if not failed.of_file:  # the machine or network has failed, not the shard
+        if not failed.affects_one_file:  # the machine or network has failed, not the shard
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
