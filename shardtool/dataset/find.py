@@ -364,7 +364,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
             yield parse_pattern(f"{match[1]}{{{match[2]}..}}{match[3]}").dataset_file
 
 
-def damaged_file(dataset: StoredDataset) -> str | None:
+def find_damaged_file(dataset: StoredDataset) -> str | None:
     """Return the path of a damaged dataset file that probably belongs to the shards, or None."""
     if dataset.dataset_file is not None:
         return None
@@ -377,7 +377,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
 
 def check_not_damaged(dataset: StoredDataset) -> None:
     """Raise an error if the shards have a damaged dataset file."""
-    if (path := damaged_file(dataset)) is not None:
+    if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
 

@@ -69,7 +69,7 @@ class ParquetFooter(NamedTuple):
 
     rows: int
     leaves: tuple[ParquetLeaf, ...]
-    facts: dict[str, str]
+    key_values: dict[str, str]
     chunks: tuple[tuple[int, tuple[_Struct, ...]], ...]
 
 

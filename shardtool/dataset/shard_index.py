@@ -51,7 +51,7 @@ _ALIGNMENT_BYTES = 8
 # replaces NUL in keys that other tools wrote; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
 _MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if it has at most this many keys per requested key
-_OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
+_OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_ends: Start of each key in `keys`, followed by the length of `keys`.
+        key_offsets: Start of each key in `keys`, followed by the length of `keys`.
         starts: Offset of each sample's first record in the shard.
         sizes: Bytes of all records of each sample.
         firsts: Index of each sample's first field, followed by the total number of fields.
@@ -69,12 +69,12 @@ class ShardIndex:
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: If a TFRecord shard was scanned, the type of each of `names`: `bytes`, `int64` or `float`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        walk: The scan that returned the index, or None if the index was not scanned.
+        scan: The scan that returned the index, or None if the index was not scanned.
         damage: The error in the sidecar that made a scan necessary, or None.
     """
 
     keys: bytes | memoryview = field(repr=False)
-    key_ends: Offsets = field(repr=False)
+    key_offsets: Offsets = field(repr=False)
     starts: Offsets = field(repr=False)
     sizes: Offsets = field(repr=False)
     firsts: Offsets = field(repr=False)
@@ -84,10 +84,10 @@ class ShardIndex:
     lengths: Offsets = field(repr=False)
     crcs: NDArray[np.uint32] | None = field(repr=False)
     kinds: Mapping[str, FeatureType] = field(default_factory=dict)
-    fact: ShardFacts = _NO_FACTS
+    facts: ShardFacts = _NO_FACTS
     metadata: pa.Table = field(default_factory=lambda: pa.Table.from_arrays([], names=[]), repr=False)
     schema: pa.Schema = field(default=SIDECAR_SCHEMA, repr=False)
-    walk: ShardScan | None = field(default=None, repr=False)
+    scan: ShardScan | None = field(default=None, repr=False)
     damage: CorruptShard | None = None
 
     def __len__(self) -> int:
@@ -101,12 +101,12 @@ class ShardIndex:
     @property
     def key_sizes(self) -> Offsets:
         """Length of each key in bytes."""
-        return np.diff(self.key_ends)
+        return np.diff(self.key_offsets)
 
     @property
     def error(self) -> CorruptShard | None:
         """The error that ended the scan early, or None."""
-        return None if self.walk is None else self.walk.error
+        return None if self.scan is None else self.scan.error
 
     @property
     def problems(self) -> tuple[CorruptShard, ...]:
@@ -161,7 +161,7 @@ class ShardIndex:
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of the samples with these ascending numbers."""
-        starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
+        starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
         # decode the whole block at once, because this takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
@@ -172,13 +172,13 @@ class ShardIndex:
 
     def all_keys(self) -> list[bytes]:
         """Return the keys of all samples."""
-        keys, ends = bytes(self.keys), self.key_ends.tolist()
+        keys, ends = bytes(self.keys), self.key_offsets.tolist()
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def keys_with_nul(self) -> bytes:
         """Return all keys, each followed by a NUL byte. A NUL inside a key is replaced."""
         text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
-        return np.insert(text, self.key_ends[1:], 0).tobytes()
+        return np.insert(text, self.key_offsets[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
         """Return the number of the first sample with a key, or -1 if no sample has the key."""
@@ -187,8 +187,12 @@ class ShardIndex:
             return int(empty[0]) if len(empty) else -1
         keys, position = bytes(self.keys), -1
         while (position := keys.find(key, position + 1)) >= 0:
-            row = int(np.searchsorted(self.key_ends, position, side="right")) - 1
-            if row < len(self) and self.key_ends[row] == position and self.key_ends[row + 1] == position + len(key):
+            row = int(np.searchsorted(self.key_offsets, position, side="right")) - 1
+            if (
+                row < len(self)
+                and self.key_offsets[row] == position
+                and self.key_offsets[row + 1] == position + len(key)
+            ):
                 return row
         return -1
 
@@ -240,7 +244,7 @@ class ShardIndex:
         counts = np.bincount(self.owners()[is_kept], minlength=len(self))
         crcs = None if self.crcs is None else self.crcs[is_kept]
         codes, offsets, lengths = self.codes[is_kept], self.offsets[is_kept], self.lengths[is_kept]
-        return replace(self, firsts=part_ends(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
+        return replace(self, firsts=part_offsets(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
 
     @property
     def is_shared(self) -> bool:
@@ -293,23 +297,23 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
     crcs = np.frombuffer(scan.crcs, np.uint32) if scan.crcs or not scan.codes else None
     return ShardIndex(
         keys=b"".join(keys),
-        key_ends=part_ends([len(key) for key in keys]),
+        key_offsets=part_offsets([len(key) for key in keys]),
         starts=np.frombuffer(scan.starts, np.int64),
         sizes=np.frombuffer(scan.sizes, np.int64),
-        firsts=part_ends(np.frombuffer(scan.counts, np.uint32)),
+        firsts=part_offsets(np.frombuffer(scan.counts, np.uint32)),
         names=names,
         codes=np.frombuffer(scan.codes, np.uint32),
         offsets=np.frombuffer(scan.offsets, np.int64),
         lengths=np.frombuffer(scan.lengths, np.int64),
         crcs=crcs,
         kinds=dict(zip(names, scan.kinds, strict=True)) if scan.format == "tfrecord" else {},
-        fact=ShardFacts(to_output_name(base_name(scan.path)), scan.size, scan.crc, ""),
+        facts=ShardFacts(to_output_name(base_name(scan.path)), scan.size, scan.crc, ""),
         schema=SCHEMA_WITHOUT_CRC if crcs is None else SIDECAR_SCHEMA,
-        walk=scan,
+        scan=scan,
     )
 
 
-def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
+def part_offsets(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
     """Return the start of each of several adjacent parts with these sizes, followed by the end of the last part."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
@@ -362,7 +366,7 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
 
 
 def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> Iterator[IndexDifference]:
-    if first.keys != second.keys or not np.array_equal(first.key_ends, second.key_ends):
+    if first.keys != second.keys or not np.array_equal(first.key_offsets, second.key_offsets):
         for index, keys in enumerate(zip(first.all_keys()[:samples], second.all_keys(), strict=False)):
             if keys[0] != keys[1]:
                 yield IndexDifference("key", printable(keys[0]), printable(keys[1]), index)

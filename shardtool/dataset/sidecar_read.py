@@ -80,9 +80,9 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
         CorruptShard: The sidecar is invalid.
         MemoryError: Memory ran out. The sidecar may be valid.
     """
-    fact, footer = _parse_footer(data, where)
+    facts, footer = _parse_footer(data, where)
     try:
-        return _parse_index(data, footer, fact, size or 0, metadata=metadata)
+        return _parse_index(data, footer, facts, size or 0, metadata=metadata)
     except MemoryError:
         raise  # handled first, because pyarrow's MemoryError is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
@@ -111,18 +111,18 @@ def parse_shard_sidecar(
     if entry is not None:
         check_listed_sidecar(data, where, entry)
     index = parse_sidecar(data, where, size, metadata=metadata)
-    _check_same_shard(index.fact, where, name, size)
+    _check_same_shard(index.facts, where, name, size)
     if entry is not None and len(index) != entry.samples:
         found, expected = pluralize(len(index), "sample"), f"{entry.samples:,} samples, as listed in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=_verify_advice())
     return index
 
 
-def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None) -> None:
-    size = fact.size if size is None else size
-    if (fact.name, fact.size) != (name, size):
+def _check_same_shard(facts: ShardFacts, where: str, name: str, size: int | None) -> None:
+    size = facts.size if size is None else size
+    if (facts.name, facts.size) != (name, size):
         found, expected = (
-            f"the index of {printable(fact.name)}, {fact.size:,} bytes",
+            f"the index of {printable(facts.name)}, {facts.size:,} bytes",
             f"the index of {name}, {size:,} bytes",
         )
         raise CorruptShard(where, found, expected=expected, remedy=recreate_hint())
@@ -159,11 +159,11 @@ def check_offsets(index: ShardIndex, size: int) -> None:
             raise ValueError("payloads that overlap")
 
 
-def _parse_index(data: bytes, footer: ParquetFooter, fact: ShardFacts, size: int, *, metadata: bool) -> ShardIndex:
-    if _ARROW_SCHEMA_KEY in footer.facts:
+def _parse_index(data: bytes, footer: ParquetFooter, facts: ShardFacts, size: int, *, metadata: bool) -> ShardIndex:
+    if _ARROW_SCHEMA_KEY in footer.key_values:
         raise ValueError("an Arrow schema, which shardtool does not write")
     top_names = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
-    own_columns = SIDECAR_SCHEMA.names if int(footer.facts[_VERSION_KEY]) == 1 else OWN_COLUMNS
+    own_columns = SIDECAR_SCHEMA.names if int(footer.key_values[_VERSION_KEY]) == 1 else OWN_COLUMNS
     metadata_columns = [name for name in top_names if name not in own_columns]
     if reserved := [name for name in metadata_columns if name.startswith("__")]:
         raise ValueError(f"unknown columns: {format_list(reserved)}")
@@ -174,7 +174,7 @@ def _parse_index(data: bytes, footer: ParquetFooter, fact: ShardFacts, size: int
         leaves,
         own_columns,
         footer.rows,
-        min(_SAMPLES_SLACK + _MAX_SAMPLES_PER_BYTE * len(data), fact.size // _MIN_FIELD_BYTES + 1),
+        min(_SAMPLES_SLACK + _MAX_SAMPLES_PER_BYTE * len(data), facts.size // _MIN_FIELD_BYTES + 1),
     )
     _check_index_memory(leaves, max_index)
     _check_metadata_memory(sum(part.memory for part in leaves if part.leaf.top in metadata_columns), max_metadata)
@@ -185,14 +185,14 @@ def _parse_index(data: bytes, footer: ParquetFooter, fact: ShardFacts, size: int
     _check_types(table.schema)
     table.validate(full=True)
     if SHARD_COLUMN.name in own_columns:
-        _check_shard_column(table.column(SHARD_COLUMN.name), fact.name)
+        _check_shard_column(table.column(SHARD_COLUMN.name), facts.name)
     metadata_columns = [name for name in table.column_names if name not in own_columns]
     index = _index_columns(table, max_index)
-    check_offsets(index, fact.size)
+    check_offsets(index, facts.size)
     _check_metadata_memory(
         sum(_decoded_bytes(chunk) for name in metadata_columns for chunk in table.column(name).chunks), max_metadata
     )
-    return replace(index, fact=fact, metadata=table.select(metadata_columns), schema=schema)
+    return replace(index, facts=facts, metadata=table.select(metadata_columns), schema=schema)
 
 
 def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
@@ -283,10 +283,10 @@ def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
     if fields.null_count or names.null_count or names.dictionary.null_count:
         raise ValueError("a field without a name")
     crcs = fields.field("crc32c")
-    key_bytes, key_ends = _string_bytes(keys)
+    key_bytes, key_offsets = _string_bytes(keys)
     return ShardIndex(
         keys=key_bytes,
-        key_ends=key_ends,
+        key_offsets=key_offsets,
         starts=_to_numbers(_single_chunk(table, "__offset__")),
         sizes=_to_numbers(_single_chunk(table, "__size__")),
         firsts=list_offsets - list_offsets[0],
@@ -364,9 +364,9 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
     """Return the sample count and the facts in the footer of a sidecar. Raise `OSError` or `CorruptShard`."""
-    fact, footer = _parse_footer(_read_footer_bytes(path), path)
-    _check_same_shard(fact, path, name, size)
-    return footer.rows, fact
+    facts, footer = _parse_footer(_read_footer_bytes(path), path)
+    _check_same_shard(facts, path, name, size)
+    return footer.rows, facts
 
 
 def read_sidecar_schema(path: str) -> pa.Schema:
@@ -389,18 +389,18 @@ def _read_footer_bytes(path: str) -> bytes:
 def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
     try:
         footer = parse_footer(data)
-        facts = {name.removeprefix(METADATA_PREFIX): value for name, value in footer.facts.items()}
-        version = int(facts["format_version"])
+        values = {key.removeprefix(METADATA_PREFIX): value for key, value in footer.key_values.items()}
+        version = int(values["format_version"])
         made = None
-        if "consumed" in facts:
-            counts = int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
-            left_out = unpack_rows(facts["left_out"]) if "left_out" in facts else ()
-            made = TransformFacts(int(facts["content"], 16), *counts, left_out)
-        crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
-        shards = int(facts["shards"]) if "shards" in facts else None
-        plan, first = facts.get("plan", ""), facts.get("first", "")
-        fact = ShardFacts(facts["shard"], int(facts["size"]), crc, plan, made, first, shards)
-        _check_numbers(fact)
+        if "consumed" in values:
+            counts = int(values["consumed"]), int(values["dropped"]), int(values["skipped"])
+            left_out = unpack_rows(values["left_out"]) if "left_out" in values else ()
+            made = TransformFacts(int(values["content"], 16), *counts, left_out)
+        crc = int(values["crc32c"], 16) if "crc32c" in values else None
+        shards = int(values["shards"]) if "shards" in values else None
+        plan, first = values.get("plan", ""), values.get("first", "")
+        facts = ShardFacts(values["shard"], int(values["size"]), crc, plan, made, first, shards)
+        _check_numbers(facts)
     except KeyError as error:
         raise CorruptShard(
             name, f"not a valid sidecar: {METADATA_PREFIX}{error.args[0]} is missing", remedy=recreate_hint()
@@ -410,14 +410,14 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
     if version not in _READ_VERSIONS:
         found = f"format version {version}"
         raise CorruptShard(name, found, expected=f"at most {_READ_VERSIONS[-1]}", remedy="Use a newer shardtool.")
-    return fact, footer
+    return facts, footer
 
 
-def _check_numbers(fact: ShardFacts) -> None:
-    counts = () if fact.made is None else (fact.made.consumed, fact.made.dropped, fact.made.skipped)
-    if not all(0 <= number < 2**63 for number in (fact.size, *counts)):
+def _check_numbers(facts: ShardFacts) -> None:
+    counts = () if facts.made is None else (facts.made.consumed, facts.made.dropped, facts.made.skipped)
+    if not all(0 <= number < 2**63 for number in (facts.size, *counts)):
         raise ValueError("an impossible size or count")
-    if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
+    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.made.content if facts.made else 0) < 2**256:
         raise ValueError("an invalid checksum")
-    if fact.made is not None and fact.made.left_out and len(fact.made.left_out) != fact.made.skipped:
+    if facts.made is not None and facts.made.left_out and len(facts.made.left_out) != facts.made.skipped:
         raise ValueError("a list of skipped samples whose length differs from their recorded number")

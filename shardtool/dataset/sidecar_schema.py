@@ -87,10 +87,10 @@ class ShardTally(NamedTuple):
     fields: dict[str, int]
     field_bytes: int
 
-    def entry(self, fact: ShardFacts, sidecar: bytes) -> ShardEntry:
+    def entry(self, facts: ShardFacts, sidecar: bytes) -> ShardEntry:
         """Return the entry of the shard in the dataset file."""
-        index = sidecar_name(fact.name), len(sidecar), crc32c(sidecar)
-        return ShardEntry(fact.name, self.samples, fact.size, fact.crc, *index, self.first_key, self.last_key)
+        index = sidecar_name(facts.name), len(sidecar), crc32c(sidecar)
+        return ShardEntry(facts.name, self.samples, facts.size, facts.crc, *index, self.first_key, self.last_key)
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.dataset.sidecar_read import (
     FORMAT_VERSION,
     METADATA_PREFIX,
@@ -69,15 +69,15 @@ def written_index(
     if source_paths:
         metadata_columns["source_paths"] = string_list_column(paths, counts)
     metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
-    packed_keys, firsts = PackedStrings.parse(keys), part_ends(counts)
+    packed_keys, firsts = PackedStrings.parse(keys), part_offsets(counts)
     names = tuple(name.decode() for name in content.fields)
     records = RecordColumns(packed_keys, firsts, names, codes, sizes, is_list)
     head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
-    record_ends = part_ends(head_sizes + sizes + tail_sizes)
+    record_ends = part_offsets(head_sizes + sizes + tail_sizes)
     starts = record_ends[firsts]
     return ShardIndex(
         keys=keys.replace(b"\0", b""),
-        key_ends=part_ends(packed_keys.lengths()),
+        key_offsets=part_offsets(packed_keys.lengths()),
         starts=starts[:-1],
         sizes=np.diff(starts),
         firsts=firsts,
@@ -157,4 +157,4 @@ def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Arra
     """Return a column with lists of strings. `counts` has the number of strings in each list."""
     values = bytes_array([quote_name(name).encode() for name in names])
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
-    return pa.ListArray.from_arrays(number_array(part_ends(counts).astype(np.int32)), values, type=kind)
+    return pa.ListArray.from_arrays(number_array(part_offsets(counts).astype(np.int32)), values, type=kind)

@@ -92,12 +92,12 @@ class IndexedShard:
     @property
     def name(self) -> str:
         """Name of the shard."""
-        return self.index.fact.name
+        return self.index.facts.name
 
     @property
     def size(self) -> int:
         """Size of the shard in bytes."""
-        return self.index.fact.size
+        return self.index.facts.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
         """Yield the key of each sample, with name, offset and length of its fields."""

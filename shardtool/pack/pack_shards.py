@@ -372,7 +372,7 @@ class Packing:
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
     ) -> tuple[sidecar_schema.ShardFacts, bytes]:
-        fact, table = index.fact, index.plain_table()
+        fact, table = index.facts, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")
         self.totals.schema = sidecar_schema.column_types(sidecar_schema.with_shard_column(table.schema))

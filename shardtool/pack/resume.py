@@ -146,7 +146,7 @@ def choose_action(
     else:
         is_unchanged = line.size == file_info.size and is_source_unchanged(planned, line.stamp)
     index = _read_matching_index(planned, output) if trusts_sizes or is_unchanged else None
-    crc = None if index is None else index.fact.crc
+    crc = None if index is None else index.facts.crc
     if index is None or crc is None or not (trusts_sizes or line is None or line.crc == crc):
         return "compare" if transform is None else "write", None
     if transform is None:
@@ -157,7 +157,7 @@ def choose_action(
         can_keep = is_as_expected and not samples.content.lists
         return (KeepShard(crc, crcs, file_info.size, trusts_sizes) if can_keep else "compare"), None
     retries = transform.fetch is not None and transform.fetch.retry_failed
-    if retries and index.fact.made and failed_rows(index.fact.made.left_out):
+    if retries and index.facts.made and failed_rows(index.facts.made.left_out):
         return "write", None
     return KeepShard(crc, b"", file_info.size, trusts_sizes), index
 
@@ -174,7 +174,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
         index = sidecar_read.parse_sidecar(data, name, size, metadata=is_transformed)
     except (OSError, CorruptShard):
         return None
-    facts = index.fact
+    facts = index.facts
     if (facts.plan, facts.name, facts.size) != (planned.fingerprint(), to_output_name(planned.name), size):
         return None
     if not is_transformed:

@@ -201,12 +201,12 @@ def compare_sidecar(
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 
-    scanned_facts = scanned.fact
+    scanned_facts = scanned.facts
     try:
         index = parse_sidecar(data, where, scanned_facts.size)
     except CorruptShard:
         return DifferingSidecar("damaged")
-    facts, columns = index.fact, frozenset(index.metadata.column_names)
+    facts, columns = index.facts, frozenset(index.metadata.column_names)
     difference = next(compare_indexes(index, scanned), None)
     if (facts.name, facts.size) != (scanned_facts.name, scanned_facts.size) or (
         difference is not None and difference.what != "checksum"
@@ -219,4 +219,4 @@ def compare_sidecar(
         return DifferingSidecar("checksums of other payloads", columns)
     if scanned_facts.crc is None or (facts.crc is not None and index.crcs is not None):
         return index, data if index.version == FORMAT_VERSION else None
-    return replace(index, crcs=scanned.crcs, fact=facts._replace(crc=scanned_facts.crc)), None
+    return replace(index, crcs=scanned.crcs, facts=facts._replace(crc=scanned_facts.crc)), None

@@ -65,7 +65,7 @@ def add_columns(
     publication, entries, schema = Publication(folder, name, "keep"), [*file.shards], {**file.schema}
     for number, index in enumerate(_read_sidecars(folder, file)):
         if number in changed:
-            data, types = encode_sidecar(_with_columns(index, parts[number]), index.fact)
+            data, types = encode_sidecar(_with_columns(index, parts[number]), index.facts)
             publication.replace_sidecars({to_local_name(entries[number].name): data})
             entries[number] = replace(entries[number], sidecar_size=len(data), sidecar_crc=crc32c(data))
             schema.update({column: types[column] for column in columns.column_names})

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
-from shardtool.dataset.find import damaged_file, find_dataset, is_local
+from shardtool.dataset.find import find_damaged_file, find_dataset, is_local
 from shardtool.dataset.scan import ShardScan, ShardScanTask, index_text, scan_shard
 from shardtool.dataset.stored import recorded_dots
 from shardtool.dataset.unfinished import require_finished
@@ -75,7 +75,7 @@ class Indexer:
         self.folder = open_folder(stored.folder if options.output is None else os.fspath(options.output))
         self.shards_folder = get_subfolder(self.folder.path, stored.folders())
         check_rivals(self.folder, names, set() if self.shards_folder else {*names})
-        file = stored.dataset_file or damaged_file(stored)
+        file = stored.dataset_file or find_damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
         self.publication = Publication(self.folder, self.dataset_file, "keep")
         path = self.folder.full_path(self.dataset_file)
@@ -136,11 +136,11 @@ class Indexer:
                 return
         table, status = new_index.plain_table(), "written" if data is None else "kept"
         if data is None:
-            data = encode_sidecar_table(table, new_index.fact)
+            data = encode_sidecar_table(table, new_index.facts)
             self.publication.replace_sidecars({name: data})
         else:
             self.kept.add(number)
-        self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
+        self.entries[number] = self.totals.add(new_index.facts, data, scanned.tally())
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
         self.lists |= {
             index_text(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]

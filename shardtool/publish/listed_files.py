@@ -59,7 +59,7 @@ def read_listed_sidecar(
     except OSError as error:
         raise CorruptShard(where, os_error_text(error), remedy=RUN_VERIFY) from None
     index = parse_shard_sidecar(data, where, shard.name, shard.size, shard, metadata=False)
-    if index.fact.crc not in (None, shard.crc):
-        found, expected = f"shard checksum {index.fact.crc:08x}", "the checksum in the dataset file"
+    if index.facts.crc not in (None, shard.crc):
+        found, expected = f"shard checksum {index.facts.crc:08x}", "the checksum in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=RUN_VERIFY)
     return index

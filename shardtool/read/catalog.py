@@ -22,7 +22,7 @@ from shardtool.dataset.dataset_file import merge_value_types
 from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.features import number_features
 from shardtool.dataset.find import find_dataset, open_dataset
-from shardtool.dataset.shard_index import part_ends
+from shardtool.dataset.shard_index import part_offsets
 from shardtool.dataset.stored import StoredDataset, StoredShard, recorded_dots
 from shardtool.errors import InvalidRequest, format_list, redact_secrets
 from shardtool.pattern import DATASET_SUFFIX
@@ -166,7 +166,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
     return Catalog(
         name=", ".join(part.name for part in parts),
         shards=tuple(shard for part in parts for shard in part.shards),
-        firsts=part_ends(np.concatenate([np.diff(part.firsts) for part in parts])),
+        firsts=part_offsets(np.concatenate([np.diff(part.firsts) for part in parts])),
         sizes=np.concatenate([part.sizes for part in parts]),
         fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
         kinds={name: kind for part in parts for name, kind in part.kinds.items()},
@@ -216,7 +216,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     return Catalog(
         name=redact_secrets(opened.dataset_file or format_list([*opened.paths], 1)),
         shards=shards,
-        firsts=part_ends(counts),
+        firsts=part_offsets(counts),
         sizes=np.array([size for _, size, _ in entries], np.int64),
         fingerprint=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
         shared=shared,

@@ -256,11 +256,11 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)
     index = shard.index()
-    if index.walk is not None and not dataset.can_scan:
+    if index.scan is not None and not dataset.can_scan:
         raise index.damage or CorruptShard(shard.sidecar, "missing", remedy=recreate_hint())
     if index.error is not None:
         raise index.error
-    if index.walk is not None and (dataset.listed or index.damage is not None):
+    if index.scan is not None and (dataset.listed or index.damage is not None):
         problem = "missing" if index.damage is None else index.damage.found
         logger.warning(
             "%s: %s. The shard was scanned instead. Run `shardtool index` to recreate it.", shard.sidecar, problem
@@ -271,8 +271,8 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
         problem, remedy = pluralize(len(index), "sample"), _VERIFY_FIX
         raise CorruptShard(shard.path, problem, expected=expected, remedy=remedy)
     crc = int(catalog.crcs[number])
-    if index.fact.crc is not None and crc not in (index.fact.crc, -1):
-        problem = f"the checksum {index.fact.crc:08x} in its sidecar"
+    if index.facts.crc is not None and crc not in (index.facts.crc, -1):
+        problem = f"the checksum {index.facts.crc:08x} in its sidecar"
         expected = f"{crc:08x}, as when the dataset was opened"
         raise CorruptShard(shard.path, problem, expected=expected, remedy="Open the dataset again if it was replaced.")
     return index.for_reading()

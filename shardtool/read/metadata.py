@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, with_shard_column
 from shardtool.entries.arrow import number_array, string_array, text_scalar, to_python_values
 from shardtool.errors import InvalidRequest, format_list, printable
@@ -40,7 +40,7 @@ def queryable_table(
     computed = {
         "key": string_array(bytes(part.keys), part.key_sizes),
         "shard": pa.repeat(text_scalar(printable(shard.file_name)), len(part)),
-        "size": number_array(np.diff(part_ends(part.lengths)[part.firsts])),
+        "size": number_array(np.diff(part_offsets(part.lengths)[part.firsts])),
         "fields": number_array(part.counts),
     }
     table = {**existing, **missing}

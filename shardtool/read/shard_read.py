@@ -120,7 +120,7 @@ class ReadableShard:
 
     def __post_init__(self) -> None:
         index = self.index
-        columns = (index.key_ends, index.firsts, index.codes, index.offsets, index.lengths)
+        columns = (index.key_offsets, index.firsts, index.codes, index.offsets, index.lengths)
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
@@ -130,9 +130,9 @@ class ReadableShard:
             OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in order.
         """
         index, fd = self.index, self.file.fd
-        key_ends, firsts, codes, offsets, lengths = self.views
+        key_offsets, firsts, codes, offsets, lengths = self.views
         names = index.names
-        sample: dict[str, Any] = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
+        sample: dict[str, Any] = {"__key__": str(index.keys[key_offsets[row] : key_offsets[row + 1]], "utf-8")}
         fields: Sequence[int] = range(firsts[row], firsts[row + 1])
         if selected is not None:
             fields = [payload for payload in fields if names[codes[payload]] in selected]

@@ -202,7 +202,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
         codes = np.array([*map(code_of.get, index.names), 0], np.uint16)[index.codes]
         lengths = _payload_sizes(part, numbers.texts[number], kind[part_rows])
         index = replace(
-            index, keys=b"", key_ends=_NO_ROWS, firsts=_NO_ROWS, metadata=pa.table({}), codes=codes, lengths=lengths
+            index, keys=b"", key_offsets=_NO_ROWS, firsts=_NO_ROWS, metadata=pa.table({}), codes=codes, lengths=lengths
         )
         parts[number] = replace(part, index=index)
         row, sample = row + rows[number], sample + counts[number]

@@ -207,7 +207,7 @@ def sort_fields(part: SourceShard) -> SourceShard:
     zeros, is_list = np.broadcast_to(np.int64(0), len(index)), columns.pop("is_list")
     sorted_index = shard_index.ShardIndex(
         keys=index.keys,
-        key_ends=_narrow_column(index.key_ends),
+        key_offsets=_narrow_column(index.key_offsets),
         starts=zeros,
         sizes=zeros,
         firsts=_narrow_column(index.firsts),
@@ -236,11 +236,11 @@ def _merge_interleaved(part: SourceShard) -> SourceShard:
     if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
         return part
     counts, sizes = np.bincount(owners, minlength=len(number_of)), [*map(len, number_of)]
-    key_ends, firsts = shard_index.part_ends(sizes), shard_index.part_ends(counts)
+    key_offsets, firsts = shard_index.part_offsets(sizes), shard_index.part_offsets(counts)
     merged_index = replace(
         index,
         keys=b"".join(number_of),
-        key_ends=key_ends,
+        key_offsets=key_offsets,
         starts=index.starts[: len(number_of)],
         firsts=firsts,
         codes=codes,

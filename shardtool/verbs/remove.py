@@ -314,7 +314,7 @@ class Removal:
             index = sidecar_write.written_index(
                 plan.format, task.samples.content, plan.metadata(number), result.field_crcs
             )
-            fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
+            fact = before.facts._replace(size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar_write.encode_sidecar(index, fact)
             publication.add(result.staged, data, task.name)
             tally = index.tally()

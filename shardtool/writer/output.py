@@ -160,7 +160,7 @@ class WriterOutput:
                 break
             data = self.folder.read(sidecar_name(name))
             encoder.add_existing_keys(sidecar.all_keys())
-            self.add_to_totals(sidecar.fact, data, sidecar.tally(), int(entry.digest, 16))
+            self.add_to_totals(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16))
             self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
             self.rounded.update(entry.rounded)
             if self.pattern.format == "tar":
@@ -201,7 +201,7 @@ class WriterOutput:
             return None
         if self.pattern.format == "tar" and index.fingerprint() not in (None, int(entry.digest, 16)):
             return None
-        facts: sidecar_schema.ShardFacts = index.fact
+        facts: sidecar_schema.ShardFacts = index.facts
         found = {(facts.name, size, crc), (facts.name, facts.size, facts.crc)}
         return index if found == {(entry.shard, entry.size, entry.crc)} else None
 
@@ -270,7 +270,7 @@ class WriterOutput:
             old_data = self.publication.read_sidecar(name)
             sidecar = sidecar_read.parse_sidecar(old_data, entry.sidecar, entry.size)
             table = _add_columns(sidecar.plain_table(), self.columns.schema)
-            data = sidecar_write.encode_sidecar_table(table, sidecar.fact._replace(shards=len(entries)))
+            data = sidecar_write.encode_sidecar_table(table, sidecar.facts._replace(shards=len(entries)))
             if data != old_data:
                 updated[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))

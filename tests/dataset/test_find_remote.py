@@ -69,7 +69,7 @@ def test_indexes_are_the_same_as_for_local_files(dataset: tuple[str, Path]) -> N
         (folder / "bare.tar").write_bytes((folder / one.name).read_bytes())
         bare = open_dataset(f"{at}/bare.tar").shards[0]
         walked = bare.index()
-        assert walked.walk is not None
+        assert walked.scan is not None
         assert walked.problems == ()
         assert walked.table.column("__key__") == one.index().table.column("__key__")
 

@@ -26,7 +26,7 @@ def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
     assert [*compare_indexes(said, walked)] == []
     assert said.plain_table() == walked.plain_table()
     assert said.tally() == walked.tally()
-    assert shard.head() == (5, said.fact)
+    assert shard.head() == (5, said.facts)
     assert said.crcs is not None
     one = np.arange(10) == 6
     others = [

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def _index(name: str, offset: int) -> ShardIndex:
     starts = np.array([offset, offset + 1024])
-    ends, fact = np.arange(3), ShardFacts(name, 4096, None, "")
+    ends, facts = np.arange(3), ShardFacts(name, 4096, None, "")
     return ShardIndex(
         b"ab", ends, starts, np.array([1024, 1024]), ends, ("jpg",), np.zeros(2, int), starts + 512, np.array([9, 9]),
-        None, fact=fact,
+        None, facts=facts,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
-from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.read import index_store
 from shardtool.read.catalog import open_catalog
 from shardtool.read.index_store import IndexStore, read_shard_index
@@ -45,10 +45,10 @@ def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
     counts = np.array([len(fields) for _, fields in samples], np.int64)
     return ShardIndex(
         keys=b"".join(keys),
-        key_ends=part_ends([len(key) for key in keys]),
+        key_offsets=part_offsets([len(key) for key in keys]),
         starts=far + 1000 * np.arange(len(samples)),
         sizes=np.full(len(samples), 1000),
-        firsts=part_ends(counts),
+        firsts=part_offsets(counts),
         names=("a", "ü", "c.d"),
         codes=np.array(codes, np.int64),
         offsets=far + np.repeat(1000 * np.arange(len(samples)), counts) + 7,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.expand import expand_datasets, splits_in
-from shardtool.dataset.find import damaged_file, open_dataset
+from shardtool.dataset.find import find_damaged_file, open_dataset
 from shardtool.dataset.payload import content_type, is_label_name
 from shardtool.errors import CorruptShard, format_list, os_error_text, redact_secrets
 from shardtool.names import to_output_name
@@ -117,7 +117,7 @@ def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> 
 
 def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
     if stored.file is None:
-        if (damaged := damaged_file(stored)) is not None:
+        if (damaged := find_damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
     for path in stored.unlisted:  # files that match the shard pattern, but are not part of the dataset

@@ -22,7 +22,7 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.features import number_features
 from shardtool.dataset.payload import MAX_INSPECTED_IMAGE_BYTES, content_type, image_info, is_label_name, label_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, is_compressed, iter_payload, open_shard
-from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.dataset.sidecar_schema import FIELDS_COLUMN, FieldRow
 from shardtool.entries.arrow import to_python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, redact_secrets
@@ -202,9 +202,9 @@ class DatasetOverview:
     def _add(self, shard: StoredShard, shard_index: ShardIndex) -> dict[str, FieldPayloads]:
         self.damage += shard_index.problems
         self.counts[shard.number] = len(shard_index)
-        self.scanned += shard_index.walk is not None
+        self.scanned += shard_index.scan is not None
         self.kinds |= {name: kind for name, kind in shard_index.kinds.items() if kind != "bytes"}
-        if shard_index.walk is not None and (keys := len({*shard_index.all_keys()})) < len(shard_index):
+        if shard_index.scan is not None and (keys := len({*shard_index.all_keys()})) < len(shard_index):
             self.interleaved.append((shard, len(shard_index), keys))
         self._add_columns(shard_index)
         fields = self._payloads(shard, shard_index) if len(shard_index) else {}
@@ -213,7 +213,7 @@ class DatasetOverview:
         if len(shard_index):
             self._choose_samples(shard, shard_index)
         self.observer.listed(len(shard_index))
-        how = ", scanned" if shard_index.walk else ""
+        how = ", scanned" if shard_index.scan else ""
         self.observer.log(f"{redact_secrets(shard.path)}: {len(shard_index):,} samples{how}")
         return fields
 
@@ -237,7 +237,7 @@ class DatasetOverview:
         bounds = np.searchsorted(shard_index.codes[order], np.arange(len(shard_index.names) + 1))
         offsets, lengths = shard_index.offsets.view(np.uint64), shard_index.lengths.view(np.uint64)
         crcs = None if shard_index.crcs is None else shard_index.crcs.astype(np.uint64)
-        ends, parents = part_ends(shard_index.lengths), shard_index.owners()
+        ends, parents = part_offsets(shard_index.lengths), shard_index.owners()
         self.sample_sizes.add(np.diff(ends[shard_index.firsts]).astype(np.uint64))
         payloads: dict[str, FieldPayloads] = {}
         free_fields = _MAX_FIELDS - len(self.fields)

@@ -134,7 +134,7 @@ def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSa
 
 
 def _with_metadata(shard: StoredShard, shard_index: ShardIndex) -> ShardIndex:
-    return shard_index if shard_index.walk else shard.index(metadata=True)
+    return shard_index if shard_index.scan else shard.index(metadata=True)
 
 
 def _stored_sample(
@@ -142,7 +142,7 @@ def _stored_sample(
 ) -> StoredSample:
     sample = stored_samples(shard, shard_index, np.array([row]), first=number - row)[0]
     kinds = shard_index.kinds
-    if shard.format == "tfrecord" and shard_index.walk is None:
+    if shard.format == "tfrecord" and shard_index.scan is None:
         file = dataset.file
         kinds = number_features(file.features) if file else _record_kinds(shard, sample.offset, sample.size)
     return replace(sample, kinds=kinds, classes=dataset.file.classes if dataset.file else {})

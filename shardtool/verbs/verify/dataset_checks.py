@@ -114,7 +114,7 @@ def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
         return None
     if {case.name for case in subject.cases} <= set[str]().union(*_neighbouring_datasets(subject, names).values()):
         return None
-    damaged = find.damaged_file(subject.dataset)
+    damaged = find.find_damaged_file(subject.dataset)
     state = f"a damaged {printable_name(damaged)}" if damaged else "no dataset file"
     problem = f"{pluralize(len(sidecars), 'sidecar')} and {state}; shards may be missing"
     return Finding("dataset-file-missing", printable_name(subject.folder or "."), problem)

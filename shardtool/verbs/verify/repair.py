@@ -207,7 +207,7 @@ class Repair:
         if scan.error is not None or case.entry is None or scan.crc != case.entry.crc:
             raise OutputFailed(case.shard.path, "changed while it was verified", remedy="Run the same command again.")
         index = _with_labels(scanned_index(scan), file)
-        return encode_sidecar_table(index.plain_table(), index.fact), [*index.schema.names, SHARD_COLUMN.name]
+        return encode_sidecar_table(index.plain_table(), index.facts), [*index.schema.names, SHARD_COLUMN.name]
 
     def _rebuild_dataset_file(self) -> None:
         unverified = [case.name for case in self.subject.cases if not case.sound]

@@ -12,7 +12,7 @@ import numpy as np
 from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.scan import ShardScan, index_text
-from shardtool.dataset.shard_index import part_ends
+from shardtool.dataset.shard_index import part_offsets
 from shardtool.entries.matching import field_ids, match_ids
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, format_list, printable
@@ -178,7 +178,7 @@ class SourceComparison:
             name: -1 if name in ignored else index for index, name in enumerate(dict.fromkeys([*fields, *names]))
         }
         theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, name_ids)
-        ends = part_ends([len(shard.names) for shard in shards])
+        ends = part_offsets([len(shard.names) for shard in shards])
         codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")
         ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
         mine, source, extra, missing = match_ids(ours, theirs)

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.duplicates import index_content, recorded_labels, repeated, sample_digests
-from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.errors import CorruptShard
 from shardtool.request.dataset_options import InspectOptions
 from shardtool.request.observer import Observer
@@ -60,7 +60,7 @@ class UnusualSamples:
 
     def add(self, number: int, shard_index: ShardIndex) -> None:
         """Add the samples of a shard."""
-        sizes = np.diff(part_ends(shard_index.lengths)[shard_index.firsts])
+        sizes = np.diff(part_offsets(shard_index.lengths)[shard_index.firsts])
         for reason, value, sign in (("smallest", sizes, -1.0), ("largest", sizes, 1.0)):
             self._update_extreme(reason, sign * value, number, lambda row: format_size(int(sizes[row])))
         widths, heights = (_whole_numbers(shard_index, name) for name in ("width", "height"))
@@ -108,7 +108,7 @@ class UnusualSamples:
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
         # Return shard number and row of the first two samples in each of the largest groups.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
-        ends = part_ends([len(shard_ids) for _, shard_ids in self._content_ids])
+        ends = part_offsets([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
         order = order[np.argsort(ids[order], kind="stable")]
         starts = np.flatnonzero(np.diff(ids[order], prepend=np.uint64(0)))
