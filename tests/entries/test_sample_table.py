@@ -1,4 +1,4 @@
-"""The blocks of `Entries`."""
+"""Laws of `SampleTable`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_constant_columns_take_no_memory() -> None:
         expected=np.broadcast_to(np.int64(-1), 4),
         changed_ns=np.broadcast_to(np.int64(5), 4),
     )
-    found = entries.take(np.array([2, 1, 1]))
-    assert [found.keys[at] for at in range(3)] == [b"c", b"b", b"b"]
-    assert found.known_spans.offset.tolist() == [10, 8, 9, 8, 9]
+    taken = entries.take(np.array([2, 1, 1]))
+    assert [taken.keys[at] for at in range(3)] == [b"c", b"b", b"b"]
+    assert taken.known_spans.offset.tolist() == [10, 8, 9, 8, 9]
     for column, values in (
-        (found.known_spans.file, [0] * 3),
-        (found.known_spans.expected, [-1] * 5),
-        (found.rows.changed_ns, [5] * 5),
+        (taken.known_spans.file, [0] * 3),
+        (taken.known_spans.expected, [-1] * 5),
+        (taken.rows.changed_ns, [5] * 5),
     ):
         assert (column.strides, column.tolist()) == ((0,), values)
     assert len(entries.take(np.zeros(0, np.int64)).rows.changed_ns) == 0
@@ -41,16 +41,16 @@ def test_a_path_costs_the_same_among_many_fields() -> None:
     """The cost of a path does not depend on the number of fields: a plan of a million links reads paths one by one."""
 
     class Fields(tuple[str, ...]):
-        """Names that are only asked for by their places."""
+        """Field names that must only be read by index."""
 
         __slots__ = ()
 
         def __iter__(self) -> Iterator[str]:
-            raise AssertionError("all fields were looked at for one path")
+            raise AssertionError("one path read all field names")
 
     entries = flat_entries([b"a", b"b/c"], [1, 2], ("jpg", "txt"), code=[1, 0, 1])
-    found = replace(entries, fields=Fields(entries.fields))
-    assert [found.path(row) for row in range(3)] == entries.paths(np.arange(3)) == [b"a.txt", b"b/c.jpg", b"b/c.txt"]
+    table = replace(entries, fields=Fields(entries.fields))
+    assert [table.path(row) for row in range(3)] == entries.paths(np.arange(3)) == [b"a.txt", b"b/c.jpg", b"b/c.txt"]
 
 
 def test_spans_of_a_source_without_shards_are_a_bug() -> None:

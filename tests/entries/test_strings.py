@@ -13,17 +13,17 @@ def test_strings_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("shardtool.values.CHUNK_ROWS", 3)
     texts = [b"n%d" % at for at in range(count)]
     names = PackedStrings.of(texts)
-    found = [(first, list(some)) for first, some in names.chunks()]
-    assert [name for _, some in found for name in some] == texts
-    assert all(some == texts[first : first + 3] for first, some in found)
+    chunks = [(first, list(chunk)) for first, chunk in names.chunks()]
+    assert [name for _, chunk in chunks for name in chunk] == texts
+    assert all(chunk == texts[first : first + 3] for first, chunk in chunks)
     assert names.take(np.arange(count)).data == names.data
 
 
 def test_gathering_with_arrow_is_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large columns are gathered in another way with the same result: any order, repeats, empty strings."""
     names = PackedStrings.of([b"n" * (at % 7) for at in range(50)])
-    which = np.array([3, 49, 0, 7, 7, 14, 48, 1])
-    expected = [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data]
+    positions = np.array([3, 49, 0, 7, 7, 14, 48, 1])
+    expected = [names.gather(positions), names.gather(positions[:0]), names.take(positions[::-1]).data]
     monkeypatch.setattr(strings, "_MIN_ARROW_STRINGS", 1)
     monkeypatch.setattr(strings, "_MAX_SLICED_STRINGS", -1)
-    assert [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data] == expected
+    assert [names.gather(positions), names.gather(positions[:0]), names.take(positions[::-1]).data] == expected

@@ -38,25 +38,28 @@ def members(data: bytes) -> list[tar_read.TarMember]:
 def contents(data: bytes) -> dict[str, bytes]:
     """Return the regular files in a tar's bytes, without `./`."""
     return {
-        one.name.decode().removeprefix("./"): data[one.data : one.data + one.size]
-        for one in members(data) if one.is_file
+        member.name.decode().removeprefix("./"): data[member.data : member.data + member.size]
+        for member in members(data) if member.is_file
     }  # fmt: skip
 
 
 def test_members_round_trip() -> None:
     """Members are read back with their names, in order, without gaps, up to the trailer."""
-    data, wanted = b"", []
+    data, expected = b"", []
     for number, size in enumerate([0, 1, 511, 512, 513, 70_000]):
         for name in (b"%d.jpg" % number, b"k" * 130 + b"/%d.jpg" % number, b"n" * 200 + b"%d.cls" % number):
             start = len(data)
             data += tar_write.encode_header(name, size)
-            wanted.append((name, start, len(data), size))
+            expected.append((name, start, len(data), size))
             data += bytes([number]) * size + bytes(tar_write.padding_size(size))
     data += tar_write.TRAILER
-    found = members(data)
-    assert [(one.name, one.offset, one.data, one.size) for one in found] == wanted
-    assert all(one.is_file for one in found)
-    assert [one.end for one in found] == [*(one.offset for one in found[1:]), len(data) - len(tar_write.TRAILER)]
+    read_members = members(data)
+    assert [(member.name, member.offset, member.data, member.size) for member in read_members] == expected
+    assert all(member.is_file for member in read_members)
+    assert [member.end for member in read_members] == [
+        *(member.offset for member in read_members[1:]),
+        len(data) - len(tar_write.TRAILER),
+    ]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -79,9 +82,9 @@ def test_python_tarfile(kind: int) -> None:
         info.size = 4
         out.addfile(info, io.BytesIO(b"last"))
     data = sink.getvalue()
-    with tarfile.open(fileobj=io.BytesIO(data)) as whole:
-        wanted = [(one.name, one.offset, one.offset_data, one.size, one.isreg()) for one in whole]
-    assert [(one.name.decode().rstrip("/"), *one[1:5]) for one in members(data)] == wanted
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        expected = [(member.name, member.offset, member.offset_data, member.size, member.isreg()) for member in tar]
+    assert [(member.name.decode().rstrip("/"), *member[1:5]) for member in members(data)] == expected
     assert contents(data)["last.txt"] == b"last"
 
 
@@ -100,13 +103,13 @@ def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
     what = ["."] if prefix else sorted(os.listdir(tmp_path / "in"))
     subprocess.run(["tar", "cf", "../x.tar", f"--format={format_name}", *what], cwd=tmp_path / "in", check=True)
     data = (tmp_path / "x.tar").read_bytes()
-    found = contents(data)
-    with tarfile.open(tmp_path / "x.tar") as whole:
-        wanted = [one.name.removeprefix("./") for one in whole if one.isreg()]
-        offsets = [(one.offset, one.offset_data) for one in whole]
-    assert sorted(found) == sorted(wanted)
-    assert [one[1:3] for one in members(data)] == offsets
-    assert all(found[name] == payload for name, payload in files.items() if name in found)
+    files_read = contents(data)
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        expected = [member.name.removeprefix("./") for member in tar if member.isreg()]
+        offsets = [(member.offset, member.offset_data) for member in tar]
+    assert sorted(files_read) == sorted(expected)
+    assert [member[1:3] for member in members(data)] == offsets
+    assert all(files_read[name] == payload for name, payload in files.items() if name in files_read)
 
 
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax", "--sparse-version=1.0"],
@@ -114,14 +117,14 @@ def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
 def test_sparse_files(options: list[str], tmp_path: Path) -> None:
     """A sparse file is not a regular member; the members after it are found."""
     with (tmp_path / "holes.bin").open("wb") as file:
-        for at in range(40):  # more than the map in a header holds
-            file.seek(at * 2**18)
-            file.write(b"data %d" % at)
+        for number in range(40):  # more than the map in a header holds
+            file.seek(number * 2**18)
+            file.write(b"data %d" % number)
         file.truncate(50 * 2**18)
     (tmp_path / "next.txt").write_bytes(b"next")
     subprocess.run(["tar", "cSf", "x.tar", *options, "holes.bin", "next.txt"], cwd=tmp_path, check=True)
     data = (tmp_path / "x.tar").read_bytes()
-    assert [(one.name, one.is_file) for one in members(data)] == [(b"holes.bin", False), (b"next.txt", True)]
+    assert [(member.name, member.is_file) for member in members(data)] == [(b"holes.bin", False), (b"next.txt", True)]
     assert contents(data) == {"next.txt": b"next"}
 
 
@@ -183,39 +186,41 @@ def _small() -> bytes:
 def test_truncation_at_every_byte_is_damage() -> None:
     """A tar truncated at any byte is damage; zeros after its end are not."""
     data = _small()
-    whole = members(data)
+    expected = members(data)
     for length in range(len(data)):
         with pytest.raises(CorruptShard):
             members(data[:length])
-    assert members(data + bytes(10_240)) == whole
-    for more in (b"x", bytes(700) + b"x", bytes(70_000) + b"x"):
+    assert members(data + bytes(10_240)) == expected
+    for trailing in (b"x", bytes(700) + b"x", bytes(70_000) + b"x"):
         with pytest.raises(CorruptShard):
-            members(data + more)
+            members(data + trailing)
 
 
 def test_any_flipped_bit_of_a_header_is_damage() -> None:
     """A flipped bit in a header is damage, unless it changes only blanks and zeros of the checksum field."""
     data = bytearray(_small())
-    whole = members(bytes(data))
-    for block in (0, 1024, 2048):  # a plain header, a pax header, and the one behind it
-        for at in range(block, block + 512):
-            data[at] ^= 1 << at % 8
+    expected = members(bytes(data))
+    for block in (0, 1024, 2048):  # a plain header, a pax header, and the header after it
+        for offset in range(block, block + 512):
+            data[offset] ^= 1 << offset % 8
             try:
-                assert members(bytes(data)) == whole
-                assert 148 <= at - block < 156, at
+                assert members(bytes(data)) == expected
+                assert 148 <= offset - block < 156, offset
             except CorruptShard:
                 pass
-            data[at] ^= 1 << at % 8
+            data[offset] ^= 1 << offset % 8
 
 
 @given(st.binary(max_size=3000))
 def test_any_bytes_give_members_or_damage(data: bytes) -> None:
     """Any bytes are consecutive members or damage; no other error is raised."""
     try:
-        found = members(data)
+        read_members = members(data)
     except CorruptShard:
         return
-    assert [one.offset for one in found] == [0, *(one.end for one in found)][: len(found)]
+    assert [member.offset for member in read_members] == [0, *(member.end for member in read_members)][
+        : len(read_members)
+    ]
 
 
 @pytest.mark.parametrize("end", [b"\0", b"z"])

@@ -35,8 +35,8 @@ def _record(keyword: bytes, value: bytes) -> bytes:
     return next(b"%d%b" % (n, rest) for n in range(len(rest), len(rest) + 9) if len(b"%d%b" % (n, rest)) == n)
 
 
-def _pax(*records: tuple[bytes, bytes], kind: bytes = b"x", more: bytes = b"") -> bytes:
-    return _member(b"././@PaxHeader", b"".join(_record(*one) for one in records) + more, kind)
+def _pax(*records: tuple[bytes, bytes], kind: bytes = b"x", trailing: bytes = b"") -> bytes:
+    return _member(b"././@PaxHeader", b"".join(_record(*record) for record in records) + trailing, kind)
 
 
 def _long(name: bytes) -> bytes:
@@ -70,7 +70,7 @@ _NOT_ALIKE = {
     "empty path": _pax((b"path", b"")) + _A,
     "NUL in a path": _pax((b"path", b"p\0q.txt")) + _A,
     "another charset": _pax((b"hdrcharset", b"KOI8"), (b"path", b"p.txt")) + _A,
-    "zeros after records": _pax((b"path", b"p.txt"), more=b"\0\0") + _A,
+    "zeros after records": _pax((b"path", b"p.txt"), trailing=b"\0\0") + _A,
     "pax size is another": _pax((b"size", b"600")) + _A + bytes(512),
     "pax size, none in the header": _pax((b"size", b"3")) + _header(b"a.txt") + b"one" + bytes(509),
     "sparse": _pax((b"GNU.sparse.size", b"600")) + _A,
@@ -97,23 +97,25 @@ _REFUSED = {
 }
 
 
-def _walked(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
+def _read_tar(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
     notes: list[str] = []
-    found = tar_read.iter_members(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
-    return [(one.name, one.size) for one in found if one.is_file], notes
+    members = tar_read.iter_members(
+        lambda offset, size: data[offset : offset + size], "x.tar", lambda _, problem: notes.append(problem)
+    )
+    return [(member.name, member.size) for member in members if member.is_file], notes
 
 
 @pytest.mark.parametrize("name", _ALIKE)
 def test_headers_that_readers_agree_on(name: str, tmp_path: Path) -> None:
     """Such headers cause no note, and are read as by Python's tarfile and GNU tar."""
     data = _ALIKE[name] + _LAST + tar_write.TRAILER
-    found, notes = _walked(data)
+    members, notes = _read_tar(data)
     assert notes == []
-    with tarfile.open(fileobj=io.BytesIO(data)) as whole:
-        assert found == [(one.name.encode(), one.size) for one in whole if one.isreg()]
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert members == [(member.name.encode(), member.size) for member in tar if member.isreg()]
     (tmp_path / "x.tar").write_bytes(data)
     listed = subprocess.run(["tar", "tf", "x.tar"], cwd=tmp_path, capture_output=True, check=True).stdout
-    assert listed.splitlines() == [one for one, _ in found]
+    assert listed.splitlines() == [member for member, _ in members]
 
 
 @pytest.mark.parametrize("name", _NOT_ALIKE)
@@ -122,27 +124,27 @@ def test_headers_that_readers_disagree_on(name: str, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)
     report = verify(tmp_path / "x.tar", VerifyOptions(workers=0))
     assert set(report.counts) - {"key-unsafe"} == {"readers-differ"}
-    assert _walked(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)[0][-1] == (b"z.txt", 2)
+    assert _read_tar(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)[0][-1] == (b"z.txt", 2)
 
 
 @pytest.mark.parametrize("name", _REFUSED)
 def test_headers_that_some_readers_reject(name: str) -> None:
     """A header that GNU tar or bsdtar rejects is damage."""
     with pytest.raises(CorruptShard):
-        _walked(_REFUSED[name] + _LAST + tar_write.TRAILER)
+        _read_tar(_REFUSED[name] + _LAST + tar_write.TRAILER)
 
 
 def test_a_pax_path_takes_precedence_over_a_long_name() -> None:
     """A pax path takes precedence, as in GNU tar, bsdtar and tarfile."""
     data = _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A + tar_write.TRAILER
-    assert _walked(data)[0] == [(b"p.txt", 3)]
+    assert _read_tar(data)[0] == [(b"p.txt", 3)]
 
 
 def _unsafe(path: Path, *members: tuple[bytes, bytes, bytes]) -> list[str]:
     """Return the findings for a tar of a sample and members: name, type and link target."""
     blocks = b"".join(_header(name, 0, kind, {157: link}) for name, kind, link in members)
     path.write_bytes(_A + blocks + tar_write.TRAILER)
-    return [one.code for one in verify(path, VerifyOptions(workers=0)).findings]
+    return [finding.code for finding in verify(path, VerifyOptions(workers=0)).findings]
 
 
 @pytest.mark.parametrize(

@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 NUMBERS: dict[bytes, NumberType] = {b"cls": "int64", b"score": "float"}
 
 
-def record(key: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
+def encode_record(key: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
     """Return a record from our writer."""
     return b"".join(map(bytes, tfrecord_write.encode_tfrecord_sample(key, [*fields], NUMBERS)))
 
 
 def records(data: bytes) -> list[tfrecord_read.TFRecord]:
-    """Return the records in bytes."""
+    """Return the records in the bytes of a shard."""
     return list(tfrecord_read.iter_records(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
 
 
 def check_records(data: bytes) -> None:
-    """Check all records in bytes against their checksums."""
-    for one in records(data):
-        tfrecord_read.check_record_crc(one, crc32c(data[one.data : one.data + one.size]), "x")
+    """Check the data of all records against their checksums."""
+    for record in records(data):
+        tfrecord_read.check_record_crc(record, crc32c(data[record.data : record.data + record.size]), "x")
 
 
 def features(data: bytes) -> dict[str, tuple[str, bytes, int]]:
     """Return the features of an Example: type, bytes, and number of values."""
     return {
-        one.name.decode(): (one.kind, data[one.offset : one.offset + one.size], one.values)
-        for one in tfrecord_read.parse_features(data, 0, "x")
+        feature.name.decode(): (feature.kind, data[feature.offset : feature.offset + feature.size], feature.values)
+        for feature in tfrecord_read.parse_features(data, 0, "x")
     }
 
 
 def _data() -> bytes:
     return b"".join(
-        record(
+        encode_record(
             b"k%d" % number,
             [
                 (b"cls", tfrecord_write.encode_number(b"%d" % (number - 2), "int64")),
@@ -60,29 +60,35 @@ def _data() -> bytes:
 def test_records_round_trip() -> None:
     """Records and their features are read back with their offsets, types and bytes."""
     data = _data()
-    found = records(data)
-    assert [(one.offset, data[one.data : one.data + one.size]) for one in found] == tfrecords.records(data)
-    for at, one in enumerate(found):
-        payload = data[one.data : one.data + one.size]
-        tfrecord_read.check_record_crc(one, crc32c(payload), "x")
-        told = {feature.name: feature for feature in tfrecord_read.parse_features(payload, one.data, "x")}
-        assert sorted(told) == [b"__key__", b"cls", b"jpg", b"score"]
-        jpg = told[b"jpg"]
-        assert data[jpg.offset : jpg.offset + jpg.size] == b"x" * 100 * at
-        packed = data[told[b"cls"].offset :][: told[b"cls"].size]
-        assert tfrecord_read.decode_numbers(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
+    read_records = records(data)
+    assert [
+        (record.offset, data[record.data : record.data + record.size]) for record in read_records
+    ] == tfrecords.records(data)
+    for number, record in enumerate(read_records):
+        payload = data[record.data : record.data + record.size]
+        tfrecord_read.check_record_crc(record, crc32c(payload), "x")
+        features_by_name = {
+            feature.name: feature for feature in tfrecord_read.parse_features(payload, record.data, "x")
+        }
+        assert sorted(features_by_name) == [b"__key__", b"cls", b"jpg", b"score"]
+        jpg = features_by_name[b"jpg"]
+        assert data[jpg.offset : jpg.offset + jpg.size] == b"x" * 100 * number
+        packed = data[features_by_name[b"cls"].offset :][: features_by_name[b"cls"].size]
+        assert tfrecord_read.decode_numbers(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [number - 2]
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_size=6))
 def test_features_match_an_independent_reader(fields: dict[str, bytes]) -> None:
     """An independent reader finds the same features at the same offsets."""
     names = {f"f{name}": data for name, data in fields.items()}
-    data = record(b"key", sorted((name.encode(), payload) for name, payload in names.items()))
+    data = encode_record(b"key", sorted((name.encode(), payload) for name, payload in names.items()))
     [(start, example)] = tfrecords.records(data)
     assert start == 0
-    wanted = {(one.name, one.start, one.stop - one.start) for one in tfrecords.parse_example(example)}
-    found = tfrecord_read.parse_features(example, 0, "x")
-    assert {(one.name.decode(), one.offset, one.size) for one in found} == wanted
+    expected = {
+        (feature.name, feature.start, feature.stop - feature.start) for feature in tfrecords.parse_example(example)
+    }
+    parsed = tfrecord_read.parse_features(example, 0, "x")
+    assert {(feature.name.decode(), feature.offset, feature.size) for feature in parsed} == expected
 
 
 def test_lists_of_other_writers() -> None:
@@ -91,18 +97,18 @@ def test_lists_of_other_writers() -> None:
     def field(number: int, data: bytes) -> bytes:
         return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
 
-    several = field(1, field(1, b"many") + field(2, field(1, field(1, b"a") + field(1, b"bc"))))
+    many = field(1, field(1, b"many") + field(2, field(1, field(1, b"a") + field(1, b"bc"))))
     loose = field(1, field(1, b"loose") + field(2, field(3, b"\x08\x05\x08\x06")))  # int64s, not packed
-    turned = field(1, field(2, field(1, field(1, b"v"))) + field(1, b"turned"))
+    reversed_entry = field(1, field(2, field(1, field(1, b"v"))) + field(1, b"turned"))
     empty = field(1, field(1, b"none") + field(2, b""))
     unknown = field(1, field(1, b"more") + field(2, field(1, field(1, b"w"))) + field(7, b"?"))
-    found = features(field(1, several + loose + turned + empty + unknown) + field(9, b"?"))
-    assert {name: (kind, values) for name, (kind, _, values) in found.items()} == {
+    parsed = features(field(1, many + loose + reversed_entry + empty + unknown) + field(9, b"?"))
+    assert {name: (kind, values) for name, (kind, _, values) in parsed.items()} == {
         "many": ("bytes", 2), "loose": ("int64", 2), "turned": ("bytes", 1), "none": ("bytes", 0), "more": ("bytes", 1),
     }  # fmt: skip
-    assert (found["turned"][1], found["more"][1]) == (b"v", b"w")
-    told = tfrecord_read.parse_features(field(1, several + loose + turned + empty + unknown), 0, "x")
-    assert {one.name for one in told if one.whole} == {b"many", b"loose", b"none"}
+    assert (parsed["turned"][1], parsed["more"][1]) == (b"v", b"w")
+    parsed_features = tfrecord_read.parse_features(field(1, many + loose + reversed_entry + empty + unknown), 0, "x")
+    assert {feature.name for feature in parsed_features if feature.whole} == {b"many", b"loose", b"none"}
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.binary(max_size=12))
@@ -110,15 +116,15 @@ def test_a_single_number(values: list[int], junk: bytes) -> None:
     """Only exactly one integer is returned as a single number; any bytes give a number or None."""
     packed = b"".join(map(tfrecords.varint, values))
     assert tfrecord_read.decode_single_int(packed) == (values[0] if len(values) == 1 else None)
-    found = tfrecord_read.decode_single_int(junk)
-    if found is not None:
-        assert tfrecord_read.decode_numbers(tfrecords.part(junk), "int64") == [found]
+    number = tfrecord_read.decode_single_int(junk)
+    if number is not None:
+        assert tfrecord_read.decode_numbers(tfrecords.part(junk), "int64") == [number]
 
 
 def test_truncation_inside_a_record_is_damage() -> None:
     """A file that ends inside a record is damage; one that ends between records is a shorter file."""
     data = _data()
-    ends = [0, *(one.end for one in records(data))]
+    ends = [0, *(record.end for record in records(data))]
     for length in range(len(data)):
         if length in ends:
             assert len(records(data[:length])) == ends.index(length)
@@ -130,20 +136,22 @@ def test_truncation_inside_a_record_is_damage() -> None:
 def test_any_flipped_bit_is_damage() -> None:
     """A flipped bit anywhere in a record is damage, by one of its two checksums."""
     data = bytearray(_data())
-    for at in range(len(data)):
-        data[at] ^= 1 << at % 8
+    for offset in range(len(data)):
+        data[offset] ^= 1 << offset % 8
         with pytest.raises(CorruptShard):
             check_records(bytes(data))
-        data[at] ^= 1 << at % 8
+        data[offset] ^= 1 << offset % 8
 
 
 def test_a_large_record_is_not_held() -> None:
     """A record too large for memory is read in pieces, with the same result."""
-    data = record(b"key", [(b"cls", tfrecord_write.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
-    [one] = records(data)
-    far = tfrecord_read.LazyBytes(lambda offset, length: data[offset : offset + length], one)
-    near = data[one.data : one.data + one.size]
-    assert tfrecord_read.parse_features(far, one.data, "x") == tfrecord_read.parse_features(near, one.data, "x")
+    data = encode_record(b"key", [(b"cls", tfrecord_write.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
+    [record] = records(data)
+    lazy_data = tfrecord_read.LazyBytes(lambda offset, length: data[offset : offset + length], record)
+    data_in_memory = data[record.data : record.data + record.size]
+    assert tfrecord_read.parse_features(lazy_data, record.data, "x") == tfrecord_read.parse_features(
+        data_in_memory, record.data, "x"
+    )
 
 
 def test_a_record_of_two_gigabytes_is_rejected() -> None:
@@ -162,8 +170,8 @@ def test_any_bytes_give_records_or_damage(data: bytes) -> None:
     with contextlib.suppress(CorruptShard):
         records(tfrecords.frame(data))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord_read.parse_features(data, 0, "x"):
-            assert 0 <= one.offset <= one.offset + one.size <= len(data)
+        for feature in tfrecord_read.parse_features(data, 0, "x"):
+            assert 0 <= feature.offset <= feature.offset + feature.size <= len(data)
     for kind in ("int64", "float"):
         with contextlib.suppress(ValueError):
             tfrecord_read.decode_numbers(data, kind)
@@ -172,10 +180,10 @@ def test_any_bytes_give_records_or_damage(data: bytes) -> None:
 @given(st.data())
 def test_a_damaged_example(data: st.DataObject) -> None:
     """A changed Example raises no other error, and no offset is outside it."""
-    [(_, example)] = tfrecords.records(record(b"key", [(b"cls", b"\x07"), (b"jpg", b"xyz" * 10)]))
+    [(_, example)] = tfrecords.records(encode_record(b"key", [(b"cls", b"\x07"), (b"jpg", b"xyz" * 10)]))
     damaged = bytearray(example)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord_read.parse_features(bytes(damaged), 0, "x"):
-            assert 0 <= one.offset <= one.offset + one.size <= len(damaged)
+        for feature in tfrecord_read.parse_features(bytes(damaged), 0, "x"):
+            assert 0 <= feature.offset <= feature.offset + feature.size <= len(damaged)

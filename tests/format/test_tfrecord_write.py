@@ -46,7 +46,7 @@ Kind = Literal["float", "int64"] | None
 Sample = dict[str, bytes]
 KINDS: dict[Kind, int] = {None: BYTES, "float": FLOAT, "int64": INT64}
 NUMBERS: dict[str, Literal["float", "int64"]] = {"cls": "int64", "Score": "float"}
-# About every size at which a varint gets longer, once for each of the lengths that stand before a payload.
+# sizes close to those at which one of the varints before a payload gets longer
 EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back in range(-2, 24)} | {MAX_DATA_BYTES})
 NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
 
@@ -107,10 +107,10 @@ def test_the_head_of_a_payload_of_any_size(name: bytes, number: Kind) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_of_a_list_of_any_size(name: bytes, number: Kind) -> None:
     """The head of a whole list ends before the list's content."""
-    head, whole = FeatureHead(name, number), FeatureHead(name, number, whole=True)
+    head, list_head = FeatureHead(name, number), FeatureHead(name, number, whole=True)
     for size in EDGES:
-        inside = 1 + len(tfrecords.varint(size)) + size
-        assert whole(inside) + b"\x0a" + tfrecords.varint(size) == head(size)
+        list_size = 1 + len(tfrecords.varint(size)) + size
+        assert list_head(list_size) + b"\x0a" + tfrecords.varint(size) == head(size)
 
 
 @given(st.binary(min_size=1, max_size=400), st.integers(0, MAX_DATA_BYTES))
@@ -125,8 +125,8 @@ def test_a_feature_round_trips(size: int) -> None:
     key, payload = b"k" * size, bytes(size)
     features = key_feature(key) + FeatureHead(b"jpg")(size) + payload
     record_size = FRAME_HEAD_BYTES + 1 + len(tfrecords.varint(len(features))) + len(features) + FRAME_TAIL_BYTES
-    found = tfrecords.parse_example(example_head(record_size) + features)
-    assert [(one.name, one.kind, one.value) for one in found] == [
+    parsed = tfrecords.parse_example(example_head(record_size) + features)
+    assert [(feature.name, feature.kind, feature.value) for feature in parsed] == [
         ("__key__", BYTES, key), ("jpg", BYTES, payload),
     ]  # fmt: skip
 
@@ -165,9 +165,9 @@ def test_any_number_round_trips(whole: int, real: float) -> None:
     """Any number that fits is read back from its text."""
     raw = tfrecords.example([(b"f", FLOAT, encode_number(b"%r" % real, "float")),
                              (b"i", INT64, encode_number(b"%d" % whole, "int64"))])  # fmt: skip
-    found_real, found_whole = (one.value for one in tfrecords.parse_example(raw))
-    assert struct.pack("<f", found_real) == struct.pack("<f", real)
-    assert found_whole == whole
+    read_real, read_whole = (feature.value for feature in tfrecords.parse_example(raw))
+    assert struct.pack("<f", read_real) == struct.pack("<f", real)
+    assert read_whole == whole
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_numbers_in_samples_of_any_size(size: int, tmp_path: Path) -> None:
         _entries({"k": sample, "l": sample}, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds()
     )
     for key, (_, data) in zip(("k", "l"), tfrecords.records(_written(plan, 0)), strict=True):
-        assert [(one.name, one.kind, one.value) for one in tfrecords.parse_example(data)] == [
+        assert [(feature.name, feature.kind, feature.value) for feature in tfrecords.parse_example(data)] == [
             ("Score", FLOAT, -0.5),
             ("Zip", BYTES, bytes(size)),
             ("__key__", BYTES, key.encode()),

@@ -30,11 +30,11 @@ def test_any_varint_is_minimal(number: int) -> None:
 def test_varints_round_trip(numbers: list[int], before: bytes) -> None:
     """Consecutive varints are read back with their sign, and counted."""
     data = before + b"".join(map(encode_varint, numbers))
-    at, found = len(before), []
-    while at < len(data):
-        number, at = read_varint(data, at, len(data))
-        found.append(to_signed(number))
-    assert found == numbers
+    offset, decoded = len(before), []
+    while offset < len(data):
+        number, offset = read_varint(data, offset, len(data))
+        decoded.append(to_signed(number))
+    assert decoded == numbers
     assert count_varints(data[len(before) :]) == len(numbers)
 
 

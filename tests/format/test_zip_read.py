@@ -48,12 +48,12 @@ def _reader(data: bytes) -> Callable[[int, int], bytes]:
 
 def _files(data: bytes) -> dict[str, bytes]:
     """Return the names and contents of members."""
-    read, found = _reader(data), {}
-    for one in zip_read.iter_zip_members(read, len(data), "z"):
-        payload = b"".join(zip_read.iter_zip_payload(read, one.offset, one.size, "z"))
-        assert len(payload) == one.size
-        found[one.name.decode("latin-1")] = payload
-    return found
+    read, files = _reader(data), {}
+    for member in zip_read.iter_zip_members(read, len(data), "z"):
+        payload = b"".join(zip_read.iter_zip_payload(read, member.offset, member.size, "z"))
+        assert len(payload) == member.size
+        files[member.name.decode("latin-1")] = payload
+    return files
 
 
 @pytest.mark.parametrize("before", [b"", b"#!/bin/sh\n"])
@@ -86,12 +86,12 @@ def test_a_flipped_payload_is_damage() -> None:
 @settings(max_examples=15)
 def test_any_change_gives_members_or_damage(data: st.DataObject, method: str) -> None:
     """Whatever is flipped or truncated, the result is members of at most their claimed size, or `CorruptShard`."""
-    whole = bytearray(_zip(method))
-    tail = max(0, len(whole) - 300)  # the directory: most of the rest is payload
+    archive = bytearray(_zip(method))
+    tail = max(0, len(archive) - 300)  # the directory: most of the rest is payload
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(tail, len(whole) - 1))] = data.draw(st.integers(0, 255))
+        archive[data.draw(st.integers(tail, len(archive) - 1))] = data.draw(st.integers(0, 255))
     with suppress(CorruptShard):
-        _files(bytes(whole[: data.draw(st.integers(tail, len(whole)))]))
+        _files(bytes(archive[: data.draw(st.integers(tail, len(archive)))]))
 
 
 @given(st.binary(max_size=200))
@@ -115,11 +115,11 @@ def test_truncation_is_damage() -> None:
 
 def test_ambiguous_end_records_are_rejected() -> None:
     """An end record inside a comment is ignored; two end records that fit the file are rejected as ambiguous."""
-    whole = _zip("stored")
-    assert _files(whole[:-2] + b"\x1a\0" + b"PK\5\6" + bytes(18) + b"tail") == _FILES
-    assert _files(whole + b"more") == _FILES
+    archive = _zip("stored")
+    assert _files(archive[:-2] + b"\x1a\0" + b"PK\5\6" + bytes(18) + b"tail") == _FILES
+    assert _files(archive + b"more") == _FILES
     with pytest.raises(CorruptShard, match="several end records"):
-        _files(whole[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18))
+        _files(archive[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18))
 
 
 def test_reads_are_bounded_by_the_member() -> None:
@@ -127,12 +127,12 @@ def test_reads_are_bounded_by_the_member() -> None:
     for flags, packed in ((0, 2), (8, 0)):
         head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 8, 0, 0, 0, packed, 0, 1, 0) + b"a"
         data = head + b"\0\0\0\xff\xff" * 1_000_000 + b"\3\0"
-        got: list[int] = []
+        read_sizes: list[int] = []
 
-        def read(offset: int, length: int, data: bytes = data, got: list[int] = got) -> bytes:
-            got.append(len(found := data[offset : offset + length]))
+        def read(offset: int, length: int, data: bytes = data, read_sizes: list[int] = read_sizes) -> bytes:
+            read_sizes.append(len(found := data[offset : offset + length]))
             return found
 
         with pytest.raises(CorruptShard):
             list(zip_read.iter_zip_payload(read, 0, 0, "z"))
-        assert sum(got) < 10**6
+        assert sum(read_sizes) < 10**6

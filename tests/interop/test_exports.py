@@ -33,12 +33,12 @@ def _index(name: str, offset: int) -> ShardIndex:
 @pytest.mark.parametrize("export", [name for name, one in EXPORTS.items() if one.suffix])
 def test_the_index_of_each_export_is_recognised(export: str) -> None:
     """The index of an export is recognised by its first bytes, and differs from one with other offsets."""
-    made = EXPORTS[export]
-    name = f"x-0.{made.shard_format}"
+    export_format = EXPORTS[export]
+    name = f"x-0.{export_format.shard_format}"
     shard = IndexedShard(_index(name, 0), ShardHashes(0, "0" * 40, "0" * 64, bytes(64)))
-    data = made.shard_index.encode(shard)
-    form = detect_export(index_name(shard.name, made), data[:PROBE_BYTES], len(data))
-    assert EXPORTS[form].shard_index is made.shard_index
+    data = export_format.shard_index.encode(shard)
+    detected = detect_export(index_name(shard.name, export_format), data[:PROBE_BYTES], len(data))
+    assert EXPORTS[detected].shard_index is export_format.shard_index
     assert describe_index_difference(export, data, shard) == ""
     assert describe_index_difference(export, data, replace(shard, index=_index(name, 1024)))
 
@@ -46,10 +46,12 @@ def test_the_index_of_each_export_is_recognised(export: str) -> None:
 def test_hashes_of_a_million_payloads_are_compact(tmp_path: Path) -> None:
     """A worker returns 32 bytes per payload hash, and little more."""
     with ShardWriter(tmp_path / "x-{0..}.tar") as writer:
-        for at in range(1000):
-            writer.write({"__key__": f"{at}", "txt": f"{at}"})
+        for number in range(1000):
+            writer.write({"__key__": f"{number}", "txt": f"{number}"})
     [shard] = find_dataset(tmp_path).shards
     index, path = shard.index(), tmp_path / "x-0.tar"
-    found = hash_shard(ShardHashTask.of(str(path), path.stat().st_size, index), lambda _samples, _size: None)
-    assert [found.payload(at) for at in range(1000)] == [sha256(b"%d" % at).hexdigest() for at in range(1000)]
-    assert len(pickle.dumps(found)) < 33_000
+    hashes = hash_shard(ShardHashTask.of(str(path), path.stat().st_size, index), lambda _samples, _size: None)
+    assert [hashes.payload(number) for number in range(1000)] == [
+        sha256(b"%d" % number).hexdigest() for number in range(1000)
+    ]
+    assert len(pickle.dumps(hashes)) < 33_000

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
+def _pack(folder: Path, name: str = "x-{000..}.tar", **changed_options: Any) -> Any:
     source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
-    options = {"workers": 0, "max_count": 4, **asked}
+    options = {"workers": 0, "max_count": 4, **changed_options}
     return create(source, f"{folder}/{name}", CreateOptions(**options))
 
 
-def _named(folder: Path) -> dict[str, list[str]]:
+def _files_by_split(folder: Path) -> dict[str, list[str]]:
     """Return for each split the files that a README lists, in order."""
     lines = (folder / "README.md").read_text(encoding="utf-8").split("---\n")[1].splitlines()
     assert lines[:3] == ["configs:", "- config_name: default", "  data_files:"]
-    found: dict[str, list[str]] = {}
+    paths_by_split: dict[str, list[str]] = {}
     for line in lines[3:]:
         if line.startswith("  - split: "):
             split = line.removeprefix("  - split: ")
-            found[split] = []
+            paths_by_split[split] = []
         elif not line.endswith("path:"):
             pattern = json.loads(line.partition('"')[1] + line.partition('"')[2])
-            found[split] += sorted(path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern))
-    return found
+            paths_by_split[split] += sorted(path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern))
+    return paths_by_split
 
 
 @pytest.mark.parametrize("name", ["x-{000..}.tar", "x[1]-{000..}.tar", "é ü'-{8..}.tar", "a-{0..}-b.tar"])
@@ -45,7 +45,7 @@ def test_the_readme_lists_exactly_the_shards(name: str, tmp_path: Path) -> None:
     write_tree(tmp_path / "out", {"x-old.tar": b"", "x-99.tar": b"", "x1-000.tar": b""})
     before = {path.name for path in shards(tmp_path / "out")}
     _pack(tmp_path / "out", name, export=("huggingface",))
-    assert set(_named(tmp_path / "out")["train"]) == {path.name for path in shards(tmp_path / "out")} - before
+    assert set(_files_by_split(tmp_path / "out")["train"]) == {path.name for path in shards(tmp_path / "out")} - before
 
 
 def test_splits_share_one_readme(tmp_path: Path) -> None:
@@ -53,15 +53,15 @@ def test_splits_share_one_readme(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     result = _pack(folder, "{split}-{000..}.tar", split="train=0.5,held-out=0.5", export=("huggingface",))
     assert any("does not accept split 'held-out'" in note for note in result.notes)
-    wanted = {"train": "train-", "held_out": "held-out-"}
-    found = _named(folder)
-    assert {split: [*{name[: -len("000.tar")] for name in names}] for split, names in found.items()} == {
-        split: [prefix] for split, prefix in wanted.items()
+    prefixes = {"train": "train-", "held_out": "held-out-"}
+    names_by_split = _files_by_split(folder)
+    assert {split: [*{name[: -len("000.tar")] for name in names}] for split, names in names_by_split.items()} == {
+        split: [prefix] for split, prefix in prefixes.items()
     }
-    right = (folder / "README.md").read_bytes()
-    for turn in ("held-out.json", "train.json"):
-        export(folder / turn, "huggingface", ExportOptions(workers=0))
-        assert (folder / "README.md").read_bytes() == right
+    readme = (folder / "README.md").read_bytes()
+    for dataset_file in ("held-out.json", "train.json"):
+        export(folder / dataset_file, "huggingface", ExportOptions(workers=0))
+        assert (folder / "README.md").read_bytes() == readme
     with pytest.raises(InvalidRequest, match="both be named a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
     assert not list((tmp_path / "two").glob("*"))
@@ -103,19 +103,19 @@ def test_a_stale_readme_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     _pack(folder, "x-{000..}.tar", export=("huggingface",))
     _pack(folder, "x-{000..}.tar", max_count=2, overwrite=True)
-    assert len(_named(folder)["train"]) == len(shards(folder)) == 6
-    folder, kept = tmp_path / "list", b""
+    assert len(_files_by_split(folder)["train"]) == len(shards(folder)) == 6
+    folder, readme = tmp_path / "list", b""
     source = write_tree(tmp_path / "source", {})
     for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
         export_too = ("huggingface",) if len(names) == 2 else ()
         options = CreateOptions(workers=0, export=export_too, overwrite=True)
         create(source, [f"{folder}/{name}" for name in names], options)
         assert (folder / "README.md").exists() == bool(export_too)
-        kept = (folder / "README.md").read_bytes() if export_too else kept
-    (folder / "README.md").write_bytes(kept)
+        readme = (folder / "README.md").read_bytes() if export_too else readme
+    (folder / "README.md").write_bytes(readme)
     (file,) = (path for path in folder.glob("*.json") if b"wids_version" in path.read_bytes())
     report = verify(file, VerifyOptions(workers=0))
-    assert [(one.code, one.file, one.found) for one in report.findings] == [
+    assert [(finding.code, finding.file, finding.found) for finding in report.findings] == [
         ("export-stale", "README.md", "r.tar is not listed")
     ]
 
@@ -128,7 +128,7 @@ def test_only_unchanged_readmes_are_ours(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "problem"),
     [
         (["x-0.tar", "x-1.tar", "x-0.index", "x-1.index", "x.json"], ""),
         (["x-0.tar", "x-0.index", "x.json"], "reads x.json"),
@@ -141,7 +141,7 @@ def test_only_unchanged_readmes_are_ours(data: bytes) -> None:
         (["train-0.tar", "train-1.tar", "train.json", "notes.json", "b.json", "c.json"], ""),
     ],
 )
-def test_describe_misreading(names: list[str], found: str) -> None:
+def test_describe_misreading(names: list[str], problem: str) -> None:
     """`load_dataset` reads the most common extension of a split's files as data; JSON wins a tie."""
-    assert describe_misreading(names).startswith(found)
-    assert bool(describe_misreading(names)) == bool(found)
+    assert describe_misreading(names).startswith(problem)
+    assert bool(describe_misreading(names)) == bool(problem)

@@ -21,8 +21,8 @@ SEEDS = st.none() | st.integers(0, 5)
 _SAMPLE = 1024  # a header and a block
 
 
-def _plan(keys: list[bytes], seed: int | None = None, pattern: ShardPattern = OPEN, **asked: Any) -> Plan:
-    return make_plan(made_entries([[1]] * len(keys), keys), pattern, ShardBounds(by_hash=True, **asked), seed)
+def _plan(keys: list[bytes], seed: int | None = None, pattern: ShardPattern = OPEN, **bounds: Any) -> Plan:
+    return make_plan(made_entries([[1]] * len(keys), keys), pattern, ShardBounds(by_hash=True, **bounds), seed)
 
 
 def _keys(plan: Plan) -> list[list[bytes]]:
@@ -43,25 +43,25 @@ def test_the_hash_of_the_key_chooses_the_shard(keys: list[bytes], seed: int | No
     except InvalidRequest as error:
         assert error.where == "place='hash'"  # noqa: PT017 - few samples may leave one empty with any number
         return
-    found = _keys(plan)
-    wanted: list[list[bytes]] = [[] for _ in range(plan.shards)]
+    shards = _keys(plan)
+    expected: list[list[bytes]] = [[] for _ in range(plan.shards)]
     for key in sorted(keys):
-        wanted[_number(key, plan.shards)].append(key)
-    assert [sorted(shard) for shard in found] == wanted
-    assert all(0 < len(shard) <= (max_count or 1000) for shard in found)
+        expected[_number(key, plan.shards)].append(key)
+    assert [sorted(shard) for shard in shards] == expected
+    assert all(0 < len(shard) <= (max_count or 1000) for shard in shards)
     if seed is None:
-        assert found == wanted
+        assert shards == expected
 
 
 @given(KEYS, st.integers(0, 10**6), SEEDS)
-def test_one_key_more_changes_one_shard(keys: list[bytes], more: int, seed: int | None) -> None:
+def test_one_key_more_changes_one_shard(keys: list[bytes], number: int, seed: int | None) -> None:
     """A new key changes only its own shard, shuffled or not; the order of the source is irrelevant."""
-    key = b"%07d+" % more
+    key = b"%07d+" % number
     plan = _plan(keys, seed, max_count=max(4, len(keys) // 8)) if len(keys) > 100 else _plan(keys, seed)
     before, after = _keys(plan), _keys(_plan([key, *reversed(keys)], seed, shards=plan.shards))
-    at = _number(key, plan.shards)
-    assert [one for one in after[at] if one != key] == before[at]
-    assert after[:at] + after[at + 1 :] == before[:at] + before[at + 1 :]
+    shard = _number(key, plan.shards)
+    assert [other_key for other_key in after[shard] if other_key != key] == before[shard]
+    assert after[:shard] + after[shard + 1 :] == before[:shard] + before[shard + 1 :]
 
 
 def test_the_shard_count_stays_if_possible() -> None:
@@ -76,7 +76,7 @@ def test_the_shard_count_stays_if_possible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("bounds", "found"),
     [
         ({"shards": 900}, "shards by hash would be empty"),
         ({"shards": 2000}, "2,000 shards for 1,000 samples"),
@@ -85,13 +85,13 @@ def test_the_shard_count_stays_if_possible() -> None:
         ({"shards": 900, "multiple_of": 30}, "shards by hash would be empty"),
     ],
 )
-def test_impossible_shard_counts_are_refused(asked: dict[str, Any], found: str) -> None:
+def test_impossible_shard_counts_are_refused(bounds: dict[str, Any], found: str) -> None:
     """A count that leaves a shard empty or over a limit is refused; the error suggests one that works."""
     keys = [b"%05d" % at for at in range(1000)]
     with pytest.raises(InvalidRequest, match=found) as caught:
-        _plan(keys, **asked)
-    number = int(re.findall(r"shards=(\d+)", caught.value.remedy)[0])
-    assert _plan(keys, **{**asked, "shards": number}).shards == number
+        _plan(keys, **bounds)
+    shards = int(re.findall(r"shards=(\d+)", caught.value.remedy)[0])
+    assert _plan(keys, **{**bounds, "shards": shards}).shards == shards
 
 
 def test_samples_that_fit_no_shard_count() -> None:

@@ -32,13 +32,13 @@ OPEN = parse_pattern("out-{000..}.tar")
 RECORDS = parse_pattern("out-{000..}.tfrecord")
 _BLOCK = 512
 
-# Payload bytes of each field of each sample; without empty lists there are 1 to 3 records a sample.
+# payload bytes of each field of each sample; a sample has 1 to 3 fields
 SAMPLES = st.lists(st.lists(st.integers(0, 4000), min_size=1, max_size=3), min_size=1, max_size=40)
 SEEDS = st.none() | st.integers(0, 5)
 
 
 def _sample_bytes(key: bytes, sizes: Sequence[int]) -> int:
-    """Return what a sample takes in a shard, added up from real headers."""
+    """Return the bytes of a sample in a tar shard, added up from real headers."""
     names = [key + b"." + field.encode() for field in FIELDS]
     return sum(
         len(encode_header(name, size)) + size + padding_size(size) for name, size in zip(names, sizes, strict=False)
@@ -46,16 +46,16 @@ def _sample_bytes(key: bytes, sizes: Sequence[int]) -> int:
 
 
 def _record_bytes(key: bytes, sizes: Sequence[int]) -> int:
-    """Return what a sample takes in a TFRecord, made of zeros."""
+    """Return the bytes of a sample in a TFRecord shard, with payloads of zeros."""
     features = [(name.encode(), tfrecords.BYTES, bytes(size)) for name, size in zip(FIELDS, sizes, strict=False)]
     return len(tfrecords.frame(tfrecords.example([(b"__key__", tfrecords.BYTES, key), *features])))
 
 
-def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _sample_bytes) -> list[int]:
-    return [of_one(b"%08d" % at, sizes) for at, sizes in enumerate(samples)]
+def _sizes(samples: Sizes, sample_size: Callable[[bytes, Sequence[int]], int] = _sample_bytes) -> list[int]:
+    return [sample_size(b"%08d" % number, sizes) for number, sizes in enumerate(samples)]
 
 
-def _places(plan: Plan) -> list[list[int]]:
+def _samples_by_shard(plan: Plan) -> list[list[int]]:
     """Return the samples of each shard, as a worker would get them."""
     return [
         [int(key) for key in build_shard_samples(plan, shard).content.keys.split(b"\0")[:-1]]
@@ -63,15 +63,17 @@ def _places(plan: Plan) -> list[list[int]]:
     ]
 
 
-def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset()) -> list[int]:
-    """See that each sample is in one shard, and that each shard's size is exact; return the sizes."""
-    places, sizes = _places(plan), _sizes(samples)
-    assert sorted(at for shard in places for at in shard) == [at for at in range(len(samples)) if at not in without]
-    assert all(places)
-    exact = [sum(sizes[at] for at in shard) + len(TRAILER) for shard in places]
-    assert plan.sizes.tolist() == exact
-    assert [plan.count(shard) for shard in range(plan.shards)] == [len(shard) for shard in places]
-    return exact
+def _check_complete(plan: Plan, samples: Sizes, skipped: frozenset[int] = frozenset()) -> list[int]:
+    """Check that each sample is in one shard, and that shard sizes are exact. Return the shard sizes."""
+    shards, sizes = _samples_by_shard(plan), _sizes(samples)
+    assert sorted(sample for shard in shards for sample in shard) == [
+        sample for sample in range(len(samples)) if sample not in skipped
+    ]
+    assert all(shards)
+    shard_sizes = [sum(sizes[sample] for sample in shard) + len(TRAILER) for shard in shards]
+    assert plan.sizes.tolist() == shard_sizes
+    assert [plan.count(shard) for shard in range(plan.shards)] == [len(shard) for shard in shards]
+    return shard_sizes
 
 
 @given(SAMPLES, st.integers(8000, 30_000), st.none() | st.integers(1, 9), SEEDS)
@@ -79,11 +81,11 @@ def test_shards_are_within_the_limits(samples: Sizes, max_size: int, max_count: 
     """Each sample is in exactly one shard; no shard exceeds a limit, and none could hold the next sample too."""
     samples = [[size // 3 for size in sizes] for sizes in samples]
     plan = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count), seed)
-    exact, places, sizes = _check_whole(plan, samples), _places(plan), _sizes(samples)
-    assert max(exact) <= max_size
-    assert max_count is None or max(map(len, places)) <= max_count
-    for size, shard, following in zip(exact, places, places[1:], strict=False):
-        assert size + sizes[following[0]] > max_size or len(shard) == max_count
+    shard_sizes, shards, sizes = _check_complete(plan, samples), _samples_by_shard(plan), _sizes(samples)
+    assert max(shard_sizes) <= max_size
+    assert max_count is None or max(map(len, shards)) <= max_count
+    for size, shard, next_shard in zip(shard_sizes, shards, shards[1:], strict=False):
+        assert size + sizes[next_shard[0]] > max_size or len(shard) == max_count
 
 
 @given(SAMPLES)
@@ -114,13 +116,13 @@ def test_the_size_limit_is_exact_for_tfrecord(samples: Sizes) -> None:
 def test_the_tfrecord_record_limit_is_exact(oversize: Oversize) -> None:
     """An Example of 2^31 - 1 bytes is planned; one byte more is refused or skipped."""
     limit = 2**31 - 1
-    most = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
-    fits = make_plan(made_entries([[most]]), RECORDS, ShardBounds(2**40, oversize=oversize))
-    assert fits.sizes.tolist() == [limit + 16]
-    entries, bounds = made_entries([[1], [most + 1]]), ShardBounds(2**40, oversize=oversize)
+    max_payload = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
+    plan_at_limit = make_plan(made_entries([[max_payload]]), RECORDS, ShardBounds(2**40, oversize=oversize))
+    assert plan_at_limit.sizes.tolist() == [limit + 16]
+    entries, bounds = made_entries([[1], [max_payload + 1]]), ShardBounds(2**40, oversize=oversize)
     if oversize == "skip":
         plan = make_plan(entries, RECORDS, bounds)
-        assert ([one.key for one in plan.skipped], plan.key_at(0)) == (["00000001"], "00000000")
+        assert ([sample.key for sample in plan.skipped], plan.key_at(0)) == (["00000001"], "00000000")
         return
     with pytest.raises(InvalidRequest, match=r"00000001.*2 GiB"):
         make_plan(entries, RECORDS, bounds)
@@ -142,10 +144,10 @@ def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
     """With `equal_count`, sample counts differ by at most one, within the limits."""
     bounds = ShardBounds(max(_sizes(samples)) * 4 + 1024, max_count, equal_count=True)
     plan = make_plan(made_entries(samples), OPEN, bounds, seed)
-    exact, counts = _check_whole(plan, samples), [len(shard) for shard in _places(plan)]
+    shard_sizes, counts = _check_complete(plan, samples), [len(shard) for shard in _samples_by_shard(plan)]
     assert max(counts) - min(counts) <= 1
     assert max(counts) <= max_count
-    assert max(exact) <= (bounds.max_size or 0)
+    assert max(shard_sizes) <= (bounds.max_size or 0)
 
 
 def _plan_or_error(samples: Sizes, bounds: ShardBounds, seed: int | None = None) -> Plan | InvalidRequest:
@@ -166,26 +168,26 @@ def _plan_or_reason(samples: Sizes, bounds: ShardBounds, seed: int | None = None
 def test_shard_count_is_a_multiple(samples: Sizes, multiple: int, room: int, max_count: int) -> None:
     """The number of shards is a multiple of the requested number, within the limits, or refused if there is none."""
     max_size = max(_sizes(samples)) + room
-    least = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count)).shards
+    min_shards = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count)).shards
     plan = _plan_or_reason(samples, ShardBounds(max_size, max_count, multiple_of=multiple))
     if isinstance(plan, str):
         assert plan == "shards_multiple_of"
-        assert len(samples) // multiple * multiple < least
+        assert len(samples) // multiple * multiple < min_shards
         return
     assert plan.shards % multiple == 0
-    assert max(_check_whole(plan, samples)) <= max_size
-    assert max(map(len, _places(plan))) <= max_count
+    assert max(_check_complete(plan, samples)) <= max_size
+    assert max(map(len, _samples_by_shard(plan))) <= max_count
 
 
 @given(SAMPLES, st.integers(1, 6), st.integers(2, 9))
 @example([[1000]] * 50 + [[100_000]] * 50, 4, 10)
 def test_shard_count_is_the_smallest_multiple(samples: Sizes, multiple: int, max_count: int) -> None:
     """The number of shards is the smallest multiple that satisfies the limits."""
-    least = make_plan(made_entries(samples), OPEN, ShardBounds(max_count=max_count)).shards
+    min_shards = make_plan(made_entries(samples), OPEN, ShardBounds(max_count=max_count)).shards
     plan = _plan_or_reason(samples, ShardBounds(max_count=max_count, multiple_of=multiple))
-    if -(-least // multiple) * multiple <= len(samples):
+    if -(-min_shards // multiple) * multiple <= len(samples):
         assert not isinstance(plan, str)
-        assert plan.shards == -(-least // multiple) * multiple
+        assert plan.shards == -(-min_shards // multiple) * multiple
 
 
 @given(SAMPLES, st.integers(1, 6), st.integers(1, 9))
@@ -197,10 +199,10 @@ def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count:
         assert plan == "shards_multiple_of"
         assert multiple > 1
         return
-    counts = [len(shard) for shard in _places(plan)]
+    counts = [len(shard) for shard in _samples_by_shard(plan)]
     assert plan.shards % multiple == 0
     assert max(counts) - min(counts) <= 1
-    assert max(_check_whole(plan, samples)) <= (bounds.max_size or 0)
+    assert max(_check_complete(plan, samples)) <= (bounds.max_size or 0)
 
 
 @given(SAMPLES, st.integers(1, 40), SEEDS)
@@ -208,11 +210,11 @@ def test_a_closed_range_is_filled(samples: Sizes, count: int, seed: int | None) 
     """A closed range makes exactly that many shards, each at most one sample off its share of the bytes."""
     count = min(count, len(samples))
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(), seed)
-    exact = _check_whole(plan, samples)
+    shard_sizes = _check_complete(plan, samples)
     assert plan.shards == count
     largest, share = max(_sizes(samples)), sum(_sizes(samples)) / count
     if share > largest:  # otherwise single samples are larger than a share, and no cut is even
-        assert all(abs(size - len(TRAILER) - share) <= largest for size in exact)
+        assert all(abs(size - len(TRAILER) - share) <= largest for size in shard_sizes)
 
 
 @given(SAMPLES, st.integers(1, 40))
@@ -220,8 +222,8 @@ def test_a_closed_range_is_filled_with_equal_counts(samples: Sizes, count: int) 
     """With `equal_count`, sample counts of a closed range differ by at most one."""
     count = min(count, len(samples))
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(equal_count=True))
-    _check_whole(plan, samples)
-    counts = [len(shard) for shard in _places(plan)]
+    _check_complete(plan, samples)
+    counts = [len(shard) for shard in _samples_by_shard(plan)]
     assert len(counts) == count
     assert max(counts) - min(counts) <= 1
 
@@ -257,17 +259,17 @@ def test_the_requested_shard_count(samples: Sizes, count: int, max_count: int | 
     plan = _plan_or_error(samples, bounds)
     if isinstance(plan, InvalidRequest):
         assert plan.where == f"shards={count}"
-        other = int(re.findall(r"shards=(\d+)", plan.remedy)[0])
-        plan, count = make_plan(made_entries(samples), OPEN, bounds._replace(shards=other)), other
+        possible_count = int(re.findall(r"shards=(\d+)", plan.remedy)[0])
+        plan, count = make_plan(made_entries(samples), OPEN, bounds._replace(shards=possible_count)), possible_count
     assert plan.shards == count
-    assert max(_check_whole(plan, samples)) <= (bounds.max_size or 0)
-    assert max(map(len, _places(plan))) <= (max_count or len(samples))
+    assert max(_check_complete(plan, samples)) <= (bounds.max_size or 0)
+    assert max(map(len, _samples_by_shard(plan))) <= (max_count or len(samples))
 
 
 @given(SAMPLES, st.integers(1, 60))
-def test_a_range_with_more_names_than_samples(samples: Sizes, more: int) -> None:
+def test_a_range_with_more_names_than_samples(samples: Sizes, extra_names: int) -> None:
     """With too few samples, the default limit decides how many names are used, with a note."""
-    count = len(samples) + more
+    count = len(samples) + extra_names
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds())
     assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, ShardBounds()).ends.tolist()
     assert [
@@ -288,14 +290,14 @@ _LARGE = st.lists(st.sampled_from([100, 1500, 9000, 20_000]).map(lambda size: [s
 @given(_LARGE, SEEDS)
 def test_oversize_error(samples: Sizes, seed: int | None) -> None:
     """A sample too large for a shard is an error that names the sample."""
-    large = [at for at, sizes in enumerate(samples) if sizes[0] >= 9000]
+    large = [sample for sample, sizes in enumerate(samples) if sizes[0] >= 9000]
     if large:
         with pytest.raises(InvalidRequest) as caught:
             make_plan(made_entries(samples), OPEN, ShardBounds(8000), seed)
         assert f"{large[0]:08}" in caught.value.found
         assert "oversize" in caught.value.remedy
     else:
-        _check_whole(make_plan(made_entries(samples), OPEN, ShardBounds(8000), seed), samples)
+        _check_complete(make_plan(made_entries(samples), OPEN, ShardBounds(8000), seed), samples)
 
 
 @given(_LARGE, SEEDS, st.integers(1, 3), st.sampled_from(["bytes", "count"]))
@@ -308,8 +310,8 @@ def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: s
         assert plan != "max_size"
         assert multiple > 1 or even == "count"
         return
-    exact = _check_whole(plan, samples)
-    over = [shard for shard, size in enumerate(exact) if size > 8000]
+    shard_sizes = _check_complete(plan, samples)
+    over = [shard for shard, size in enumerate(shard_sizes) if size > 8000]
     assert [plan.count(shard) for shard in over] == [1] * sum(sizes[0] >= 9000 for sizes in samples)
     assert bool(plan.notes) == bool(over)
 
@@ -317,12 +319,12 @@ def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: s
 @given(_LARGE, SEEDS)
 def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
     """With `skip`, a sample too large for a shard is listed as skipped: in = planned + skipped."""
-    large = frozenset(at for at, sizes in enumerate(samples) if sizes[0] >= 9000)
+    large = frozenset(sample for sample, sizes in enumerate(samples) if sizes[0] >= 9000)
     if len(large) == len(samples):
         return
     plan = make_plan(made_entries(samples), OPEN, ShardBounds(8000, oversize="skip"), seed)
-    assert max(_check_whole(plan, samples, large)) <= 8000
-    assert [(int(one.key), one.code) for one in plan.skipped] == [(at, "oversize") for at in sorted(large)]
+    assert max(_check_complete(plan, samples, large)) <= 8000
+    assert [(int(row.key), row.code) for row in plan.skipped] == [(sample, "oversize") for sample in sorted(large)]
 
 
 @given(st.lists(st.integers(1, 130).map(lambda size: b"k" * size), min_size=1, max_size=12, unique=True))
@@ -363,7 +365,7 @@ def test_a_shuffle_is_the_same_everywhere(seed: int, order: list[int]) -> None:
 
 
 def test_a_large_shuffle_is_the_same_everywhere() -> None:
-    """The same is true of 100,000 positions."""
+    """A seed gives the same order of 100,000 positions on every machine."""
     raw = random_permutation(100_000, 7).astype("<i8").tobytes()
     assert hashlib.sha256(raw).hexdigest() == "60da1813bd0e4dc6d770cdaae343928c3a2c142169fbf9ab50095c3fd9bcc7b0"
 
@@ -380,8 +382,8 @@ def test_a_shuffle_is_random(seed: int) -> None:
     limit = 6 / count**0.5
     assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < limit
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < limit
-    for other in range(seed):
-        assert abs(np.corrcoef(order, random_permutation(count, other))[0, 1]) < limit
+    for other_seed in range(seed):
+        assert abs(np.corrcoef(order, random_permutation(count, other_seed))[0, 1]) < limit
 
 
 @given(SAMPLES.filter(lambda samples: len(samples) > 3), st.integers(0, 5))
@@ -389,27 +391,29 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
     """Shards are runs of the shuffled order, each sample with its own fields and sizes."""
     entries = made_entries(samples)
     plan = make_plan(entries, OPEN, ShardBounds(20_000), seed)
-    assert [at for shard in _places(plan) for at in shard] == random_permutation(len(samples), seed).tolist()
-    for shard, places in enumerate(_places(plan)):
-        carried = np.frombuffer(build_shard_samples(plan, shard).content.sizes, np.int64).tolist()
-        assert carried == [size for at in places for size in samples[at]]
+    assert [sample for shard in _samples_by_shard(plan) for sample in shard] == random_permutation(
+        len(samples), seed
+    ).tolist()
+    for shard, shard_samples in enumerate(_samples_by_shard(plan)):
+        sizes = np.frombuffer(build_shard_samples(plan, shard).content.sizes, np.int64).tolist()
+        assert sizes == [size for sample in shard_samples for size in samples[sample]]
         assert np.frombuffer(build_shard_samples(plan, shard).content.counts, np.uint16).tolist() == [
-            len(samples[at]) for at in places
+            len(samples[sample]) for sample in shard_samples
         ]
 
 
 @given(SAMPLES, SAMPLES)
-def test_plan_hashes_distinguish_plans(one: Sizes, two: Sizes) -> None:
+def test_plan_hashes_distinguish_plans(first: Sizes, second: Sizes) -> None:
     """A shard's plan hash depends on sizes, fields and format, but not on the source's location."""
-    prints = [
+    hashes = [
         hash_shard_plan(
             pattern.format, build_shard_samples(make_plan(made_entries(samples), pattern, ShardBounds()), 0)
         )
-        for samples in (one, two)
+        for samples in (first, second)
         for pattern in (OPEN, RECORDS)
     ]
-    assert (prints[:2] == prints[2:]) == (one == two)
-    assert not set(prints[::2]) & set(prints[1::2])
+    assert (hashes[:2] == hashes[2:]) == (first == second)
+    assert not set(hashes[::2]) & set(hashes[1::2])
 
 
 _NO_FILES = """
@@ -428,7 +432,7 @@ print(plan.shards, len(build_shard_samples(plan, 0).content.keys) > 0)
 
 def test_a_plan_opens_no_file() -> None:
     """Planning opens no file and lists no folder."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _NO_FILES], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr, done.returncode) == ("24 True\n", "", 0)
+    assert (process.stdout, process.stderr, process.returncode) == ("24 True\n", "", 0)

@@ -1,4 +1,4 @@
-"""Random orders, computed as a whole or place by place."""
+"""Random orders, computed as a whole or one position at a time."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def test_positions_are_permuted(size: int) -> None:
 
 @pytest.mark.parametrize("size", [10**9, 2**40 + 1])
 def test_many_positions_are_permuted(size: int) -> None:
-    """Of very many positions, 100,000 map to different ones, spread evenly."""
-    places = np.concatenate((np.arange(50_000), np.arange(size - 50_000, size)))
-    found = permute_positions(places, size, KEY)
-    assert len(np.unique(found)) == len(places)
-    assert 0 <= found.min() <= found.max() < size
-    tenths = np.bincount(found * 10 // size, minlength=10)
+    """100,000 of very many positions map to different positions, which are spread evenly."""
+    positions = np.concatenate((np.arange(50_000), np.arange(size - 50_000, size)))
+    permuted = permute_positions(positions, size, KEY)
+    assert len(np.unique(permuted)) == len(positions)
+    assert 0 <= permuted.min() <= permuted.max() < size
+    tenths = np.bincount(permuted * 10 // size, minlength=10)
     assert abs(tenths - 10_000).max() < 500  # five standard deviations
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_orders_are_equally_frequent(size: int) -> None:
     """For small sizes, all orders are equally frequent: chi-squared is within six standard deviations."""
-    drawn = 20_000
-    keys = random_numbers(derive_state("keys", size), drawn)
-    orders = np.stack([permute_positions(np.full(drawn, place), size, keys) for place in range(size)], 1)
+    draws = 20_000
+    keys = random_numbers(derive_state("keys", size), draws)
+    orders = np.stack([permute_positions(np.full(draws, position), size, keys) for position in range(size)], 1)
     counts = np.array(list(Counter(map(tuple, orders.tolist())).values()))
     possible = int(np.prod(np.arange(1, size + 1)))
     assert len(counts) == possible
-    squared = ((counts - drawn / possible) ** 2).sum() / (drawn / possible)
-    assert abs(squared - (possible - 1)) < 6 * np.sqrt(2 * possible)
+    chi_squared = ((counts - draws / possible) ** 2).sum() / (draws / possible)
+    assert abs(chi_squared - (possible - 1)) < 6 * np.sqrt(2 * possible)
 
 
 def test_keys_choose_the_permutation() -> None:
-    """Each position is moved by the permutation of its key, whatever the other keys are."""
+    """Each position is moved by the permutation of its key, independently of the other keys."""
     keys = random_numbers(3, 200)
-    places = np.arange(200) % 100
-    found = permute_positions(places, 100, keys)
-    assert found.tolist() == [int(permute_positions(places[[at]], 100, keys[at])[0]) for at in range(200)]
+    positions = np.arange(200) % 100
+    permuted = permute_positions(positions, 100, keys)
+    assert permuted.tolist() == [int(permute_positions(positions[[at]], 100, keys[at])[0]) for at in range(200)]
 
 
 def test_numbers_are_the_same_everywhere() -> None:
