@@ -179,7 +179,7 @@ def _open_bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, whole = len(data), cast("bytes", data)
         footer = parse_footer(whole)
-        if _METADATA_KEY not in footer.facts:
+        if _METADATA_KEY not in footer.key_values:
             raise ValueError("a Parquet file without the metadata of a plan")
         extents = leaf_memory(whole, footer)
     total = sum(extent.memory for extent in extents)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pack a dataset, truncate its dataset file, and return its folder."""
     monkeypatch.chdir(tmp_path)
-    write_tree(tmp_path / "in", {f"{at}.bin": b"%d" % at for at in range(3)})
+    write_tree(tmp_path / "in", {f"{number}.bin": b"%d" % number for number in range(3)})
     create("in", "ds/x-{00..}.tar", workers=0, max_count=2)
     file = tmp_path / "ds" / "x.json"
     file.write_bytes(file.read_bytes()[: request.param])
@@ -29,26 +29,26 @@ def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 def test_copy_and_remove_reject_a_damaged_dataset_file(name: str, verb: str, words: list[str], damaged: Path) -> None:
     """`copy` and `remove` name the damaged file and how to recreate it, and change nothing."""
     before = read_tree(damaged)
-    ran = typed(verb, name, *words)
-    assert ran.code == 4
-    assert "ds/x.json: a damaged " in ran.err
-    assert "Run the original command with --resume, or `shardtool index` on the shards" in ran.err
+    process = typed(verb, name, *words)
+    assert process.code == 4
+    assert "ds/x.json: a damaged " in process.err
+    assert "Run the original command with --resume, or `shardtool index` on the shards" in process.err
     assert read_tree(damaged) == before
 
 
 def test_inspect_reports_a_damaged_dataset_file(damaged: Path) -> None:
     """`inspect` of the folder shows the shards, and reports the damaged dataset file."""
-    ran = typed("inspect", damaged)
-    assert ran.code == 0
-    assert "unknown: the dataset file is damaged" in ran.out
-    assert "x.json: damaged" in " ".join(ran.out.split())
+    process = typed("inspect", damaged)
+    assert process.code == 0
+    assert "unknown: the dataset file is damaged" in process.out
+    assert "x.json: damaged" in " ".join(process.out.split())
     assert "a damaged x.json" in typed("verify", damaged).out
 
 
-@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_the_original_command_replaces_a_damaged_dataset_file(how: str, damaged: Path) -> None:
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_the_original_command_replaces_a_damaged_dataset_file(option: str, damaged: Path) -> None:
     """The command that created the dataset recreates the file."""
-    assert typed("create", "in", "ds/x-{00..}.tar", "--max-count", "2", how, "--quiet").code == 0
+    assert typed("create", "in", "ds/x-{00..}.tar", "--max-count", "2", option, "--quiet").code == 0
     assert typed("verify", damaged).code == 0
 
 
@@ -64,12 +64,12 @@ def test_index_overwrite_replaces_a_damaged_dataset_file(damaged: Path) -> None:
     assert typed("verify", "one").code == 0
 
 
-@pytest.mark.parametrize("how", ["--update", "--append"])
-def test_update_and_append_reject_a_damaged_dataset_file(how: str, damaged: Path) -> None:
+@pytest.mark.parametrize("option", ["--update", "--append"])
+def test_update_and_append_reject_a_damaged_dataset_file(option: str, damaged: Path) -> None:
     """`--update` and `--append` need the dataset file, and report that it is damaged."""
     before = read_tree(damaged)
-    ran = typed("create", "in", "ds/x-{00..}.tar", how)
-    assert (ran.code, "ds/x.json: a damaged " in ran.err) == (4, True), ran.err
+    process = typed("create", "in", "ds/x-{00..}.tar", option)
+    assert (process.code, "ds/x.json: a damaged " in process.err) == (4, True), process.err
     assert read_tree(damaged) == before
 
 
@@ -78,5 +78,5 @@ def test_a_symbolic_link_is_never_replaced(damaged: Path) -> None:
     (damaged / "x.json").unlink()
     (damaged.parent / "empty").write_bytes(b"")
     (damaged / "x.json").symlink_to("../empty")
-    ran = typed("create", "in", "ds/x-{00..}.tar", "--overwrite")
-    assert (ran.code, "symbolic link" in ran.err) == (5, True), ran.err
+    process = typed("create", "in", "ds/x-{00..}.tar", "--overwrite")
+    assert (process.code, "symbolic link" in process.err) == (5, True), process.err

@@ -37,10 +37,10 @@ def test_the_checksum_covers_every_byte(packed: Path) -> None:
     """The checksum detects every flipped, missing or added byte of a dataset file."""
     raw = (packed / "out.json").read_bytes()
     assert _has_valid_checksum(raw)
-    for at in range(len(raw)):
-        assert not _has_valid_checksum(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-        assert not _has_valid_checksum(raw[:at] + raw[at + 1 :])
-        assert not _has_valid_checksum(raw[:at] + b" " + raw[at:])
+    for offset in range(len(raw)):
+        assert not _has_valid_checksum(raw[:offset] + bytes([raw[offset] ^ 1]) + raw[offset + 1 :])
+        assert not _has_valid_checksum(raw[:offset] + raw[offset + 1 :])
+        assert not _has_valid_checksum(raw[:offset] + b" " + raw[offset:])
     assert json.loads(raw)["checksum"] == f"crc32c:{crc32c.crc32c(raw[:-12]):08x}"
 
 
@@ -58,32 +58,35 @@ def test_a_dataset_file_is_a_wids_index(packed: Path) -> None:
     """The keys of a wids index exist, and URLs lead to files with the listed size and count."""
     document = json.loads((packed / "out.json").read_text(encoding="ascii"))
     assert (document["__kind__"], document["wids_version"], document["name"]) == ("wids-shard-index-v1", 1, "out")
-    assert [one["url"] for one in document["shardlist"]] == [shard.name for shard in shards(packed)]
-    for one in document["shardlist"]:
-        assert one["filesize"] == (packed / one["url"]).stat().st_size
-        assert one["crc32c"] == f"{crc32c.crc32c((packed / one['url']).read_bytes()):08x}"
-        index = (packed / one["index"]["name"]).read_bytes()
-        assert (one["index"]["size"], one["index"]["crc32c"]) == (len(index), f"{crc32c.crc32c(index):08x}")
+    assert [shard_entry["url"] for shard_entry in document["shardlist"]] == [shard.name for shard in shards(packed)]
+    for shard_entry in document["shardlist"]:
+        assert shard_entry["filesize"] == (packed / shard_entry["url"]).stat().st_size
+        assert shard_entry["crc32c"] == f"{crc32c.crc32c((packed / shard_entry['url']).read_bytes()):08x}"
+        index = (packed / shard_entry["index"]["name"]).read_bytes()
+        assert (shard_entry["index"]["size"], shard_entry["index"]["crc32c"]) == (
+            len(index),
+            f"{crc32c.crc32c(index):08x}",
+        )
 
 
 def test_totals_add_up(packed: Path, sample_data: Path) -> None:
     """Totals, fields and classes match the source."""
     document = json.loads((packed / "out.json").read_bytes())
-    ours, listed, source = document["shardtool"], document["shardlist"], read_tree(sample_data)
+    record, listed, source = document["shardtool"], document["shardlist"], read_tree(sample_data)
     keys = sorted(name.rpartition(".")[0] for name in source if name.endswith(".jpg"))
     labels = {name: str(number) for number, name in enumerate(sorted({key.split("/")[0] for key in keys}))}
-    assert ours["totals"] == {
+    assert record["totals"] == {
         "shards": len(listed),
-        "samples": len(keys) == sum(one["nsamples"] for one in listed) and len(keys),
-        "size": sum(one["filesize"] for one in listed),
+        "samples": len(keys) == sum(entry["nsamples"] for entry in listed) and len(keys),
+        "size": sum(entry["filesize"] for entry in listed),
         "field_bytes": sum(map(len, source.values())) + sum(len(labels[key.split("/")[0]]) for key in keys),
         "skipped": 0,
     }
-    assert ours["fields"] == {"cls": len(keys), "jpg": len(keys), "json": len(keys)}
-    assert ours["classes"] == {"cls": list(labels)}
+    assert record["fields"] == {"cls": len(keys), "jpg": len(keys), "json": len(keys)}
+    assert record["classes"] == {"cls": list(labels)}
     assert (listed[0]["first_key"], listed[-1]["last_key"]) == (keys[0], keys[-1])
-    assert [key for one in listed for key in (one["first_key"], one["last_key"])] == sorted(
-        key for one in listed for key in (one["first_key"], one["last_key"])
+    assert [key for entry in listed for key in (entry["first_key"], entry["last_key"])] == sorted(
+        key for entry in listed for key in (entry["first_key"], entry["last_key"])
     )
 
 
@@ -94,14 +97,14 @@ def test_the_bytes_do_not_depend_on_the_machine(workers: str, packed: Path, samp
     os.symlink(sample_data, tmp_path / "moved")
     before = os.umask(0o077)
     try:
-        ran = tool(
+        process = tool(
             "create", "../../moved", "out-<000..>.tar", "--max-size", "0.5MB", "--label-from-folder",
             "--workers", workers,
             cwd=_made(output), USER="someone", HOME="/nowhere", TZ="Asia/Tokyo", LANG="C", LC_ALL="C", HOSTNAME="h",
         )  # fmt: skip
     finally:
         os.umask(before)
-    assert ran.code == 0, ran.err
+    assert process.code == 0, process.err
     assert read_tree(output) == read_tree(packed)
     text = (output / "out.json").read_text()
     assert str(tmp_path) not in text
@@ -116,7 +119,7 @@ def _made(folder: Path) -> Path:
 
 def _texts(value: object) -> list[str]:
     if isinstance(value, dict):
-        return [text for one in value.items() for part in one for text in _texts(part)]
+        return [text for item in value.items() for part in item for text in _texts(part)]
     if isinstance(value, list):
         return [text for part in value for text in _texts(part)]
     return [value] if isinstance(value, str) else []

@@ -68,18 +68,18 @@ def _verify(dataset: Any, **options: Any) -> Report:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return six samples in `photos`, and their dataset of three shards in `ds`; read-only."""
     folder = tmp_path_factory.mktemp("made")
-    write_tree(folder / "photos", {f"{at}.txt": b"%d" % at * 700 for at in range(6)})
+    write_tree(folder / "photos", {f"{number}.txt": b"%d" % number * 700 for number in range(6)})
     create(folder / "photos", f"{folder}/ds/{_PATTERN}", CreateOptions(max_count=2, **_NO_WORKERS))
     return folder
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
+def copy(packed: Path, tmp_path: Path) -> Path:
     """Return a copy that a test may change."""
-    shutil.copytree(made, tmp_path / "copy")
+    shutil.copytree(packed, tmp_path / "copy")
     return tmp_path / "copy"
 
 
@@ -89,9 +89,9 @@ def copy(made: Path, tmp_path: Path) -> Path:
 def test_recorded_options_are_reused_only_if_listed() -> None:
     """Recorded options are reused only if they are listed by name; code and paths are not."""
     families = {"fields", "fetch", "split_by"}  # runs record the expanded options
-    known = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
-    assert known > REPEATABLE_OPTIONS
-    assert known - REPEATABLE_OPTIONS == {
+    all_options = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
+    assert all_options > REPEATABLE_OPTIONS
+    assert all_options - REPEATABLE_OPTIONS == {
         "workers", "start_method", "append", "resume", "overwrite", "update",
         "on_error", "root", "allow_outside", "stat", "export", "join", "add",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
@@ -127,10 +127,10 @@ def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_repair_calls_only_the_function_that_the_user_names(tmp_path: Path) -> None:
     """With `--map`, the recorded function recreates the same shards; another function is rejected, not called."""
-    source = write_tree(tmp_path / "in", {f"{at}.txt": b"%d" % (at * 90) for at in range(6)})
+    source = write_tree(tmp_path / "in", {f"{number}.txt": b"%d" % (number * 90) for number in range(6)})
     options = CreateOptions(max_count=2, map="tests.mapped:told", **_NO_WORKERS)
     create(source, f"{tmp_path}/ds/{_PATTERN}", options)
-    wanted = read_tree(tmp_path / "ds")
+    original = read_tree(tmp_path / "ds")
     flip(tmp_path / "ds" / "out-001.tar", 600)
     damaged = read_tree(tmp_path / "ds")
     report = _verify(tmp_path / "ds", repair=True, source=source, map="tests.mapped:slow")
@@ -138,7 +138,7 @@ def test_repair_calls_only_the_function_that_the_user_names(tmp_path: Path) -> N
     assert read_tree(tmp_path / "ds") == damaged
     report = _verify(tmp_path / "ds", repair=True, source=source, map="tests.mapped:told")
     assert (report.sound, len(report.repaired)) == (True, 1)
-    assert read_tree(tmp_path / "ds") == wanted
+    assert read_tree(tmp_path / "ds") == original
 
 
 def test_only_the_user_can_allow_links_out_of_the_source(tmp_path: Path) -> None:
@@ -155,22 +155,24 @@ def test_only_the_user_can_allow_links_out_of_the_source(tmp_path: Path) -> None
 
 def test_the_root_of_a_manifest_is_given_by_the_user(tmp_path: Path) -> None:
     """The folder of relative paths is not recorded; the user can name it to compare and to recreate shards."""
-    files = write_tree(tmp_path / "files", {f"{at}.txt": b"%d" % at * 900 for at in range(4)})
-    listed = tmp_path / "lists" / "list.csv"
-    write_tree(tmp_path / "lists", {"list.csv": b"path\n" + b"".join(b"%d.txt\n" % at for at in range(4))})
-    create(listed, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(path="path", root=str(files), max_count=2, **_NO_WORKERS))
-    wanted = read_tree(tmp_path / "ds")
-    assert _verify(tmp_path / "ds", source=listed, root=str(files)).checked[-1] == "the source"
+    files = write_tree(tmp_path / "files", {f"{number}.txt": b"%d" % number * 900 for number in range(4)})
+    manifest = tmp_path / "lists" / "list.csv"
+    write_tree(tmp_path / "lists", {"list.csv": b"path\n" + b"".join(b"%d.txt\n" % number for number in range(4))})
+    create(
+        manifest, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(path="path", root=str(files), max_count=2, **_NO_WORKERS)
+    )
+    original = read_tree(tmp_path / "ds")
+    assert _verify(tmp_path / "ds", source=manifest, root=str(files)).checked[-1] == "the source"
     flip(tmp_path / "ds" / "out-001.tar", 600)
-    assert _verify(tmp_path / "ds", source=listed, root=str(files), repair=True).sound
-    assert read_tree(tmp_path / "ds") == wanted
+    assert _verify(tmp_path / "ds", source=manifest, root=str(files), repair=True).sound
+    assert read_tree(tmp_path / "ds") == original
 
 
 def test_the_command_line_has_the_options_of_a_source(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line has the options of a source, with the same names as in `create`."""
     monkeypatch.chdir(copy)
-    asked = ["verify", "ds", "--source", "photos", "--workers", "0", "--symlinks", "skip"]
-    assert CliRunner().invoke(cli, asked).exit_code == 0
+    command = ["verify", "ds", "--source", "photos", "--workers", "0", "--symlinks", "skip"]
+    assert CliRunner().invoke(cli, command).exit_code == 0
     for wrong in (["--map", "a:b"], ["--root", "."], ["--allow-outside"]):
         assert isinstance(CliRunner().invoke(cli, ["verify", "ds", *wrong]).exception, InvalidRequest), wrong
 
@@ -232,14 +234,14 @@ def test_every_verb_reports_invalid_values_as_damage(change: Callable[[Any], obj
         inspect(path, InspectOptions())
     with suppress(ShardError):
         create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(resume=True, **_NO_WORKERS))
-    assert read_tree(copy / "photos") == {f"{at}.txt": b"%d" % at * 700 for at in range(6)}
+    assert read_tree(copy / "photos") == {f"{number}.txt": b"%d" % number * 700 for number in range(6)}
 
 
-@pytest.mark.parametrize("which", range(9))
-def test_repair_stays_in_the_folder(which: int, copy: Path) -> None:
+@pytest.mark.parametrize("change_index", range(9))
+def test_repair_stays_in_the_folder(change_index: int, copy: Path) -> None:
     """A repair reads, writes and deletes no file outside the folder, for any names in a dataset file."""
     victim = write_tree(copy / "victim", {"out-005.tar": b"p", "out-007.index": b"i", "secret.skipped": b"s"})
-    _reseal(copy / "ds" / "out.json", _HOSTILE[which])
+    _reseal(copy / "ds" / "out.json", _HOSTILE[change_index])
     flip(copy / "ds" / "out-000.tar", 600)
     before = identity(victim)
     _verify(copy / "ds" / "out.json", repair=True, source=copy / "photos")
@@ -265,10 +267,10 @@ def test_repair_deletes_no_unlisted_file(copy: Path) -> None:
 
 def test_duplicate_names_are_found_in_linear_time() -> None:
     """Duplicates among a hundred thousand names are found without comparing all pairs."""
-    begun = time.process_time()
+    start = time.process_time()
     with pytest.raises(InvalidRequest, match="duplicate names"):
-        parse_pattern([f"a-{at // 2}.tar" for at in range(50_000)])
-    assert time.process_time() - begun < 10  # of a half; it was minutes
+        parse_pattern([f"a-{number // 2}.tar" for number in range(50_000)])
+    assert time.process_time() - start < 10  # usually half a second; comparing all pairs takes minutes
 
 
 _VALUES = st.recursive(
@@ -282,35 +284,35 @@ _VALUES = st.recursive(
 def _value_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all values in a document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inner for place in _value_paths(one, (*path, key)))]
+    return [path, *(item_path for key, item in inner for item_path in _value_paths(item, (*path, key)))]
 
 
-def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
-    if not place:
+def _replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
         return value
     items = document.items() if isinstance(document, dict) else enumerate(document)
-    found = {key: _replaced(one, place[1:], value) if key == place[0] else one for key, one in items}
-    return found if isinstance(document, dict) else list(found.values())
+    items_by_key = {key: _replaced(item, path[1:], value) if key == path[0] else item for key, item in items}
+    return items_by_key if isinstance(document, dict) else list(items_by_key.values())
 
 
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=15)
 def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
-    data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory
+    data: st.DataObject, packed: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Any value anywhere in a dataset file is parsed to the right types or rejected, also by verbs."""
-    document = json.loads((made / "ds" / "out.json").read_bytes())
+    document = json.loads((packed / "ds" / "out.json").read_bytes())
     for _ in range(data.draw(st.integers(1, 2))):
-        place = data.draw(st.sampled_from([one for one in _value_paths(document) if one]))
-        document = _replaced(document, place, data.draw(_VALUES))
+        path = data.draw(st.sampled_from([one for one in _value_paths(document) if one]))
+        document = _replaced(document, path, data.draw(_VALUES))
     raw = _sealed(document)
     with suppress(CorruptShard):
         file = parse_dataset(raw, "out.json")
         assert parse_dataset(file.encode(), "out.json") == file
         assert all("/" not in name for one in file.shards for name in (one.name, one.sidecar, file.name, file.pattern))
     folder = tmp_path_factory.mktemp("sealed") / "ds"
-    shutil.copytree(made / "ds", folder)
+    shutil.copytree(packed / "ds", folder)
     (folder / "out.json").write_bytes(raw)
     quick = VerifyOptions(quick=True)
     for run in (
@@ -318,7 +320,7 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
         lambda: inspect(folder / "out.json").to_json(),
         lambda: write_page(open_dataset(str(folder / "out.json")), str(folder / "page.html"), seed=0, overwrite=True),
         lambda: create(
-            made / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_NO_WORKERS), dry_run=True
+            packed / "photos", f"{folder}/{_PATTERN}", CreateOptions(append=True, **_NO_WORKERS), dry_run=True
         ),
     ):
         with suppress(ShardError):
@@ -340,47 +342,47 @@ def test_options_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 def _keep_shards(folder: Path, shards: int) -> None:
-    """Keep what an interrupted run with this many shards leaves."""
+    """Delete the files that an interrupted run with this many shards would not have written."""
     (folder / "out.json").unlink()
     for path in folder.glob("out-*"):
         if int(path.stem[4:]) >= shards:
             path.unlink()
 
 
-def _assert_incomplete(folder: Path, told: str) -> None:
+def _assert_incomplete(folder: Path, message: str) -> None:
     """Assert that every verb rejects an incomplete dataset with this message, and changes nothing."""
     before = read_tree(folder)
-    for given_ in (folder, f"{folder}/{_PATTERN}", f"{folder}/out-*.tar", sorted(map(str, folder.glob("out-*.tar")))):
-        report = _verify(given_, repair=True)
+    for dataset in (folder, f"{folder}/{_PATTERN}", f"{folder}/out-*.tar", sorted(map(str, folder.glob("out-*.tar")))):
+        report = _verify(dataset, repair=True)
         assert set(report.counts) == {"dataset-incomplete"}
-        assert told in report.findings[0].found
-        assert all("index" not in one.remedy and "repair" not in one.remedy for one in report.findings)
-        assert "dataset-incomplete" in _verify(given_, quick=True).counts
-        with pytest.raises(InvalidRequest, match=told):
-            index(given_, IndexOptions(**_NO_WORKERS))
+        assert message in report.findings[0].found
+        assert all("index" not in finding.remedy and "repair" not in finding.remedy for finding in report.findings)
+        assert "dataset-incomplete" in _verify(dataset, quick=True).counts
+        with pytest.raises(InvalidRequest, match=message):
+            index(dataset, IndexOptions(**_NO_WORKERS))
     assert read_tree(folder) == before
 
 
-def test_an_interrupted_run_is_not_a_dataset(made: Path, copy: Path) -> None:
+def test_an_interrupted_run_is_not_a_dataset(packed: Path, copy: Path) -> None:
     """Shards of an interrupted run are no dataset, because sidecars record the planned number. `--resume` continues."""
     _keep_shards(copy / "ds", 2)
     _assert_incomplete(copy / "ds", "2 shards of 3 planned, starting with out-000.tar")
-    one = copy / "ds" / "out-000.tar"
-    assert _verify(one).sound  # who names one shard asks about that alone
+    single_shard = copy / "ds" / "out-000.tar"
+    assert _verify(single_shard).sound  # if only one shard is named, the other shards do not matter
     create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, resume=True, **_NO_WORKERS))
-    assert read_tree(copy / "ds") == read_tree(made / "ds")
+    assert read_tree(copy / "ds") == read_tree(packed / "ds")
 
 
-def test_shards_of_other_datasets_do_not_complete_a_run(made: Path, copy: Path) -> None:
+def test_shards_of_other_datasets_do_not_complete_a_run(packed: Path, copy: Path) -> None:
     """Shards of other datasets in the folder do not count as missing shards; shards of the same run do."""
     _keep_shards(copy / "ds", 2)
     create(copy / "photos", f"{copy}/ds/other-{{000..}}.tar", CreateOptions(max_count=1, **_NO_WORKERS))
-    for given_ in (f"{copy}/ds/out-*.tar", f"{copy}/ds/{_PATTERN}"):
-        assert "dataset-incomplete" in _verify(given_, quick=True).counts
+    for dataset in (f"{copy}/ds/out-*.tar", f"{copy}/ds/{_PATTERN}"):
+        assert "dataset-incomplete" in _verify(dataset, quick=True).counts
         with pytest.raises(InvalidRequest, match="2 shards of 3"):
-            index(given_, IndexOptions(**_NO_WORKERS))
+            index(dataset, IndexOptions(**_NO_WORKERS))
     for name in ("out-002.tar", "out-002.index"):
-        shutil.copy(made / "ds" / name, copy / "ds" / name)
+        shutil.copy(packed / "ds" / name, copy / "ds" / name)
     assert index(f"{copy}/ds/out-00*[01].tar", IndexOptions(**_NO_WORKERS)).shards == 2
 
 
@@ -407,43 +409,45 @@ def test_a_truncated_dataset_file_is_not_replaced_by_a_smaller_one(copy: Path) -
         index(path, IndexOptions(**_NO_WORKERS))
 
 
-def test_an_interrupted_append_is_not_a_dataset(made: Path, copy: Path, tmp_path: Path) -> None:
+def test_an_interrupted_append_is_not_a_dataset(packed: Path, copy: Path, tmp_path: Path) -> None:
     """The shards of an interrupted append are rejected, because sidecars record the planned number."""
-    more = write_tree(tmp_path / "more", {f"m{at}.txt": b"m" * 600 for at in range(4)})
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, **_NO_WORKERS))
-    wanted = read_tree(copy / "ds")
+    new_source = write_tree(tmp_path / "more", {f"m{number}.txt": b"m" * 600 for number in range(4)})
+    create(new_source, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, **_NO_WORKERS))
+    complete = read_tree(copy / "ds")
     for name in ("out-004.tar", "out-004.index"):
         (copy / "ds" / name).unlink()
-    shutil.copy(made / "ds" / "out.json", copy / "ds" / "out.json")
+    shutil.copy(packed / "ds" / "out.json", copy / "ds" / "out.json")
     with pytest.raises(InvalidRequest, match="1 shard of 2 planned, starting with out-003"):
         index(f"{copy}/ds/out-*.tar", IndexOptions(**_NO_WORKERS))
-    create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, resume=True, **_NO_WORKERS))
-    assert read_tree(copy / "ds") == wanted
+    create(new_source, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, append=True, resume=True, **_NO_WORKERS))
+    assert read_tree(copy / "ds") == complete
 
 
 def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
     """If samples overflow into additional shards, a subset of the shards does not look complete."""
-    source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"[600, 700, %d]" % (at * 90) for at in range(12)})
+    source = write_tree(
+        tmp_path / "in", {f"{number:02}.txt": b"[600, 700, %d]" % (number * 90) for number in range(12)}
+    )
     options: Any = {"max_size": 12_000, "map": "tests.mapped:told", **_NO_WORKERS}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
     count = len(list((tmp_path / "ds").glob("*.tar")))
     assert count > 2
-    wanted = read_tree(tmp_path / "ds")
-    for left in range(1, count):
-        shutil.copytree(tmp_path / "ds", tmp_path / f"left{left}")
-        _keep_shards(tmp_path / f"left{left}", left)
+    complete = read_tree(tmp_path / "ds")
+    for kept_shards in range(1, count):
+        shutil.copytree(tmp_path / "ds", tmp_path / f"left{kept_shards}")
+        _keep_shards(tmp_path / f"left{kept_shards}", kept_shards)
         with pytest.raises(InvalidRequest, match="planned, starting with out-000"):
-            index(tmp_path / f"left{left}", IndexOptions(**_NO_WORKERS))
+            index(tmp_path / f"left{kept_shards}", IndexOptions(**_NO_WORKERS))
     create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(resume=True, **options))
-    assert read_tree(tmp_path / "left1") == wanted
+    assert read_tree(tmp_path / "left1") == complete
 
 
 def test_sidecars_record_the_new_plan_after_a_source_has_grown(tmp_path: Path) -> None:
     """Kept shards of a transform record the new plan, with the same bytes as in a fresh run."""
-    source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"500" for at in range(4)})
+    source = write_tree(tmp_path / "in", {f"{number:02}.txt": b"500" for number in range(4)})
     options: Any = {"max_count": 2, "map": "tests.mapped:told", **_NO_WORKERS}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
-    write_tree(source, {f"{at:02}.txt": b"500" for at in range(4, 6)})
+    write_tree(source, {f"{number:02}.txt": b"500" for number in range(4, 6)})
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(resume=True, **options))
     create(source, f"{tmp_path}/new/{_PATTERN}", CreateOptions(**options))
     assert read_tree(tmp_path / "ds") == read_tree(tmp_path / "new")
@@ -452,21 +456,21 @@ def test_sidecars_record_the_new_plan_after_a_source_has_grown(tmp_path: Path) -
 def test_missing_shards_are_reported_only_if_named(copy: Path) -> None:
     """A shard that was not named is no finding, but is mentioned; a glob also names the shards in the dataset file."""
     folder = copy / "ds"
-    some = [f"{folder}/out-00*[01].tar", [str(folder / "out-000.tar"), str(folder / "out-001.tar")]]
-    for one in some:
-        assert _verify(one, quick=True).sound
+    datasets = [f"{folder}/out-00*[01].tar", [str(folder / "out-000.tar"), str(folder / "out-001.tar")]]
+    for dataset in datasets:
+        assert _verify(dataset, quick=True).sound
     (folder / "out-002.tar").unlink()
-    for one in [*some, str(folder / "out-000.tar")]:
-        report = _verify(one)
+    for dataset in [*datasets, str(folder / "out-000.tar")]:
+        report = _verify(dataset)
         assert report.sound
         assert "missing in the folder: out-002.tar" in "".join(report.unchecked)
     report = _verify(f"{folder}/*.tar")
-    assert [(found.code, found.file) for found in report.findings] == [("shard-missing", "out-002.tar")]
+    assert [(finding.code, finding.file) for finding in report.findings] == [("shard-missing", "out-002.tar")]
 
 
-def test_a_dataset_file_round_trips(made: Path) -> None:
+def test_a_dataset_file_round_trips(packed: Path) -> None:
     """Encoding the content of a valid dataset file returns the same bytes."""
-    raw = read_small(str(made / "ds" / "out.json"))
+    raw = read_small(str(packed / "ds" / "out.json"))
     file = parse_dataset(raw, "out.json")
     assert isinstance(file, DatasetFile)
     assert file.encode() == raw

@@ -21,14 +21,14 @@ def test_a_feature_round_trips(feature: TfFeature, text: str) -> None:
     """A feature is encoded as a TensorFlow expression and parsed from it; other text is rejected."""
     assert feature.encode() == text
     assert TfFeature.parse(text) == feature
-    for other in (text[:-1], text + " ", text.replace("tf.", "os."), ""):
+    for invalid_text in (text[:-1], text + " ", text.replace("tf.", "os."), ""):
         with pytest.raises(ValueError, match="unknown feature"):
-            TfFeature.parse(other)
+            TfFeature.parse(invalid_text)
 
 
 def test_features_of_samples() -> None:
     """The key is first, then fields by name; a single value that some samples lack has a default, a list has none."""
-    found = tf_features({"n": 2, "b": 1, "ids": 1}, {"n": "int64", "ids": "int64"}, 2, ["ids"])
-    wanted = [("__key__", TfFeature()), ("b", TfFeature(lacking=True)), ("ids", TfFeature("int64", is_list=True))]
-    assert [*found.items()] == [*wanted, ("n", TfFeature("int64"))]
-    assert number_features(found) == {"ids": "int64", "n": "int64"}
+    features = tf_features({"n": 2, "b": 1, "ids": 1}, {"n": "int64", "ids": "int64"}, 2, ["ids"])
+    expected = [("__key__", TfFeature()), ("b", TfFeature(lacking=True)), ("ids", TfFeature("int64", is_list=True))]
+    assert [*features.items()] == [*expected, ("n", TfFeature("int64"))]
+    assert number_features(features) == {"ids": "int64", "n": "int64"}

@@ -27,15 +27,15 @@ def dataset(small: Path, tmp_path: Path) -> Path:
 def test_every_way_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dataset file, a pattern, a glob, the folder and a list of shards name the same shards, in order."""
     names = [f"{dataset}/out-{number:03}.tar" for number in range(4)]
-    ways: list[str | list[str]] = [
+    arguments: list[str | list[str]] = [
         f"{dataset}/out.json", f"{dataset}/out-{{000..003}}.tar", f"{dataset}/out-<000..003>.tar",
         f"{dataset}/out-{{000..}}.tar", f"{dataset}/out-%03d.tar", f"{dataset}/*.tar", str(dataset), f"{dataset}/",
         names,
     ]  # fmt: skip
-    for given_ in ways:
-        found = find_dataset(given_)
-        assert [os.path.normpath(shard) for shard in found.paths] == names, given_
-        assert os.path.normpath(found.dataset_file or "") == f"{dataset}/out.json", given_
+    for argument in arguments:
+        stored = find_dataset(argument)
+        assert [os.path.normpath(shard) for shard in stored.paths] == names, argument
+        assert os.path.normpath(stored.dataset_file or "") == f"{dataset}/out.json", argument
     monkeypatch.chdir(dataset)
     assert find_dataset("out.json").paths == tuple(f"out-{number:03}.tar" for number in range(4))
 
@@ -43,7 +43,7 @@ def test_every_way_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPa
 def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
     """`s-10.tar` comes after `s-9.tar`."""
     write_tree(tmp_path, {f"s-{number}.tar": b"" for number in (10, 9, 100)})
-    assert [os.path.basename(one) for one in find_dataset(tmp_path).paths] == ["s-9.tar", "s-10.tar", "s-100.tar"]
+    assert [os.path.basename(path) for path in find_dataset(tmp_path).paths] == ["s-9.tar", "s-10.tar", "s-100.tar"]
 
 
 @pytest.mark.parametrize("name", ["nothing.tar", "nothing", "no-{0..3}.tar", "no-*.tar", "out.json", "pipe:cat x",
@@ -89,7 +89,7 @@ def test_special_files_are_rejected_without_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "found"),
+    ("name", "problem"),
     [
         ("none.tar", "no such file"),
         ("none-%03d.tar", "no shards match this pattern"),
@@ -97,8 +97,8 @@ def test_special_files_are_rejected_without_waiting(tmp_path: Path) -> None:
         ("none", "no such file or folder"),
     ],
 )
-def test_a_missing_file_is_not_called_a_pattern(given_: str, found: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_not_called_a_pattern(name: str, problem: str, tmp_path: Path) -> None:
     """The message for a missing file mentions a pattern only if the user gave one."""
     with pytest.raises(InvalidRequest) as caught:
-        find_dataset(tmp_path / given_)
-    assert caught.value.found == found
+        find_dataset(tmp_path / name)
+    assert caught.value.found == problem

@@ -26,56 +26,61 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def dataset(small_once: Path, http_files: Server) -> tuple[str, Path]:
     """Return the address of a folder with a dataset of four shards, and the served folder."""
-    at = http_files.new_prefix()
-    create(small_once, f"{http_files.local(at)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=0))
-    return at, http_files.local(at)
+    url = http_files.new_prefix()
+    create(small_once, f"{http_files.local(url)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=0))
+    return url, http_files.local(url)
 
 
 def test_every_way_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
     """A dataset file, a range with an end, and a list of shards name the same shards and dataset file."""
-    at, folder = dataset
+    url, folder = dataset
     names = [path.name.replace(" ", "%20").replace("#", "%23") for path in shards(folder)]
-    wanted = [f"{at}/{name}" for name in names]
-    for given in (f"{at}/x%20y%23.json", f"{at}/x%20y%23-{{000..003}}.tar", f"{at}/x%20y%23-<000..003>.tar", wanted):
-        found = find_dataset(given)
-        assert (list(found.paths), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
-        assert found.has_own_file
-        assert found.shards[0].sidecar == wanted[0].removesuffix(".tar") + ".index"
-        assert expand_datasets(given) == [given]
-    one = find_dataset(wanted[1])
-    assert (one.paths, one.dataset_file) == ((wanted[1],), f"{at}/x%20y%23.json")
-    assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").paths] == [
+    shard_urls = [f"{url}/{name}" for name in names]
+    for argument in (
+        f"{url}/x%20y%23.json",
+        f"{url}/x%20y%23-{{000..003}}.tar",
+        f"{url}/x%20y%23-<000..003>.tar",
+        shard_urls,
+    ):
+        stored = find_dataset(argument)
+        assert (list(stored.paths), stored.dataset_file, stored.folder) == (shard_urls, f"{url}/x%20y%23.json", url)
+        assert stored.has_own_file
+        assert stored.shards[0].sidecar == shard_urls[0].removesuffix(".tar") + ".index"
+        assert expand_datasets(argument) == [argument]
+    stored_shard = find_dataset(shard_urls[1])
+    assert (stored_shard.paths, stored_shard.dataset_file) == ((shard_urls[1],), f"{url}/x%20y%23.json")
+    assert [path.rpartition("/")[2] for path in find_dataset(f"{url}/x%20y%23.json?token=1").paths] == [
         f"{name}?token=1" for name in names
     ]
 
 
 def test_a_dataset_of_one_shard(small_once: Path, http_files: Server) -> None:
     """The dataset file of a single shard is found, and is not used for a shard of a larger dataset."""
-    at = http_files.new_prefix()
-    create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=0))
-    assert find_dataset(f"{at}/x-000.tar").dataset_file == f"{at}/x.json"
-    assert find_dataset([f"{at}/x-000.tar"]).has_own_file
+    url = http_files.new_prefix()
+    create(small_once, f"{http_files.local(url)}/x-{{000..}}.tar", CreateOptions(workers=0))
+    assert find_dataset(f"{url}/x-000.tar").dataset_file == f"{url}/x.json"
+    assert find_dataset([f"{url}/x-000.tar"]).has_own_file
 
 
 def test_indexes_are_the_same_as_for_local_files(dataset: tuple[str, Path]) -> None:
     """Sidecars and scans behind HTTP give the same indexes as for local files."""
-    at, folder = dataset
-    near, far = open_dataset(folder / "x y#.json"), open_dataset(f"{at}/x%20y%23.json")
-    assert near.file == far.file
-    for one, other in zip(near.shards, far.shards, strict=True):
-        assert one.index().table == other.index().table
-        assert one.head() == other.head()
-        assert one.head() is not None
-        (folder / "bare.tar").write_bytes((folder / one.name).read_bytes())
-        bare = open_dataset(f"{at}/bare.tar").shards[0]
-        walked = bare.index()
-        assert walked.scan is not None
-        assert walked.problems == ()
-        assert walked.table.column("__key__") == one.index().table.column("__key__")
+    url, folder = dataset
+    local, remote = open_dataset(folder / "x y#.json"), open_dataset(f"{url}/x%20y%23.json")
+    assert local.file == remote.file
+    for local_shard, remote_shard in zip(local.shards, remote.shards, strict=True):
+        assert local_shard.index().table == remote_shard.index().table
+        assert local_shard.head() == remote_shard.head()
+        assert local_shard.head() is not None
+        (folder / "bare.tar").write_bytes((folder / local_shard.name).read_bytes())
+        bare = open_dataset(f"{url}/bare.tar").shards[0]
+        scanned = bare.index()
+        assert scanned.scan is not None
+        assert scanned.problems == ()
+        assert scanned.table.column("__key__") == local_shard.index().table.column("__key__")
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "problem"),
     [
         ("", "cannot be listed"),
         ("/none", "cannot be listed"),
@@ -86,9 +91,9 @@ def test_indexes_are_the_same_as_for_local_files(dataset: tuple[str, Path]) -> N
         ("/none.json", "no such"),
     ],
 )
-def test_names_that_require_listing_are_usage_errors(name: str, found: str, dataset: tuple[str, Path]) -> None:
+def test_names_that_require_listing_are_usage_errors(name: str, problem: str, dataset: tuple[str, Path]) -> None:
     """A name that requires a listing of a web folder is a usage error."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=problem):
         find_dataset(f"{dataset[0]}{name}")
 
 
@@ -105,36 +110,36 @@ def test_names_outside_the_folder_are_rejected(
 ) -> None:
     """A dataset file with names outside its folder is rejected, and no other address is requested."""
     proxy = proxies(http_files)
-    at = proxy.server.new_prefix()
+    folder_url = proxy.server.new_prefix()
     text = json.dumps({"shardlist": [{"url": url, "nsamples": 1}]})
-    (proxy.server.local(at) / "out.json").write_text(text, encoding="ascii")
+    (proxy.server.local(folder_url) / "out.json").write_text(text, encoding="ascii")
     with pytest.raises(CorruptShard, match="do not lead into its folder"):
-        find_dataset(f"{at}/out.json")
-    assert {one.path for one in proxy.log().asked} == {f"{at.removeprefix(proxy.server.url)}/out.json"}
+        find_dataset(f"{folder_url}/out.json")
+    assert {request.path for request in proxy.log().asked} == {f"{folder_url.removeprefix(proxy.server.url)}/out.json"}
 
 
 def test_shards_have_the_same_bytes_as_local_files(http_files: Server) -> None:
     """A shard behind HTTP has the same bytes as the local file, at any offset, in sequence, and compressed."""
     import gzip
 
-    at = http_files.new_prefix()
+    url = http_files.new_prefix()
     data = bytes(number * 7 % 251 for number in range(50_000)) * 150
-    (http_files.local(at) / "x.tar").write_bytes(data)
-    (http_files.local(at) / "x.tar.gz").write_bytes(gzip.compress(data, 1))
-    with open_shard(f"{at}/x.tar") as shard:
+    (http_files.local(url) / "x.tar").write_bytes(data)
+    (http_files.local(url) / "x.tar.gz").write_bytes(gzip.compress(data, 1))
+    with open_shard(f"{url}/x.tar") as shard:
         for offset, length in ((0, 10), (5_000_000, 2_000_000), (7_400_000, 200_000), (3, 70_000)):
             assert shard.read(offset, length) == data[offset : offset + length]
-    with ChecksummedFile(f"{at}/x.tar") as summed:
+    with ChecksummedFile(f"{url}/x.tar") as summed:
         assert summed.read(3_000_000, 100) == data[3_000_000:3_000_100]
         assert summed.read(5, 7) == data[5:12]
         assert summed.crc() == crc32c(data)
-    with CompressedFile(f"{at}/x.tar.gz") as packed:
+    with CompressedFile(f"{url}/x.tar.gz") as packed:
         assert packed.read(6_000_000, 100_000) == data[6_000_000:6_100_000]
 
 
 def test_a_missing_shard_is_named(http_files: Server) -> None:
     """The error of a missing shard names it, as for local files."""
-    at = http_files.new_prefix()
+    url = http_files.new_prefix()
     for name in ("x.tar", "x.tar.gz"):
-        with pytest.raises(CorruptShard, match=f"{at}/{name}: cannot be opened: no such object"):
-            open_shard(f"{at}/{name}")
+        with pytest.raises(CorruptShard, match=f"{url}/{name}: cannot be opened: no such object"):
+            open_shard(f"{url}/{name}")

@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 
 def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
     """A sidecar has the same index as a scan; differences between other indexes are reported by kind and value."""
-    write_tree(tmp_path / "in", {f"{at}.{name}": b"x" * at for at in range(1, 6) for name in ("bin", "txt")})
+    write_tree(
+        tmp_path / "in", {f"{number}.{name}": b"x" * number for number in range(1, 6) for name in ("bin", "txt")}
+    )
     create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0))
     (shard,) = open_dataset(tmp_path / "out.json").shards
-    said, walked = shard.index(), scanned_index(scan_shard(ShardScanTask(shard.path, checksum=True)))
-    assert [*compare_indexes(said, walked)] == []
-    assert said.plain_table() == walked.plain_table()
-    assert said.tally() == walked.tally()
-    assert shard.head() == (5, said.facts)
-    assert said.crcs is not None
-    one = np.arange(10) == 6
-    others = [
-        (replace(said, keys=bytes(said.keys).replace(b"4", b"z")), ("key", 3, -1)),
-        (replace(said, starts=said.starts + (np.arange(5) == 2)), ("offset", 2, -1)),
-        (replace(said, sizes=said.sizes + (np.arange(5) == 4)), ("size", 4, -1)),
-        (replace(said, codes=np.where(one, 1 - said.codes, said.codes)), ("field", 3, 6)),
-        (replace(said, offsets=said.offsets + one), ("offset", 3, 6)),
-        (replace(said, lengths=said.lengths + one), ("length", 3, 6)),
-        (replace(said, crcs=said.crcs ^ one.astype(np.uint32)), ("checksum", 3, 6)),
+    index, scanned = shard.index(), scanned_index(scan_shard(ShardScanTask(shard.path, checksum=True)))
+    assert [*compare_indexes(index, scanned)] == []
+    assert index.plain_table() == scanned.plain_table()
+    assert index.tally() == scanned.tally()
+    assert shard.head() == (5, index.facts)
+    assert index.crcs is not None
+    is_seventh = np.arange(10) == 6
+    changed_indexes = [
+        (replace(index, keys=bytes(index.keys).replace(b"4", b"z")), ("key", 3, -1)),
+        (replace(index, starts=index.starts + (np.arange(5) == 2)), ("offset", 2, -1)),
+        (replace(index, sizes=index.sizes + (np.arange(5) == 4)), ("size", 4, -1)),
+        (replace(index, codes=np.where(is_seventh, 1 - index.codes, index.codes)), ("field", 3, 6)),
+        (replace(index, offsets=index.offsets + is_seventh), ("offset", 3, 6)),
+        (replace(index, lengths=index.lengths + is_seventh), ("length", 3, 6)),
+        (replace(index, crcs=index.crcs ^ is_seventh.astype(np.uint32)), ("checksum", 3, 6)),
     ]
-    for other, (what, sample, row) in others:
-        assert [(found.what, found.sample, found.row) for found in compare_indexes(other, walked)] == [
-            (what, sample, row)
-        ]
-    assert [*compare_indexes(replace(said, crcs=None), walked)] == []  # unknown checksums are no others
+    for changed, (kind, sample, row) in changed_indexes:
+        assert [
+            (difference.what, difference.sample, difference.row) for difference in compare_indexes(changed, scanned)
+        ] == [(kind, sample, row)]
+    assert [*compare_indexes(replace(index, crcs=None), scanned)] == []  # unknown checksums are not compared

@@ -40,11 +40,11 @@ def test_wav_and_flac_durations(start: bytes, length: int, seconds: float | None
     st.binary(max_size=80),
     st.none() | st.integers(0, 2**63),
 )
-def test_any_header_gives_a_bounded_duration(head: bytes, rest: bytes, length: int | None) -> None:
+def test_any_header_gives_a_bounded_duration(head: bytes, tail: bytes, length: int | None) -> None:
     """For any header, a duration is at most eight seconds per byte, and no error occurs."""
-    length = len(head + rest) if length is None else length
-    found = duration_s(head + rest, length)
-    assert found is None or 0 < found <= 8 * length
+    length = len(head + tail) if length is None else length
+    seconds = duration_s(head + tail, length)
+    assert seconds is None or 0 < seconds <= 8 * length
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_any_header_gives_a_bounded_duration(head: bytes, rest: bytes, length: i
 )
 def test_mp3_and_ogg_durations(kind: str, rate: int) -> None:
     """MP3 and Ogg have the duration that libsndfile encoded, plus the encoder's padding."""
-    file, form = io.BytesIO(), ("MP3", "MPEG_LAYER_III") if kind.startswith("MP3") else ("OGG", kind)
+    file, file_format = io.BytesIO(), ("MP3", "MPEG_LAYER_III") if kind.startswith("MP3") else ("OGG", kind)
     constant = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if "without" in kind else {}
     noise = np.random.default_rng(1).normal(0, 0.1, (int(4.5 * rate), 2))
-    soundfile.write(file, noise, rate, format=form[0], subtype=form[1], **constant)
+    soundfile.write(file, noise, rate, format=file_format[0], subtype=file_format[1], **constant)
     data = file.getvalue()
     if "without" in kind:
         data = data[data.index(data[:2], 4) :]  # without the frame that contains it
-    tagged = b"ID3\4\0\0\0\0\1\0" + bytes(128) + data if form[0] == "MP3" else data
-    for one in (data, tagged):
-        assert duration_s(one, len(one)) == pytest.approx(4.5, abs=0.2)
-        from_start = duration_s(one[:4096], len(one))
-        assert from_start is None if form[0] == "OGG" else from_start == pytest.approx(4.5, abs=0.2)
+    tagged = b"ID3\4\0\0\0\0\1\0" + bytes(128) + data if file_format[0] == "MP3" else data
+    for payload in (data, tagged):
+        assert duration_s(payload, len(payload)) == pytest.approx(4.5, abs=0.2)
+        from_start = duration_s(payload[:4096], len(payload))
+        assert from_start is None if file_format[0] == "OGG" else from_start == pytest.approx(4.5, abs=0.2)
 
 
 def _box(kind: bytes, content: bytes, *, is_large: bool = False) -> bytes:
@@ -81,10 +81,10 @@ def _box(kind: bytes, content: bytes, *, is_large: bool = False) -> bytes:
 def test_mp4_durations(version: int, *, is_large: bool) -> None:
     """An MP4 contains the duration before or after its data."""
     times = (1).to_bytes(8 if version else 4, "big") * 2
-    facts = bytes([version, 0, 0, 0]) + times + (600).to_bytes(4, "big") + (7500).to_bytes(len(times) // 2, "big")
+    header = bytes([version, 0, 0, 0]) + times + (600).to_bytes(4, "big") + (7500).to_bytes(len(times) // 2, "big")
     kind, data = _box(b"ftyp", b"isom\0\0\0\0"), _box(b"mdat", bytes(9000), is_large=is_large)
-    movie = _box(b"moov", _box(b"udta", b"abc") + _box(b"mvhd", facts + bytes(80)))
-    for one in (kind + movie + data, kind + data + movie):
-        assert duration_s(one, len(one)) == 12.5
+    movie = _box(b"moov", _box(b"udta", b"abc") + _box(b"mvhd", header + bytes(80)))
+    for payload in (kind + movie + data, kind + data + movie):
+        assert duration_s(payload, len(payload)) == 12.5
     assert duration_s((kind + movie + data)[:4096], 10_000) == 12.5
     assert duration_s((kind + data + movie)[:4096], 10_000) is None

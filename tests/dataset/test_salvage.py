@@ -37,7 +37,7 @@ def _tar(samples: dict[str, dict[str, bytes]], form: int = tarfile.USTAR_FORMAT)
     return stream.getvalue()
 
 
-def _places(data: bytes) -> dict[str, int]:
+def _member_offsets(data: bytes) -> dict[str, int]:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {member.name: member.offset for member in tar}
 
@@ -47,49 +47,49 @@ def _salvaged(folder: Path, name: str, data: bytes) -> tuple[str, list[tuple[str
     (folder / name).write_bytes(data)
     reshard(folder / name, f"{folder}/out-{{000..}}.tar", _SKIP)
     dataset = folder / "out.json"
-    found = contents(sound(dataset))
-    assert found == {key: _WHOLE[key] for key in found}
+    samples = contents(sound(dataset))
+    assert samples == {key: _WHOLE[key] for key in samples}
     assert verify(dataset, VerifyOptions(workers=0)).sound
     rows = skipped(dataset)
     assert {(row["code"], row["path"]) for row in rows} <= {("damaged", name)}
-    return "".join(found), [(row["key"], row["message"]) for row in rows]
+    return "".join(samples), [(row["key"], row["message"]) for row in rows]
 
 
 _DATA = _tar(_WHOLE)
-_AT = _places(_DATA)
+_OFFSETS = _member_offsets(_DATA)
 
 
-def _flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+def _flipped(data: bytes, offset: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
 
 
 @pytest.mark.parametrize(
     ("data", "keys", "rows"),
     [
         (_DATA, "abcdef", []),
-        (_DATA[: _AT["c.json"] + 600], "ab", ["", "c"]),  # in a payload
-        (_DATA[: _AT["c.json"] + 300], "ab", ["", "c"]),  # in a header
-        (_DATA[: _AT["d.jpg"]], "abc", [""]),  # between two samples
-        (_flipped(_DATA, _AT["c.json"] + 40), "abdef", ["", "c"]),
-        (_flipped(_DATA, _AT["c.jpg"] + 40), "abdef", ["", "c"]),
-        (_flipped(_DATA, _AT["c.json"] + 130), "abdef", ["", "c"]),  # in the size
-        (_DATA[: _AT["c.jpg"]] + b"\xff" * 777 + _DATA[_AT["c.jpg"] :], "abcdef", [""]),
-        (_DATA[: _AT["c.json"]] + b"\xff" * 1024 + _DATA[_AT["c.json"] :], "abcdef", [""]),  # within a sample
-        (_DATA[: _AT["b.json"]] + b"\xff" * 999 + _DATA[_AT["d.json"] :], "aef", ["", "b", "d"]),
+        (_DATA[: _OFFSETS["c.json"] + 600], "ab", ["", "c"]),  # in a payload
+        (_DATA[: _OFFSETS["c.json"] + 300], "ab", ["", "c"]),  # in a header
+        (_DATA[: _OFFSETS["d.jpg"]], "abc", [""]),  # between two samples
+        (_flipped(_DATA, _OFFSETS["c.json"] + 40), "abdef", ["", "c"]),
+        (_flipped(_DATA, _OFFSETS["c.jpg"] + 40), "abdef", ["", "c"]),
+        (_flipped(_DATA, _OFFSETS["c.json"] + 130), "abdef", ["", "c"]),  # in the size
+        (_DATA[: _OFFSETS["c.jpg"]] + b"\xff" * 777 + _DATA[_OFFSETS["c.jpg"] :], "abcdef", [""]),
+        (_DATA[: _OFFSETS["c.json"]] + b"\xff" * 1024 + _DATA[_OFFSETS["c.json"] :], "abcdef", [""]),  # within a sample
+        (_DATA[: _OFFSETS["b.json"]] + b"\xff" * 999 + _DATA[_OFFSETS["d.json"] :], "aef", ["", "b", "d"]),
         (_DATA + _tar({"g": {}}) + b"\xff" * 5, "abcdef", [""]),
     ],
 )  # fmt: skip
 def test_complete_samples_of_a_damaged_tar_are_copied(tmp_path: Path, data: bytes, keys: str, rows: list[str]) -> None:
     """Members after damage are found, and a sample that may have lost a field is skipped by name."""
     assert _salvaged(tmp_path, "x.tar", data)[0] == keys
-    found = [(row["key"], row["message"]) for row in skipped(tmp_path / "out.json")]
-    assert sorted(key for key, _ in found) == rows
-    assert all(message.startswith("at ") for _, message in found)
+    skipped_rows = [(row["key"], row["message"]) for row in skipped(tmp_path / "out.json")]
+    assert sorted(key for key, _ in skipped_rows) == rows
+    assert all(message.startswith("at ") for _, message in skipped_rows)
 
 
 def test_damage_is_an_error_by_default(tmp_path: Path) -> None:
     """By default damage ends the run, with the offset, and with the option that skips it."""
-    (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _AT["c.json"] + 40))
+    (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _OFFSETS["c.json"] + 40))
     with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with checksum.*on_error='skip'"):
         reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=0))
 
@@ -101,22 +101,22 @@ def test_a_truncated_compressed_tar(tmp_path: Path, ending: str, pack: object) -
     data = pack(_tar(samples))  # type: ignore[operator]
     (tmp_path / f"x.tar.{ending}").write_bytes(data[: len(data) * 2 // 3])
     reshard(tmp_path / f"x.tar.{ending}", f"{tmp_path}/out-{{000..}}.tar", _SKIP)
-    found = contents(sound(tmp_path / "out.json"))
-    assert {*"abc"} <= found.keys() < {*_KEYS}
-    assert found == {key: samples[key] for key in found}
+    copied = contents(sound(tmp_path / "out.json"))
+    assert {*"abc"} <= copied.keys() < {*_KEYS}
+    assert copied == {key: samples[key] for key in copied}
     assert skipped(tmp_path / "out.json")[-1]["code"] == "damaged"
 
 
 def test_a_member_that_lost_its_long_name_is_skipped(tmp_path: Path) -> None:
     """A member that lost its long name is skipped, because its short name may be another sample's."""
     long = {"x" * 120 + key: {"jpg": key.encode() * 700} for key in _KEYS}
-    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
-        data = _tar(long, form)
-        at = data.index(b"c" * 700) - 512 * 3
-        (tmp_path / "x.tar").write_bytes(_flipped(data, at + 20))
-        reshard(tmp_path / "x.tar", f"{tmp_path}/{form}-{{000..}}.tar", _SKIP)
-        found = contents(sound(tmp_path / f"{form}.json"))
-        assert found == {key: fields for key, fields in long.items() if not key.endswith("c")}
+    for tar_format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        data = _tar(long, tar_format)
+        offset = data.index(b"c" * 700) - 512 * 3
+        (tmp_path / "x.tar").write_bytes(_flipped(data, offset + 20))
+        reshard(tmp_path / "x.tar", f"{tmp_path}/{tar_format}-{{000..}}.tar", _SKIP)
+        copied = contents(sound(tmp_path / f"{tar_format}.json"))
+        assert copied == {key: fields for key, fields in long.items() if not key.endswith("c")}
 
 
 def test_an_unreadable_shard_is_listed(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_members_of_a_nested_tar_are_not_samples(tmp_path: Path) -> None:
     """Members of a tar inside a payload are not samples, even if the header before it is damaged."""
     inner = _tar({"inner": {"jpg": b"?" * 700}})
     data = _tar({"a": {"tar": inner}, "b": {"tar": inner}, "c": {"tar": inner}})
-    (tmp_path / "x.tar").write_bytes(_flipped(data, _places(data)["b.tar"] + 40))
+    (tmp_path / "x.tar").write_bytes(_flipped(data, _member_offsets(data)["b.tar"] + 40))
     reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", _SKIP)
     assert contents(sound(tmp_path / "out.json")) == {"a": {"tar": inner}, "c": {"tar": inner}}
 
@@ -145,7 +145,7 @@ def _record(key: str) -> bytes:
 
 
 _RECORDS = [_record(key) for key in _KEYS]
-_BEFORE, _BEHIND = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
+_BEFORE, _AFTER = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ _BEFORE, _BEHIND = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
 )
 def test_complete_records_of_a_damaged_tfrecord_are_copied(tmp_path: Path, damaged: bytes, keys: str) -> None:
     """Records after damage are found; their checksums verify the copies."""
-    found, rows = _salvaged(tmp_path, "x.tfrecord", _BEFORE + damaged + _BEHIND)
-    assert found == keys
+    copied_keys, rows = _salvaged(tmp_path, "x.tfrecord", _BEFORE + damaged + _AFTER)
+    assert copied_keys == keys
     assert rows
     assert _salvaged_end(tmp_path, damaged) == "ab"
 
@@ -184,8 +184,8 @@ def test_a_damaged_number_skips_its_sample(tmp_path: Path) -> None:
     create(table, f"{tmp_path}/in-{{0..}}.tfrecord", options)
     shard = tmp_path / "in-0.tfrecord"
     data = shard.read_bytes()
-    at = data.index(b"\xad\x02")  # 301
-    shard.write_bytes(_flipped(data, at))
+    offset = data.index(b"\xad\x02")  # 301
+    shard.write_bytes(_flipped(data, offset))
     with pytest.raises(CorruptShard, match="CRC"):
         reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=0))
     reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", _SKIP)

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 5000)), max_size=20))
-def test_reading_at_any_offset(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]]) -> None:
+def test_reading_at_any_offset(tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int]]) -> None:
     """A shard's bytes are correct in any order of reading, and the checksum is that of the whole file."""
     path = tmp_path_factory.getbasetemp() / "any.tar"
     data = bytes(range(256)) * 30
     if not path.exists():
         path.write_bytes(data)
     with ShardFile(str(path)) as plain, ChecksummedFile(str(path)) as summed:
-        for offset, length in places:
-            wanted = data[offset : offset + length]
-            assert bytes(plain.read(offset, length)) == wanted
-            assert bytes(summed.read(offset, length)) == wanted
+        for offset, length in ranges:
+            expected = data[offset : offset + length]
+            assert bytes(plain.read(offset, length)) == expected
+            assert bytes(summed.read(offset, length)) == expected
         assert summed.crc() == crc32c(data)
 
 
@@ -43,9 +43,9 @@ def test_the_checksum_of_a_large_file(tmp_path: Path) -> None:
     """The checksum is correct for files larger than the window, for any earlier reads."""
     data = os.urandom(5 * 2**20 + 77)
     (tmp_path / "x.tar").write_bytes(data)
-    for places in ([], [(0, 512), (10, 2**21), (4 * 2**20, 3), (5, 5), (5 * 2**20, 500)], [(6 * 2**20, 10)]):
+    for ranges in ([], [(0, 512), (10, 2**21), (4 * 2**20, 3), (5, 5), (5 * 2**20, 500)], [(6 * 2**20, 10)]):
         with ChecksummedFile(str(tmp_path / "x.tar")) as file:
-            for offset, length in places:
+            for offset, length in ranges:
                 assert bytes(file.read(offset, length)) == data[offset : offset + length]
             assert file.crc() == crc32c(data)
 
@@ -87,7 +87,7 @@ def test_concatenated_compressed_streams(ending: str, tmp_path: Path) -> None:
 def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
     """A small file that claims a dictionary of 4 GiB is rejected before memory is allocated."""
     raw = bytearray(lzma.compress(b"x" * 1000, check=lzma.CHECK_NONE))
-    assert raw[14:16] == b"\x21\x01"  # LZMA2, and one byte that tells the dictionary's size
+    assert raw[14:16] == b"\x21\x01"  # LZMA2, and one byte with the size of the dictionary
     raw[16] = 40
     raw[20:24] = crc32(raw[12:20]).to_bytes(4, "little")
     path = tmp_path / "x.tar.xz"
@@ -114,9 +114,12 @@ def test_a_compressed_shard_is_read_sequentially(ending: str, tmp_path: Path) ->
 def test_a_damaged_compressed_stream(ending: str, tmp_path: Path) -> None:
     """A truncated or damaged stream is damage or ends early; no other error occurs."""
     path = _packed(tmp_path, os.urandom(5000), ending)
-    with open(path, "rb") as whole:
-        raw = whole.read()
-    for damaged in [raw[:at] for at in range(0, len(raw), 97)] + [b"x" + raw[1:], raw[:60] + b"\xff" * 40 + raw[100:]]:
+    with open(path, "rb") as source:
+        raw = source.read()
+    for damaged in [raw[:length] for length in range(0, len(raw), 97)] + [
+        b"x" + raw[1:],
+        raw[:60] + b"\xff" * 40 + raw[100:],
+    ]:
         with open(path, "wb") as file:
             file.write(damaged)
         try:

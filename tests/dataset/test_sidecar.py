@@ -47,13 +47,13 @@ def _text(payload: bytes, field: str, shard: Path) -> bytes:
     return payload
 
 
-@pytest.mark.parametrize("made", ["packed", "many_classes"])
-def test_pandas_reads_a_sidecar(made: str, ending: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("fixture", ["packed", "many_classes"])
+def test_pandas_reads_a_sidecar(fixture: str, ending: str, request: pytest.FixtureRequest) -> None:
     """A sidecar is readable with pandas: one row per sample in shard order, with offsets of payloads."""
-    folder: Path = request.getfixturevalue(made)
+    folder: Path = request.getfixturevalue(fixture)
     for shard in shards(folder):
         assert shard.suffix == f".{ending}"
-        raw, found = shard.read_bytes(), []
+        raw, payloads = shard.read_bytes(), []
         table = pd.read_parquet(shard.with_suffix(".index"))
         labels = [name for name in table.columns if name == "cls"]
         assert list(table.columns) == ["__key__", "__shard__", "__offset__", "__size__", "__fields__", *labels]
@@ -62,8 +62,8 @@ def test_pandas_reads_a_sidecar(made: str, ending: str, request: pytest.FixtureR
             for field in row["__fields__"]:
                 payload = raw[field["offset"] : field["offset"] + field["length"]]
                 assert crc32c.crc32c(payload) == field["crc32c"]
-                found.append((f"{row['__key__']}.{field['name']}", _text(payload, field["name"], shard)))
-        assert found == members(shard)
+                payloads.append((f"{row['__key__']}.{field['name']}", _text(payload, field["name"], shard)))
+        assert payloads == members(shard)
 
 
 def test_samples_fill_the_shard(packed: Path) -> None:
@@ -93,17 +93,19 @@ def test_columns_have_the_types_of_the_format(packed: Path) -> None:
     }
     assert [field.name for field in schema if field.nullable] == ["cls"]
     group = pq.read_metadata(index).row_group(0)
-    assert {group.column(at).compression for at in range(group.num_columns)} == {"ZSTD"}
+    assert {group.column(column).compression for column in range(group.num_columns)} == {"ZSTD"}
 
 
 def test_metadata_describes_the_shard(packed: Path) -> None:
     """A sidecar's metadata has the version, the shard's name, size and checksum, and the run's number of shards."""
     for shard in shards(packed):
         raw = shard.read_bytes()
-        found = pq.read_metadata(shard.with_suffix(".index")).metadata
-        ours = {name.decode(): value.decode() for name, value in found.items() if name.startswith(b"shardtool.")}
-        assert ours.pop("shardtool.plan").isalnum()
-        assert ours == {
+        metadata = pq.read_metadata(shard.with_suffix(".index")).metadata
+        own_metadata = {
+            name.decode(): value.decode() for name, value in metadata.items() if name.startswith(b"shardtool.")
+        }
+        assert own_metadata.pop("shardtool.plan").isalnum()
+        assert own_metadata == {
             "shardtool.format_version": "2",
             "shardtool.shard": shard.name,
             "shardtool.size": str(len(raw)),
@@ -126,13 +128,13 @@ def _pages(index: Path, column: str) -> range:
     raise AssertionError(column)
 
 
-def _flipped(raw: bytes, at: int) -> bytes:
-    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+def _flipped(raw: bytes, offset: int) -> bytes:
+    return raw[:offset] + bytes([raw[offset] ^ 1]) + raw[offset + 1 :]
 
 
 def _crcs(raw: bytes) -> list[int] | None:
-    found = parse_sidecar(raw, "out.index", None).crcs
-    return None if found is None else found.tolist()
+    crcs = parse_sidecar(raw, "out.index", None).crcs
+    return None if crcs is None else crcs.tolist()
 
 
 @pytest.mark.slow
@@ -140,25 +142,25 @@ def _crcs(raw: bytes) -> list[int] | None:
 def test_a_flipped_byte_is_detected(column: str, packed: Path) -> None:
     """A flipped byte in a page of the fields is an error when read, never another value or another error."""
     source = shards(packed)[0].with_suffix(".index")
-    raw, pages, refused = source.read_bytes(), _pages(source, column), 0
-    right = _crcs(raw)
-    for at in pages:
+    raw, pages, rejected = source.read_bytes(), _pages(source, column), 0
+    expected = _crcs(raw)
+    for offset in pages:
         try:
-            found = _crcs(_flipped(raw, at))
+            crcs = _crcs(_flipped(raw, offset))
         except CorruptShard:
-            refused += 1
+            rejected += 1
         else:
-            assert found == right
+            assert crcs == expected
     if column == ".crc32c":
-        assert refused > 0.8 * len(pages)  # what else there is, are page headers with statistics
+        assert rejected > 0.8 * len(pages)  # the other bytes are page headers with statistics
 
 
 def test_every_byte_of_the_checksums_page_is_covered(packed: Path) -> None:
     """The page with the checksums is rejected wherever it was flipped."""
     source = shards(packed)[0].with_suffix(".index")
-    for at in _pages(source, ".crc32c")[-20:]:
+    for offset in _pages(source, ".crc32c")[-20:]:
         with pytest.raises(CorruptShard):
-            _crcs(_flipped(source.read_bytes(), at))
+            _crcs(_flipped(source.read_bytes(), offset))
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "truncated", "foreign", "newer"])
@@ -183,8 +185,8 @@ def test_other_files_are_not_sidecars(damage: str, packed: Path, tmp_path: Path)
 @pytest.mark.parametrize("columns", [0, 1, 200])
 def test_the_schema_is_read_from_the_footer(columns: int, tmp_path: Path) -> None:
     """The columns of a sidecar are read from its footer, however long it is."""
-    more = {f"column-{at:04}-{'x' * 100}": [at, None] for at in range(columns)}
-    table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
+    metadata = {f"column-{number:04}-{'x' * 100}": [number, None] for number in range(columns)}
+    table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **metadata})
     create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(field=("txt=txt",), workers=0))
     path = tmp_path / "out-0.index"
     assert read_sidecar_schema(str(path)) == pq.read_schema(path).remove_metadata()

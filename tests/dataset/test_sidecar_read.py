@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_MOST = 200_000_000  # bytes that a verb may take for a sidecar of some kilobytes
+_MAX_VERB_BYTES = 200_000_000  # memory of a verb for a sidecar of a few kilobytes
 _HANG_S = 120
 VERBS = {
     "verify": ["verify", "DATASET", "--workers", "0"],
@@ -56,7 +56,7 @@ VERBS = {
     "create --resume": ["create", "SOURCE", "BESIDE/out-{000..}.tar", "--resume", "--workers", "0", "--quiet"],
     "index": ["index", "DATASET", "--workers", "0", "--quiet"],
 }
-# One for each way in which a sidecar is read; the last ones replace it.
+# one verb for each way in which sidecars are read; the last verbs replace the sidecar
 READERS = (
     "verify", "reshard", "inspect --json", "inspect --sample", "inspect --html", "index --export", "create --append",
     "create --resume", "index",
@@ -65,13 +65,18 @@ READERS = (
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a dataset `ds/out.json` of one tar of four samples with metadata, its source, and more."""
-    place = tmp_path_factory.mktemp("sound")
-    table = {"key": [f"k{at}" for at in range(4)], "txt": ["some text"] * 4, "n": [1, 2, 3, 4], "word": ["a", "b"] * 2}
-    pq.write_table(pa.table(table), place / "source.parquet")
-    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(field=("txt=txt",), workers=0))
-    pq.write_table(pa.table(table | {"key": [f"m{at}" for at in range(4)]}), place / "more.parquet")
-    return place
+    """Return a folder with the dataset `ds/out.json` (one tar of four samples with metadata) and two sources."""
+    folder = tmp_path_factory.mktemp("sound")
+    table = {
+        "key": [f"k{number}" for number in range(4)],
+        "txt": ["some text"] * 4,
+        "n": [1, 2, 3, 4],
+        "word": ["a", "b"] * 2,
+    }
+    pq.write_table(pa.table(table), folder / "source.parquet")
+    create(folder / "source.parquet", folder / "ds" / "out-{000..}.tar", CreateOptions(field=("txt=txt",), workers=0))
+    pq.write_table(pa.table(table | {"key": [f"m{number}" for number in range(4)]}), folder / "more.parquet")
+    return folder
 
 
 @pytest.fixture
@@ -86,8 +91,8 @@ def _sidecar(dataset: Path) -> Path:
 
 
 def _facts(dataset: Path) -> dict[str, str]:
-    found = pq.read_metadata(_sidecar(dataset)).metadata
-    return {name.decode(): text.decode() for name, text in found.items() if name.startswith(b"shardtool.")}
+    metadata = pq.read_metadata(_sidecar(dataset)).metadata
+    return {name.decode(): text.decode() for name, text in metadata.items() if name.startswith(b"shardtool.")}
 
 
 def _written(table: pa.Table, facts: dict[str, str], **options: Any) -> bytes:
@@ -105,8 +110,8 @@ def _written(table: pa.Table, facts: dict[str, str], **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def _seal(dataset: Path, data: bytes, samples: int | None = None) -> None:
-    """Replace the sidecar, and list it in the dataset file, so that every checksum matches."""
+def _list_sidecar(dataset: Path, data: bytes, samples: int | None = None) -> None:
+    """Replace the sidecar, and update its checksums in the dataset file."""
     _sidecar(dataset).write_bytes(data)
     document = json.loads(dataset.read_bytes())
     shard = document["shardlist"][0]
@@ -129,14 +134,14 @@ def _with(name: str, column: Any) -> Callable[[pa.Table], pa.Table]:
 
 def _set(name: str, change: Callable[[pa.Table], Any]) -> Callable[[pa.Table], pa.Table]:
     def changed(table: pa.Table) -> pa.Table:
-        at, values = table.schema.get_field_index(name), change(table)
-        return table.set_column(at, pa.field(name, values.type), values)
+        index, values = table.schema.get_field_index(name), change(table)
+        return table.set_column(index, pa.field(name, values.type), values)
 
     return changed
 
 
 def _index(rows: int, keys: Any, fields: int = 0) -> Callable[[pa.Table], pa.Table]:
-    """Return a function that makes an index of so many samples, and so many fields in the first one."""
+    """Return a function that creates an index of `rows` samples, with `fields` fields in the first sample."""
 
     def made(table: pa.Table) -> pa.Table:
         kind = table.schema.field("__fields__").type
@@ -152,12 +157,12 @@ def _index(rows: int, keys: Any, fields: int = 0) -> Callable[[pa.Table], pa.Tab
 
 
 def _no_utf8(rows: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.string(), rows, pa.array([b"\xff\xfe%d" % at for at in range(rows)]).buffers())
+    return pa.Array.from_buffers(pa.string(), rows, pa.array([b"\xff\xfe%d" % row for row in range(rows)]).buffers())
 
 
 def _twice(table: pa.Table) -> Any:
     lists = table.column("__fields__").combine_chunks()
-    rows = [[{**one, "name": f"f{at}"} for one in row for at in range(900)] for row in lists.to_pylist()]
+    rows = [[{**field, "name": f"f{number}"} for field in row for number in range(900)] for row in lists.to_pylist()]
     return pa.array(rows, lists.type)
 
 
@@ -206,13 +211,13 @@ LIES: dict[str, Callable[[pa.Table], pa.Table]] = {
 
 
 def _arguments(verb: str, dataset: Path) -> list[str]:
-    home = dataset.parent.parent
-    stands = {
-        "DATASET": str(dataset), "FOLDER": str(home), "BESIDE": str(dataset.parent),
-        "SOURCE": str(home / "source.parquet"), "MORE": str(home / "more.parquet"),
+    folder = dataset.parent.parent
+    values = {
+        "DATASET": str(dataset), "FOLDER": str(folder), "BESIDE": str(dataset.parent),
+        "SOURCE": str(folder / "source.parquet"), "MORE": str(folder / "more.parquet"),
     }  # fmt: skip
     words = VERBS[verb]
-    for name, value in stands.items():
+    for name, value in values.items():
         words = [word.replace(name, value) for word in words]
     return [*words, "--field", "txt=txt"] if verb.startswith("create") else words
 
@@ -245,7 +250,7 @@ def memory() -> Iterator[_Memory]:
     pa.set_memory_pool(before)
 
 
-_POOLS: list[pa.MemoryPool] = []  # to the end, since what they gave goes back to them
+_POOLS: list[pa.MemoryPool] = []  # never freed, because memory is returned to the pool that allocated it
 
 
 class _Memory:
@@ -260,16 +265,16 @@ class _Memory:
         return int(_POOLS[-1].max_memory()) + tracemalloc.get_traced_memory()[1]
 
 
-def _spoil(dataset: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+def _replace_sidecar(dataset: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
     table = change(pq.read_table(_sidecar(dataset)))
     facts, samples = _facts(dataset), None
-    if table.num_rows > 4:  # a shard that seems to have room for them, and takes no disk
+    if table.num_rows > 4:  # a sparse shard that is large enough for these samples
         os.truncate(dataset.parent / "out-000.tar", max(4096, table.num_rows * 16))
         facts["shardtool.size"], samples = str(max(4096, table.num_rows * 16)), table.num_rows
-    _seal(dataset, _written(table, facts, **options), samples)
+    _list_sidecar(dataset, _written(table, facts, **options), samples)
 
 
-# Every bomb for a verb that reads and one that replaces sidecars; the others, which read them in the same way, for two.
+# every bomb with a verb that reads and a verb that replaces sidecars; two bombs with all other verbs
 _BOMBED = [
     (what, READERS if what in ("four million samples", "text in a dictionary") else ("verify", "index"))
     for what in BOMBS
@@ -277,10 +282,10 @@ _BOMBED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "verbs"), _BOMBED, ids=BOMBS)
-def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset: Path, memory: _Memory) -> None:
-    """Every verb rejects a small sidecar that would decompress to gigabytes before it does."""
-    _spoil(dataset, BOMBS[what])
+@pytest.mark.parametrize(("bomb", "verbs"), _BOMBED, ids=BOMBS)
+def test_small_sidecars_take_little_memory(bomb: str, verbs: list[str], dataset: Path, memory: _Memory) -> None:
+    """Every verb rejects a small sidecar that would decompress to gigabytes, before it is decompressed."""
+    _replace_sidecar(dataset, BOMBS[bomb])
     data, size = _sidecar(dataset).read_bytes(), (dataset.parent / "out-000.tar").stat().st_size
     assert len(data) < 200_000
     memory.start()
@@ -288,17 +293,17 @@ def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset:
         parse_sidecar(data, "x.index", size)
     for verb in verbs:
         code = _outcome(verb, dataset)
-        assert code in (0, 2, 3, 4, 5), verb  # 0: a walk tells what the sidecar does not
+        assert code in (0, 2, 3, 4, 5), verb  # 0: the shard was scanned instead
         if verb in ("verify", "reshard"):
             assert code == {"verify": 3, "reshard": 4}[verb]
-    assert memory.peak() < _MOST
+    assert memory.peak() < _MAX_VERB_BYTES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", LIES)
-def test_inconsistent_sidecars_are_rejected(what: str, dataset: Path) -> None:
+@pytest.mark.parametrize("problem", LIES)
+def test_inconsistent_sidecars_are_rejected(problem: str, dataset: Path) -> None:
     """A sidecar with nulls, invalid text, or one payload for many fields is rejected by name by each verb."""
-    _spoil(dataset, LIES[what])
+    _replace_sidecar(dataset, LIES[problem])
     assert _outcome("verify", dataset) == 3
     assert _outcome("reshard", dataset) == 4
     assert not (dataset.parent.parent / "new").exists()
@@ -306,17 +311,17 @@ def test_inconsistent_sidecars_are_rejected(what: str, dataset: Path) -> None:
         assert _outcome(verb, dataset) in (0, 2, 3, 4, 5), verb
 
 
-@pytest.mark.parametrize("what", ["fifo", "folder", "device", "dangling link", "link to itself"])
-def test_special_files_with_a_sidecar_name(what: str, dataset: Path) -> None:
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "dangling link", "link to itself"])
+def test_special_files_with_a_sidecar_name(kind: str, dataset: Path) -> None:
     """A special file with a sidecar's name blocks no verb, and causes only findings or our errors."""
     path = _sidecar(dataset)
     path.unlink()
-    if what == "fifo":
+    if kind == "fifo":
         os.mkfifo(path)
-    elif what == "folder":
+    elif kind == "folder":
         path.mkdir()
     else:
-        path.symlink_to({"device": "/dev/zero", "dangling link": "nowhere", "link to itself": path.name}[what])
+        path.symlink_to({"device": "/dev/zero", "dangling link": "nowhere", "link to itself": path.name}[kind])
     assert _outcome("verify", dataset) == 3
     assert _outcome("reshard", dataset) == 4
     for verb in READERS[2:]:  # the last ones replace the sidecar
@@ -330,13 +335,13 @@ def test_a_large_file_is_rejected_without_reading_it(dataset: Path, memory: _Mem
     assert _outcome("verify", dataset) == 3
     assert _outcome("inspect", dataset) == 0
     assert _outcome("reshard", dataset) == 4
-    assert memory.peak() < _MOST
+    assert memory.peak() < _MAX_VERB_BYTES
 
 
 def test_delta_encoded_values_are_rejected(dataset: Path) -> None:
     """An encoding in which an empty value repeats a megabyte of the previous one is rejected."""
     column = _with("t", lambda rows: pa.array(["t" * 1_000_000] * rows))
-    _spoil(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
+    _replace_sidecar(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
     with pytest.raises(CorruptShard, match="an encoding that sidecars do not use"):
         parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
 
@@ -354,7 +359,7 @@ def test_a_memory_error_is_not_damage(dataset: Path) -> None:
     text = np.random.default_rng(0).integers(97, 123, (4, 8_000_000), np.uint8)
     column = pa.array([row.tobytes().decode() for row in text])
     table = pq.read_table(_sidecar(dataset)).append_column("t", column)
-    _seal(dataset, _written(table, _facts(dataset)))
+    _list_sidecar(dataset, _written(table, _facts(dataset)))
     program = (
         "import resource, sys\n"
         "from shardtool.dataset.sidecar_read import load_sidecar, parse_sidecar\n"
@@ -367,10 +372,10 @@ def test_a_memory_error_is_not_damage(dataset: Path) -> None:
         "except MemoryError:\n"
         "    print('no memory')\n"
     )
-    for room, said in (("enough", "4\n"), ("little", "no memory\n")):
-        command = [sys.executable, "-c", program, str(_sidecar(dataset)), room]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        assert (done.stdout, done.stderr) == (said, "")
+    for memory, output in (("enough", "4\n"), ("little", "no memory\n")):
+        command = [sys.executable, "-c", program, str(_sidecar(dataset)), memory]
+        process = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert (process.stdout, process.stderr) == (output, "")
 
 
 _TIMES = {
@@ -385,28 +390,28 @@ _TIMES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", _TIMES)
-def test_times_beyond_year_9999(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", _TIMES)
+def test_times_beyond_year_9999(kind: str, tmp_path: Path) -> None:
     """A time beyond the year 9999 is shown as text by every verb, and is copied to other shards."""
     write_tree(tmp_path, {"a0.txt": b"a"})
-    pq.write_table(pa.table({"path": ["a0.txt"], "t": _TIMES[what], "n": [1]}), tmp_path / "source.parquet")
+    pq.write_table(pa.table({"path": ["a0.txt"], "t": _TIMES[kind], "n": [1]}), tmp_path / "source.parquet")
     dataset = tmp_path / "ds" / "out.json"
     create(tmp_path / "source.parquet", tmp_path / "ds" / "out-{000..}.tar", CreateOptions(workers=0))
     for verb in VERBS:
         if not verb.startswith("create"):
             assert _outcome(verb, dataset) == 0, verb
-    first, second = (pq.read_table(tmp_path / one / "out-000.index").column("t") for one in ("ds", "new"))
+    first, second = (pq.read_table(tmp_path / folder / "out-000.index").column("t") for folder in ("ds", "new"))
     assert first.combine_chunks().equals(second.combine_chunks())
 
 
 def test_only_unsupported_times_become_text(tmp_path: Path) -> None:
-    """Only times that Python does not support become text; others look as before."""
+    """Only times that Python does not support become text; other times stay times."""
     times = pa.array([2**58, 0], pa.timestamp("us"))
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
     create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(field=("txt=txt",), workers=0))
-    found = [view_sample(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
-    assert found == [
+    metadata = [view_sample(sample).sample.metadata for sample in first_samples([open_dataset(tmp_path)], 2)]
+    assert metadata == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},
         {"txt": "y", "t": datetime(1970, 1, 1), "d": date(1970, 1, 2)},  # noqa: DTZ001
     ]
@@ -416,18 +421,18 @@ def test_only_unsupported_times_become_text(tmp_path: Path) -> None:
 def test_overlapping_payloads_are_rejected(data: st.DataObject) -> None:
     """Payloads are accepted exactly if no two of them share a byte, in any order."""
     payloads = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=8))
-    rows = _rows_of([payloads])
-    alone = [set(range(start, start + size)) for start, size in payloads]
-    apart = sum(map(len, alone)) == len(set().union(*alone))
+    index = _index_of([payloads])
+    payload_bytes = [set(range(start, start + size)) for start, size in payloads]
+    is_disjoint = sum(map(len, payload_bytes)) == len(set().union(*payload_bytes))
     try:
-        check_offsets(rows, 64)
+        check_offsets(index, 64)
     except ValueError:
-        assert not apart
+        assert not is_disjoint
     else:
-        assert apart
+        assert is_disjoint
 
 
-def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
+def _index_of(samples: list[list[tuple[int, int]]]) -> Any:
     fields = sum(map(len, samples))
     content = ShardContent(
         b"k\0" * len(samples), np.array([*map(len, samples)], np.uint16).tobytes(), (b"a",),
@@ -435,26 +440,26 @@ def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
     )  # fmt: skip
     index = written_index("tar", content, None, np.zeros(fields, np.uint32).tobytes())
     data, _ = encode_sidecar(index, ShardFacts("x.tar", 2**20, 0, ""))
-    rows = parse_sidecar(data, "x", 2**20)
-    places = np.array([place for sample in samples for place in sample], np.int64)
-    rows.starts[...], rows.sizes[...] = 0, 64
-    rows.offsets[...], rows.lengths[...] = places[:, 0], places[:, 1]
-    return rows
+    index = parse_sidecar(data, "x", 2**20)
+    spans = np.array([span for sample in samples for span in sample], np.int64)
+    index.starts[...], index.sizes[...] = 0, 64
+    index.offsets[...], index.lengths[...] = spans[:, 0], spans[:, 1]
+    return index
 
 
 def test_overlaps_of_a_million_fields_are_found_by_sorting() -> None:
     """Overlaps among a million unordered payloads are found by sorting, not by comparing all pairs."""
     count = 1_000_000
-    rows = _rows_of([[(0, 1)]])
+    index = _index_of([[(0, 1)]])
     order = np.random.default_rng(0).permutation(count)
-    many = type(rows)(
+    large_index = type(index)(
         b"k", np.array([0, 1]), np.array([0]), np.array([4 * count]), np.array([0, count]), ("a",),
         np.zeros(count, np.int64), order * 4, np.full(count, 4), None,
     )  # fmt: skip
-    check_offsets(many, 4 * count)
-    many.offsets[7] += 1
+    check_offsets(large_index, 4 * count)
+    large_index.offsets[7] += 1
     with pytest.raises(ValueError, match=r"overlap|outside"):
-        check_offsets(many, 4 * count)
+        check_offsets(large_index, 4 * count)
 
 
 _KINDS = st.sampled_from(
@@ -485,33 +490,33 @@ def test_any_sidecar_with_every_verb(
     data: st.DataObject, packed: Path, memory: _Memory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """For any sidecar, a verb succeeds or exits with a documented error, never with 1."""
-    place = tmp_path_factory.mktemp("any") / "w"
-    shutil.copytree(packed, place)
-    dataset = place / "ds" / "out.json"
+    folder = tmp_path_factory.mktemp("any") / "w"
+    shutil.copytree(packed, folder)
+    dataset = folder / "ds" / "out.json"
     raw = _sidecar(dataset).read_bytes()
     if data.draw(st.booleans()):
         changed = bytearray(raw)
         for _ in range(data.draw(st.integers(1, 4))):
             changed[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-        _seal(dataset, bytes(changed[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]))
+        _list_sidecar(dataset, bytes(changed[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]))
     else:
         table = pq.read_table(_sidecar(dataset))
         name = data.draw(st.sampled_from([*table.column_names, "more"]))
         column = data.draw(_columns(table.num_rows))
-        at = table.schema.get_field_index(name)
-        table = table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
+        index = table.schema.get_field_index(name)
+        table = table.append_column(name, column) if index < 0 else table.set_column(index, name, column)
         facts = _facts(dataset)
         if data.draw(st.booleans()):
             values = st.sampled_from(["", "-1", "x", "9" * 40, "0", "2", "\x1b[2J", "../x", "é"])
             facts[data.draw(st.sampled_from(sorted(facts)))] = data.draw(values)
-        _seal(dataset, _written(table, facts))
+        _list_sidecar(dataset, _written(table, facts))
     if data.draw(st.booleans()):
         dataset.unlink()
         dataset = dataset.parent
     verb = data.draw(st.sampled_from([*VERBS]))
     memory.start()
     assert _outcome(verb, dataset) in (0, 2, 3, 4, 5), verb
-    assert memory.peak() < _MOST
+    assert memory.peak() < _MAX_VERB_BYTES
 
 
 def test_valid_sidecars_are_accepted(dataset: Path) -> None:
@@ -521,12 +526,12 @@ def test_valid_sidecars_are_accepted(dataset: Path) -> None:
     table = table.append_column("nested", pa.array([[{"a": "x" * 50, "b": [1, None]}, None]] * rows))
     table = table.append_column("map", pa.array([[("k", "v" * 20)]] * rows, pa.map_(pa.string(), pa.string())))
     table = table.append_column("none", pa.nulls(rows, pa.string()))
-    _seal(dataset, _written(table, _facts(dataset)))
+    _list_sidecar(dataset, _written(table, _facts(dataset)))
     assert verify(dataset).sound
-    found = parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
-    table = table.drop_columns(["__shard__"])  # which states the capabilities of its reader
-    assert found.plain_table().to_pylist() == table.to_pylist()
-    assert found.plain_table().schema.names == table.schema.names
+    index = parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+    table = table.drop_columns(["__shard__"])  # the index has no column for the shard name
+    assert index.plain_table().to_pylist() == table.to_pylist()
+    assert index.plain_table().schema.names == table.schema.names
     for verb in VERBS:
         if not verb.startswith("create"):
             assert _outcome(verb, dataset) == 0, verb

@@ -59,8 +59,8 @@ def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "new"
 
 
-def _options(**more: Any) -> CreateOptions:
-    return CreateOptions(label_from_folder=True, workers=0, **more)
+def _options(**changed_options: Any) -> CreateOptions:
+    return CreateOptions(label_from_folder=True, workers=0, **changed_options)
 
 
 def test_every_row_names_the_shard(new: Path) -> None:
@@ -77,25 +77,25 @@ def test_verify_and_inspect_read_version_1(old: Path, new: Path) -> None:
     """A dataset of version 1 is valid, and `inspect` shows it like version 2."""
     report = verify(old, VerifyOptions(workers=0))
     assert (report.sound, report.counts, report.unchecked) == (True, {}, ())
-    shown = [replace(inspect(folder / "out.json"), dataset="", dataset_file=None) for folder in (old, new)]
-    assert shown[0] == shown[1]
+    overviews = [replace(inspect(folder / "out.json"), dataset="", dataset_file=None) for folder in (old, new)]
+    assert overviews[0] == overviews[1]
 
 
 def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path) -> None:
     """A dataset of version 1 gives the same output bytes as version 2."""
-    made = [tmp_path / name for name in ("of-old", "of-new")]
-    for source, folder in zip((old, new), made, strict=True):
+    outputs = [tmp_path / name for name in ("of-old", "of-new")]
+    for source, folder in zip((old, new), outputs, strict=True):
         result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=0))
         assert result.fingerprint == _FINGERPRINT
         assert isinstance(export(source / "out.json", "energon", ExportOptions(output=folder)), ExportResult)
-    assert read_tree(made[0]) == read_tree(made[1])
+    assert read_tree(outputs[0]) == read_tree(outputs[1])
 
 
 def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
     """Samples are appended to a dataset of version 1 without changing it, and a note names the missing column."""
     before = read_tree(old)
-    more = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
-    result = create(more, f"{old}/out-{{0..}}.tar", _options(append=True, classes_from=old / "out.json"))
+    new_source = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
+    result = create(new_source, f"{old}/out-{{0..}}.tar", _options(append=True, classes_from=old / "out.json"))
     assert [
         note for note in result.notes if "sidecars of the dataset lack: __shard__" in note and "union_by_name" in note
     ]
@@ -130,8 +130,8 @@ def test_resume_keeps_transformed_shards_of_version_1(tmp_path: Path, monkeypatc
     before = read_tree(folder)
     for path in folder.glob("*.index"):
         data = path.read_bytes()
-        fact = parse_facts(data, path.name)
-        path.write_bytes(encode_sidecar_table(parse_sidecar(data, path.name, None).plain_table(), fact, version=1))
+        facts = parse_facts(data, path.name)
+        path.write_bytes(encode_sidecar_table(parse_sidecar(data, path.name, None).plain_table(), facts, version=1))
         assert parse_sidecar(path.read_bytes(), path.name, None).version == 1
     age(folder, source)
     result = create(source, f"{folder}/out-{{0..1}}.tar", replace(options, resume=True))
@@ -141,12 +141,12 @@ def test_resume_keeps_transformed_shards_of_version_1(tmp_path: Path, monkeypatc
 def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table], **facts: str) -> bytes:
     """Return a sidecar with changed rows and the same facts."""
     table = pq.read_table(path)
-    known = {name: value for name, value in table.schema.metadata.items() if name.startswith(b"shardtool.")}
-    known |= {f"shardtool.{name}".encode(): value.encode() for name, value in facts.items()}
+    metadata = {name: value for name, value in table.schema.metadata.items() if name.startswith(b"shardtool.")}
+    metadata |= {f"shardtool.{name}".encode(): value.encode() for name, value in facts.items()}
     changed, sink = change(table.replace_schema_metadata(None)), pa.BufferOutputStream()
     with pq.ParquetWriter(sink, changed.schema, store_schema=False) as writer:
         writer.write_table(changed)
-        writer.add_key_value_metadata(known)
+        writer.add_key_value_metadata(metadata)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -156,7 +156,7 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
 
 
 @pytest.mark.parametrize(
-    ("change", "facts", "found"),
+    ("change", "facts", "problem"),
     [
         (_named("out-0.tar", "out-1.tar"), {}, "rows of a shard other than out-0.tar"),
         (_named("x.tar", "x.tar"), {}, "rows of a shard other than"),
@@ -170,19 +170,19 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
     ],
 )
 def test_rows_of_other_shards_are_rejected(
-    change: Callable[[pa.Table], pa.Table], facts: dict[str, str], found: str, new: Path
+    change: Callable[[pa.Table], pa.Table], facts: dict[str, str], problem: str, new: Path
 ) -> None:
     """A sidecar whose rows do not all name its shard is `CorruptShard`."""
-    same = _rewritten(new / "out-0.index", lambda table: table)
-    assert parse_sidecar(same, "x", None).version == 2
-    with pytest.raises(CorruptShard, match=found):
+    unchanged = _rewritten(new / "out-0.index", lambda table: table)
+    assert parse_sidecar(unchanged, "x", None).version == 2
+    with pytest.raises(CorruptShard, match=problem):
         parse_sidecar(_rewritten(new / "out-0.index", change, **facts), "x", None)
 
 
 def test_index_of_a_renamed_shard(new: Path, tmp_path: Path) -> None:
     """`index` of renamed shards writes sidecars whose rows have the new names."""
-    for at, path in enumerate(shards(new)):
-        (tmp_path / f"y-{at}.tar").write_bytes(path.read_bytes())
+    for number, path in enumerate(shards(new)):
+        (tmp_path / f"y-{number}.tar").write_bytes(path.read_bytes())
     index(f"{tmp_path}/y-{{0..1}}.tar", IndexOptions(workers=0))
     for path in (tmp_path / "y-0.tar", tmp_path / "y-1.tar"):
         assert set(pq.read_table(path.with_suffix(".index"))["__shard__"].to_pylist()) == {path.name}
