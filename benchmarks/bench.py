@@ -1,12 +1,12 @@
-"""Measure shardtool side by side with what it must beat, and print the ratios as Markdown.
+"""Compare shardtool with other tools, and print the ratios as Markdown.
 
     .venv/bin/python benchmarks/bench.py [--rounds N] [--only NAME,...] [--json FILE]
 
-A time says little by itself, so every figure is a ratio of two whole processes, from spawn to reaped. One round runs
-all tools of a job in turn; a ratio is taken within a round; the table gives the median over the rounds, and the
-extremes. The first round only warms the page cache and is not counted. Before each run the old output is deleted and
-memory is touched (`touch_memory`); after it the output is held against the input's size, so that no tool wins by
-leaving work out. Nothing here asserts a time: the table says whether a goal is met. README.md tells how to set it up.
+Each figure is a ratio of the times of two whole processes. In each round, every tool of a job runs once, and a ratio
+compares two runs of the same round. The tables show the median, minimum and maximum of all rounds. The first round
+warms the page cache and is not counted. Before each run, the old output is deleted and memory is allocated
+(`touch_memory`). After the run, the output must be at least as large as the input. The tables show which goals are
+met; a slow run is not an error. README.md lists the requirements.
 """
 
 from __future__ import annotations
@@ -40,44 +40,41 @@ BENCH_DIR = Path(os.environ.get("SHARDTOOL_BENCH_DIR") or Path(tempfile.gettempd
 TMPFS = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 DISK = Path(tempfile.gettempdir())
 WORKERS = 2
-MAX_SIZE = 100_000_000  # of a shard
-LIMIT_S = 900  # a process that runs longer hangs
-FRAMING = 1.25  # output over input, at most: a tar header and padding on the smallest files
-START_UP_FACTOR = 4  # start-up is milliseconds: so many more rounds of it
-PACKAGES = ("shardtool", "pyarrow", "numpy", "click", "crc32c")  # whose versions stand in the report
-WATCH_S = 0.02  # between two looks at the memory of a process tree
+MAX_SIZE = 100_000_000  # bytes of a shard
+LIMIT_S = 900  # a process that runs longer is killed
+FRAMING = 1.25  # maximum size of the output relative to the input; tar headers and padding add most to small files
+START_UP_FACTOR = 4  # start-up takes milliseconds, so it is measured in more rounds
+PACKAGES = ("shardtool", "pyarrow", "numpy", "click", "crc32c")  # packages whose versions are reported
+WATCH_S = 0.02  # interval between two samples of the memory of a process tree
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE.parent}"}
-ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)  # the tools start as they do for a user: compiled
+ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)  # use compiled modules, as users do
 
 Command = list[str]
 
 
 class SkippedError(Exception):
-    """Something cannot be measured here; the message says why."""
-
-
-# ---- what is compared ----
+    """A tool or job cannot be measured on this machine. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on a ratio. With `>=` the ratio is "so many times faster", else shardtool's time over the other's."""
+    """A bound on a ratio. With `>=`, the ratio means "times faster"; otherwise shardtool's time / the other time."""
 
     sign: str
     bound: float
 
     def is_met(self, value: float) -> bool:
-        """Say whether `value` keeps the bound."""
+        """Return whether `value` meets the goal."""
         return bool({"<": operator.lt, "<=": operator.le, ">=": operator.ge}[self.sign](value, self.bound))
 
     def verdict(self, value: float) -> str:
-        """Return the table cells: the goal, and whether `value` keeps it."""
+        """Return two table cells: the goal, and whether `value` meets it."""
         return f"{self.sign} {self.bound:g} | {'yes' if self.is_met(value) else 'NO'}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One corpus packed to one place by shardtool and others; a goal, or none, for each other tool."""
+    """A corpus that all tools pack into the same folder, with a goal (or None) for each other tool."""
 
     name: str
     corpus: str
@@ -107,7 +104,7 @@ START_UP_GOAL_MS = Goal("<=", 60)
 NAMES = (*(job.name for job in JOBS), "memory", "startup")
 
 
-# ---- the tools: each returns the command that packs `source` into the folder `out` ----
+# Each of these functions returns a command that packs `source` into the folder `out`.
 
 
 def shardtool_command(source: Path, out: Path, ending: str = "tar") -> Command:
@@ -122,7 +119,7 @@ def tar_command(source: Path, out: Path) -> Command:
 
 
 def tar_sync_command(source: Path, out: Path) -> Command:
-    """Return the command of GNU tar with its output on the disk at the end, as shardtool's is."""
+    """Return the command of GNU tar that also syncs its output to the disk, as shardtool does."""
     return ["sh", "-c", 'tar cf "$1" -C "$2" . && sync "$1"', "sh", f"{out}/o.tar", f"{source}"]
 
 
@@ -155,7 +152,7 @@ TOOLS: dict[str, Callable[[Path, Path], Command]] = {
 
 
 def set_up(command: Command, what: str) -> None:
-    """Run a command that prepares something; a failure skips `what`."""
+    """Run a command that prepares something. If it fails, raise `SkippedError` with the text `what`."""
     progress(what)
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -178,13 +175,13 @@ def floor_program() -> str:
 
 @dataclass(frozen=True)
 class Peer:
-    """A package that shardtool is compared with, in an environment of its own.
+    """A package that shardtool is compared with. It is installed in a separate environment.
 
     Attributes:
-        module: What is imported to see that it is there.
-        variable: Names a Python that has it, instead of the environment made here.
-        folder: Of that environment.
-        packages: What is installed into it, step by step.
+        module: Module that is imported to test the environment.
+        variable: Environment variable with the path of a Python interpreter to use instead.
+        folder: Folder of the environment.
+        packages: Packages to install, one `pip install` command per tuple.
     """
 
     module: str
@@ -193,18 +190,18 @@ class Peer:
     packages: tuple[tuple[str, ...], ...]
 
     def python(self) -> str:
-        """Return a Python that has it: the one named in the environment, else one in a folder made here."""
+        """Return the interpreter in the environment variable, or that of an environment created here."""
         return peer_python(self)
 
 
-# The exact torch first: it takes the CPU build; webdataset alone would pull gigabytes of CUDA.
+# This torch release is a CPU build. webdataset alone would install gigabytes of CUDA libraries.
 WEBDATASET = Peer("webdataset", "SHARDTOOL_BENCH_WDS", ".venv-wds", (("torch==2.13.0",), ("webdataset",)))
 TENSORFLOW = Peer("tensorflow", "SHARDTOOL_BENCH_TF", ".venv-tf", (("tensorflow-cpu", "tfrecord"),))
 
 
 @cache
 def peer_python(peer: Peer) -> str:
-    """Return the Python of a peer, made ready the first time."""
+    """Return the interpreter of a peer. Create the environment on the first call."""
     check = ["-c", f"import {peer.module}"]
     if named := os.environ.get(peer.variable):
         set_up([named, *check], f"import {peer.module} with ${peer.variable}")
@@ -222,7 +219,7 @@ def peer_python(peer: Peer) -> str:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder tree to pack, and the bytes in it."""
+    """A folder tree to pack, with the number and total size of its files."""
 
     source: Path
     file_count: int
@@ -231,7 +228,7 @@ class Corpus:
 
 @cache
 def corpus(name: str) -> Corpus:
-    """Return a corpus, made first if it is absent; corpus.py is its own process, so this one stays small."""
+    """Return a corpus, and create it if it is missing. corpus.py runs in a separate process to keep this one small."""
     source = BENCH_DIR / name / "data"
     if not source.exists():
         BENCH_DIR.mkdir(parents=True, exist_ok=True)
@@ -246,11 +243,8 @@ def file_sizes(folder: Path) -> Iterator[int]:
         yield from (Path(parent, name).stat().st_size for name in names)
 
 
-# ---- measuring ----
-
-
 def spawn(command: Command, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command as the leader of its own session, by which its whole process tree is found again."""
+    """Start a command in a new session, so that all processes of its tree can be found."""
     try:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT, start_new_session=True
@@ -261,9 +255,10 @@ def spawn(command: Command, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def reap(process: subprocess.Popen[bytes], log: IO[bytes]) -> int:
-    """Wait for a process, killed at the limit, and return the peak resident bytes of the largest process in its tree.
+    """Wait for a process, and return the peak resident bytes of the largest process in its tree.
 
-    Linux counts this process's own peak into that of what it starts, so it stays small: no NumPy here.
+    A process that exceeds the time limit is killed. Linux counts the peak of this process as part of the peak of its
+    children, so this process must stay small and does not import NumPy.
     """
     timer = threading.Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
     timer.start()
@@ -283,7 +278,7 @@ def reap(process: subprocess.Popen[bytes], log: IO[bytes]) -> int:
 
 
 def run_timed(command: Command) -> float:
-    """Run a command and return its seconds from spawn to reaped."""
+    """Run a command, and return the seconds from its start until it has exited."""
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
         reap(spawn(command, log), log)
@@ -291,16 +286,17 @@ def run_timed(command: Command) -> float:
 
 
 def touch_memory(size: int) -> None:
-    """Fault `size` bytes in and give them back, in a process of its own.
+    """Allocate and free `size` bytes in a separate process.
 
-    A hypervisor takes the pages of an idle guest away; without this, whoever writes next pays seconds to get them back.
+    A hypervisor reclaims memory of an idle guest. Without this step, the next process that writes would wait seconds
+    for the memory.
     """
     script = "import sys; from mmap import *; mmap(-1, int(sys.argv[1]), MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE)"
     subprocess.run([sys.executable, "-c", script, f"{size}"], check=True)
 
 
 def make_ready(out: Path, size: int) -> None:
-    """Delete the old output, let the disk come to rest, and touch as much memory as the next run writes."""
+    """Delete the old output, wait until the disk is idle, and touch as much memory as the next run writes."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     subprocess.run(["sync", "-f", f"{out}"], check=True)
@@ -308,7 +304,7 @@ def make_ready(out: Path, size: int) -> None:
 
 
 def check_output(out: Path, size: int) -> None:
-    """Refuse a run whose output is smaller than its input."""
+    """Raise `SkippedError` if the output is smaller than the input."""
     written = sum(file_sizes(out))
     if written < size:
         reason = f"it wrote {written} bytes of {size}"
@@ -316,7 +312,7 @@ def check_output(out: Path, size: int) -> None:
 
 
 def check_place(place: Path, size: int) -> None:
-    """Refuse a place without room, and a "disk" that is memory."""
+    """Raise `SkippedError` if a folder lacks space, or if the disk folder is on a tmpfs."""
     if place == DISK and filesystem(place) == "tmpfs":
         reason = f"{DISK} is a tmpfs: set TMPDIR to a folder on a disk"
         raise SkippedError(reason)
@@ -328,7 +324,7 @@ def check_place(place: Path, size: int) -> None:
 
 @dataclass
 class Timings:
-    """The seconds of each tool, round by round, and why a tool is missing."""
+    """The seconds of each tool in each round, and the reasons for skipped tools."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -339,9 +335,9 @@ class Timings:
 
 
 def measure_in_turn(tools: dict[str, Callable[[], float]], rounds: int) -> Timings:
-    """Run every tool once a round, each round beginning with another one.
+    """Run every tool once per round. Each round starts with a different tool.
 
-    A tool that fails is not run again; without shardtool itself there is nothing to compare, so its failure ends all.
+    A tool that fails is not run again. If shardtool fails, the error is raised, because nothing can be compared.
     """
     timings = Timings({tool: [] for tool in tools})
     for number in range(rounds + 1):
@@ -390,7 +386,7 @@ def session_peaks(leader: int) -> dict[int, int]:
         try:
             session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
             peak = re.search(r"VmHWM:\s+(\d+)", (folder / "status").read_text()) if session == leader else None
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has exited
             continue
         if peak:
             peaks[int(folder.name)] = int(peak[1]) * 1024
@@ -399,7 +395,7 @@ def session_peaks(leader: int) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak resident bytes of a run: of the largest process, of the first one, and of the largest that it started."""
+    """Peak resident bytes of the largest process, of the main process, and of the largest worker."""
 
     largest: int
     main: int
@@ -407,7 +403,7 @@ class Memory:
 
 
 def watch(leader: int, peaks: dict[int, int], stop: threading.Event) -> None:
-    """Keep `peaks` up to date; the kernel keeps each process's peak, so rare looks suffice."""
+    """Update `peaks` until `stop` is set. The kernel records the peak of each process, so few samples are enough."""
     while not stop.wait(WATCH_S):
         peaks |= session_peaks(leader)
 
@@ -433,7 +429,7 @@ def measure_memory(name: str) -> Memory:
 
 
 def start_up_tools() -> dict[str, Callable[[], float]]:
-    """Return what is measured for start-up, by the name it has in the table."""
+    """Return the start-up measurements by their name in the table."""
     words = {
         "python -c pass": ["-c", "pass"],
         "import click": ["-c", "import click"],
@@ -443,11 +439,8 @@ def start_up_tools() -> dict[str, Callable[[], float]]:
     return {name: partial(run_timed, [sys.executable, *arguments]) for name, arguments in words.items()}
 
 
-# ---- the report ----
-
-
 def progress(line: str) -> None:
-    """Say on stderr what goes on."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -464,13 +457,13 @@ def header(*titles: str) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's output that names an error, else the last one, fit for a table cell."""
+    """Return the last line of output that contains an error, or else the last line, escaped for a table cell."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return ([line for line in lines if "error" in line.lower()] or lines)[-1].replace("|", "\\|")
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Return the median and the extremes as text."""
+    """Return the median, minimum and maximum as text."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
@@ -534,12 +527,12 @@ def run_start_up(rounds: int, results: dict[str, Any]) -> None:
 
 
 def filesystem(folder: Path) -> str:
-    """Return the kind of file system that holds `folder`."""
+    """Return the type of the file system of `folder`."""
     return first_line("stat", "-f", "-c", "%T", f"{folder}")
 
 
 def first_line(*command: str) -> str:
-    """Return the first line that a command prints, or that it is absent."""
+    """Return the first line of the output of a command, or "absent" if the command does not exist."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=HERE)
     except FileNotFoundError:
@@ -556,7 +549,7 @@ def version(package: str) -> str:
 
 
 def facts(rounds: int) -> dict[str, str]:
-    """Return what the figures depend on, for the reader of a result file."""
+    """Return the properties of the machine and the software versions for the report."""
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -575,7 +568,7 @@ def facts(rounds: int) -> dict[str, str]:
 
 
 def report_imports(peer: Peer, tool: str, packages: list[str]) -> None:
-    """Print what of a tool's time is imports, since the comparison is of whole processes."""
+    """Print how much of a tool's time is spent on imports."""
     try:
         seconds = [run_timed([peer.python(), "-c", f"import {peer.module}"]) for _ in range(3)]
     except SkippedError:
@@ -590,18 +583,18 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each job (default: 5)")
     parser.add_argument("--only", default=",".join(NAMES), help="comma-separated, of: %(default)s")
-    parser.add_argument("--json", type=Path, help="also write every single figure to this file")
+    parser.add_argument("--json", type=Path, help="also write every single time to this file")
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
     if unknown := set(arguments.only) - set(NAMES):
-        parser.error(f"--only: no {', '.join(sorted(unknown))}; there is {', '.join(NAMES)}")
+        parser.error(f"--only: no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     if arguments.rounds < 1:
-        parser.error("--rounds: at least 1")
+        parser.error("--rounds: must be at least 1")
     return arguments
 
 
 def main() -> None:
-    """Measure what was asked for and print the tables."""
+    """Measure the selected jobs and print the tables."""
     arguments = parse_arguments()
     results: dict[str, Any] = {"facts": facts(arguments.rounds)}
     for name, value in results["facts"].items():

@@ -1,10 +1,10 @@
-"""What a cache gives and costs: an epoch from a slow source, the next one, and a hit beside an open file.
-
-The source is a folder whose files are read at no more than `--rate` MB/s in all, by a clock in the reading process.
-The caches of webdataset and wids, where these are installed, get the same shards from a command that is throttled
-alike. A trainer that takes `--trainer` MB/s shows what the copying costs that is not hidden behind it.
+"""Measure a cache: an epoch from a slow source, the next epoch, and a cache hit compared with opening a file.
 
     .venv/bin/python benchmarks/cache.py --size 200MB
+
+The reading process limits reads from the source folder to `--rate` MB/s in total. The caches of webdataset and wids,
+if installed, get the same shards from a command with the same limit. A trainer that consumes `--trainer` MB/s shows how
+much of the copying time it has to wait for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _SAMPLE = 100_000
 _SHARD = "20MB"
 _HITS = 400
-_PARTS = 4  # that the trainer's shuffled stream reads side by side: few, for the dataset has few shards
-_SLACK_S = 0.1  # what a network would have sent while nobody read
+_PARTS = 4  # parts that the trainer's shuffled stream reads from; few, because the dataset has few shards
+_SLACK_S = 0.1  # bytes that a network buffers while nobody reads
 _SLOW_CAT = """
 import sys, time
 rate, next_s = int(sys.argv[1]), time.perf_counter()
@@ -47,26 +47,26 @@ with open(sys.argv[2], "rb") as file:
 
 
 class Throttle:
-    """Lets no more than so many bytes a second pass."""
+    """Limits the number of bytes per second."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._next_s = rate, time.perf_counter()
 
     def passed(self, size: int) -> None:
-        """Wait until so many bytes may have passed."""
+        """Wait until this many more bytes are within the limit."""
         self._next_s = max(self._next_s, time.perf_counter() - _SLACK_S) + size / self._rate
         if (wait_s := self._next_s - time.perf_counter()) > 0:
             time.sleep(wait_s)
 
     def blocks(self, path: str) -> Iterator[memoryview | bytes]:
-        """Read a file as `read_blocks` does, but slowly."""
+        """Read a file like `read_blocks`, but at the limited rate."""
         for block in read_blocks(path):
             self.passed(len(block))
             yield block
 
 
 def made(place: Path, size: int) -> Path:
-    """Make the dataset."""
+    """Create the dataset."""
     data = os.urandom(_SAMPLE)
     with shardtool.ShardWriter(place / "slow" / "out-{000000..}.tar", max_size=_SHARD) as writer:
         for number in range(size // _SAMPLE):
@@ -75,7 +75,7 @@ def made(place: Path, size: int) -> Path:
 
 
 def epoch(dataset: Path, cache: shardtool.Cache | None, trainer: float = inf, parts: int = 64) -> float:
-    """Return the seconds of an epoch, for a program that uses so many bytes a second."""
+    """Return the seconds of an epoch for a program that consumes the given bytes per second."""
     start_s, used = time.perf_counter(), Throttle(trainer)
     for _ in shardtool.open(dataset, cache=cache).stream(seed=1, parts=parts):
         used.passed(_SAMPLE)
@@ -83,7 +83,7 @@ def epoch(dataset: Path, cache: shardtool.Cache | None, trainer: float = inf, pa
 
 
 def webdataset_epoch(dataset: Path, place: Path, rate: int) -> float:
-    """Return the seconds of an epoch of webdataset's cache, whose shards come through a throttled pipe."""
+    """Return the seconds of an epoch with webdataset's cache. The shards arrive through a throttled pipe."""
     import webdataset as wds
 
     script = place / "slow_cat.py"
@@ -99,7 +99,7 @@ def webdataset_epoch(dataset: Path, place: Path, rate: int) -> float:
 
 
 def wids_epoch(dataset: Path, place: Path, rate: int) -> float:
-    """Return the seconds of an epoch of wids's cache, whose shards a throttled command copies."""
+    """Return the seconds of an epoch with wids's cache. A throttled command copies the shards."""
     import wids
     from wids import wids_dl
 
@@ -116,7 +116,7 @@ def wids_epoch(dataset: Path, place: Path, rate: int) -> float:
 
 
 def hit(dataset: Path, cache: shardtool.Cache) -> tuple[float, float]:
-    """Return the seconds to open a shard that is there and read it all, through the cache and by its path."""
+    """Return the seconds to open a cached shard and read all of it, through the cache and by its path."""
     shards = open_dataset(dataset).shards
     buffer = memoryview(bytearray(2**25))
 
@@ -129,7 +129,7 @@ def hit(dataset: Path, cache: shardtool.Cache) -> tuple[float, float]:
         shard = shards[number // 2 % len(shards)]
         with cache.open(shard) as one:
             path = one.path
-        for plain in (0, 1) if number % 2 else (1, 0):  # each is first as often as the other
+        for plain in (0, 1) if number % 2 else (1, 0):  # alternate the order
             start_s = time.perf_counter()
             if plain:
                 read(path)
@@ -141,7 +141,7 @@ def hit(dataset: Path, cache: shardtool.Cache) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run it as the command line asks."""
+    """Measure with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="400MB")
     parser.add_argument("--rate", default="100MB", help="of the slow source, a second")

@@ -1,14 +1,14 @@
-"""Make the folder trees that bench.py packs, the same bytes every time.
+"""Create the folder trees that bench.py packs. The bytes are the same every time.
 
     python corpus.py DIR NAME...
 
 DIR/small/data    60,000 files of 2-12 KB in 200 folders: 30,000 samples of STEM.jpg (random bytes) and STEM.json
 DIR/images/data    4,000 JPEGs of about 105 KB in 100 folders
 DIR/large/data        60 files of 20 MB in 4 folders
-small4, images4, large2: so many copies of one of them side by side, in data/1, data/2 ...
+small4, images4, large2: 4, 4 and 2 copies of these, in data/1, data/2 ...
 
-A corpus is made beside its place and renamed, so one that is there is complete and is left alone.
-Needs numpy and Pillow; 1.6 GB of disk for the three, 6 GB more for the copies.
+A corpus gets its final name when it is complete, and an existing corpus is not changed. Requires NumPy and Pillow, and
+1.6 GB of disk space for the three corpora, plus 6 GB for the copies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_small(data: Path, number: int) -> None:
 
 
 def write_images(data: Path, number: int) -> None:
-    """Write one folder of 40 JPEGs: smooth colours under noise, which makes them as large as photographs."""
+    """Write one folder of 40 JPEGs: smooth colours with noise, so that they are as large as photographs."""
     rng = np.random.default_rng([SEED, 2, number])
     folder = data / f"n{number:04d}"
     folder.mkdir(parents=True)
@@ -65,7 +65,7 @@ FOLDERS = {"small": (write_small, 200), "images": (write_images, 100), "large": 
 
 
 def make(top: Path, name: str) -> None:
-    """Make the corpus `top`/`name`, unless it is there."""
+    """Create the corpus `top`/`name` unless it exists."""
     if (top / name).exists():
         return
     if name in COPIES:

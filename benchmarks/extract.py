@@ -1,6 +1,8 @@
-"""`extract` against `tar x` of the same shards, in turn; and `remove` of three of a million samples.
+"""Compare `extract` with `tar x` of the same shards in interleaved runs, and time `remove` of 3 of a million samples.
 
-python benchmarks/extract.py FOLDER [FILES...]      # FOLDER: an empty one, on the disk that is measured
+    python benchmarks/extract.py FOLDER [FILES...]
+
+FOLDER is an empty folder on the disk to measure.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _tree(root: Path, count: int) -> None:
 
 
 def _timed(command: list[str]) -> tuple[float, float]:
-    """Return the seconds that a command takes, and its CPU seconds, with its children."""
+    """Return the seconds and the CPU seconds of a command with its children."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(command, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

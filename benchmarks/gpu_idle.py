@@ -1,12 +1,12 @@
-"""How long a GPU waits for its batches, with the Prefetcher and without.
+"""Measure how long a GPU waits for batches, with and without the Prefetcher.
 
     python benchmarks/gpu_idle.py [STEPS]
 
-A small convolutional network trains on uint8 batches [64, 224, 224, 3] that lie in memory, so that nothing but the way
-to the GPU is measured. Without the Prefetcher a batch is copied and normalised when it is asked for, in the model's own
-stream, as most training loops do. The GPU is idle, for the model, from the end of one step's last kernel to the
-start of the next step's first one; CUDA events on the model's stream say when that was. With `item` the loop reads the
-loss in each step, which makes the CPU wait for the GPU.
+A small convolutional network trains on uint8 batches [64, 224, 224, 3] in memory, so only the transfer to the GPU is
+measured. Without the Prefetcher, each batch is copied and normalised on the model's stream when it is needed, as in
+most training loops. Idle time is the time between the last kernel of a step and the first kernel of the next step,
+measured with CUDA events on the model's stream. With `item`, the loop reads the loss in each step, so the CPU waits
+for the GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM = 10
 
 
 class InMemory:
-    """A loader whose batches are there already; in pinned memory or not."""
+    """A loader whose batches are already in memory, pinned or not."""
 
     def __init__(self, steps: int, *, pinned: bool) -> None:
         made = [torch.randint(0, 256, SHAPE, dtype=torch.uint8) for _ in range(4)]
@@ -41,7 +41,7 @@ class InMemory:
 
 
 def plainly(loader: InMemory) -> Iterator[Any]:
-    """Yield batches as a plain loop makes them: copied, and then normalised."""
+    """Yield batches like a plain loop, which copies and then normalises each batch."""
     mean, std = (torch.tensor(levels, device="cuda").view(1, 3, 1, 1) for levels in (MEAN, STD))
     for batch in loader:
         images = batch.to("cuda", non_blocking=True).permute(0, 3, 1, 2)
@@ -49,12 +49,12 @@ def plainly(loader: InMemory) -> Iterator[Any]:
 
 
 def prefetched(loader: InMemory) -> Iterator[Any]:
-    """Yield batches of the Prefetcher."""
+    """Yield batches from the Prefetcher."""
     return iter(Prefetcher(loader, "cuda", MEAN, STD, channels_last=True))
 
 
 def network() -> nn.Module:
-    """Return a network whose step takes some milliseconds."""
+    """Return a network whose step takes a few milliseconds."""
     layers: list[nn.Module] = []
     for given, made in ((3, 64), (64, 128), (128, 256), (256, 256)):
         layers += [nn.Conv2d(given, made, 3, 2, 1), nn.BatchNorm2d(made), nn.ReLU()]
@@ -62,7 +62,7 @@ def network() -> nn.Module:
 
 
 def idle_share(batches: Iterator[Any], *, item: bool) -> tuple[float, float]:
-    """Return the share of time that the GPU waited for batches, and milliseconds a step."""
+    """Return the share of time in which the GPU waited for batches, and the milliseconds per step."""
     model = network().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     labels = torch.randint(0, 100, SHAPE[:1], device="cuda")
@@ -89,7 +89,7 @@ def idle_share(batches: Iterator[Any], *, item: bool) -> tuple[float, float]:
 
 
 def main(steps: int) -> None:
-    """Print a row for each way."""
+    """Print a table row for each method."""
     if not torch.cuda.is_available():
         print("There is no GPU here that torch can use: nothing to measure.")
         return

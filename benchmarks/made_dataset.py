@@ -1,9 +1,10 @@
-"""Make a dataset that is all sidecars: its shards are files of zeros without blocks on the disk.
+"""Create a large dataset with real sidecars. The shards are sparse files of zeros that use no disk space.
 
-    python benchmarks/made_dataset.py FOLDER SHARDS SAMPLES      x-000000.tar ..., x.json; SAMPLES in all
+    python benchmarks/made_dataset.py FOLDER SHARDS SAMPLES      x-000000.tar ..., x.json; SAMPLES in total
 
-The index is what `create` would write: 10,000 sidecars of 10,000 samples take some minutes. Payloads are zeros,
-with the checksums that these have, so that reading them by their index finds nothing wrong; a walk of a shard does.
+The sidecars are those that `create` would write; 10,000 sidecars of 10,000 samples take some minutes. Payloads are
+zeros, and the sidecars contain their checksums. Reading by the index therefore finds no damage, but a scan of a shard
+does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _key(number: int) -> bytes:
 
 
 def _make(folder: Path, each: int, shards: int, number: int) -> tuple[ShardEntry, dict[str, str]]:
-    """Write a sidecar, and its shard as a hole."""
+    """Write a sidecar, and a sparse file as its shard."""
     sizes = np.random.default_rng(number).integers(_LEAST, _LEAST + _SIZES, each)
     of_zeros = np.array([crc32c(bytes(size)) for size in range(_LEAST, _LEAST + _SIZES)], np.uint32)
     keys = PackedStrings.of([_key(at) for at in range(number * each, (number + 1) * each)])
@@ -54,7 +55,7 @@ def _make(folder: Path, each: int, shards: int, number: int) -> tuple[ShardEntry
 
 
 def make(folder: Path, shards: int, samples: int) -> None:
-    """Write all shards, and the dataset file."""
+    """Write all shards and the dataset file."""
     each = samples // shards
     with ProcessPoolExecutor(2) as pool:
         made = [*pool.map(partial(_make, folder, each, shards), range(shards), chunksize=16)]

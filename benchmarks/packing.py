@@ -1,15 +1,16 @@
-"""How full are blocks that documents are packed into, and how long does packing take: our orders beside other packers.
+"""Compare packers of token sequences: the filling of blocks, and the packing time.
 
     PYTHONPATH=. python benchmarks/packing.py [DOCUMENTS]
 
-It runs by itself, where shardtool's dependencies are installed, and grain, if that is to be compared. Documents are
-made up: their lengths are log-normal, of 404 tokens in the middle, those longer than a block cut to one, for grain
-refuses them. Nothing is read. Of grain, which packs arrays and not lengths, the time has the making of blocks in it.
+Requires shardtool's dependencies; grain is optional. Document lengths are drawn from a log-normal distribution with a
+median of 404 tokens and are limited to the block size, because grain rejects longer documents. No data is read. grain
+packs arrays instead of lengths, so its time includes creating the blocks.
 
-llm-foundry, which packs for MosaicML's streaming, is no package that installs without a GPU's libraries. What its
-`BinPackCollator` documents is written down here: of a batch of `packing_ratio` times as many documents as blocks are
-wanted, the longest goes first into the first block that holds it; the fullest blocks are given out, and of the others
-ten times as many are kept at most. Its ratio `auto` is the largest that loses none.
+llm-foundry, which packs documents for MosaicML's streaming, cannot be installed without libraries for GPUs. Therefore,
+this script implements the documented algorithm of its `BinPackCollator`. A batch has `packing_ratio` times as many
+documents as blocks. The documents are sorted by length and placed into the first block with enough space. The fullest
+blocks are returned, and at most ten times as many other blocks are kept. The ratio `auto` is the largest ratio that
+loses no documents.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ if TYPE_CHECKING:
 
 TOKENS = 4096
 BATCH = 8  # blocks
-_KEPT = 10  # times so many blocks are kept by llm-foundry
+_KEPT = 10  # llm-foundry keeps at most this many times as many blocks as it returns
 _RATIOS = np.arange(3, 9, 0.25)
 
 
 def ours(lengths: Lengths, rule: Callable[[int, Lengths], tuple[Lengths, ...]], window: int) -> tuple[int, int, int]:
-    """Return how many blocks there are, how many tokens lie in them, and how many are lost."""
+    """Return the number of blocks, the number of tokens in them, and the number of lost tokens."""
     windows = [lengths[first : first + window] for first in range(0, len(lengths), window)]
     return sum(int(rule(TOKENS, one)[0][-1]) + 1 for one in windows), int(lengths.sum()), 0
 
 
 def foundry(lengths: Lengths, ratio: float) -> tuple[int, int, int]:
-    """Return how many blocks llm-foundry's packer gives out, how many tokens lie in them, and how many are lost."""
+    """Return the number of blocks, of tokens in them and of lost tokens with llm-foundry's packer."""
     size, bins, blocks, tokens, lost = int(ratio * BATCH), list[int](), 0, 0, 0
     for first in range(0, len(lengths) - size + 1, size):
         batch = sorted(lengths[first : first + size].tolist(), reverse=True)
@@ -61,7 +62,7 @@ def foundry(lengths: Lengths, ratio: float) -> tuple[int, int, int]:
 
 
 def grain_blocks(lengths: Lengths, name: str, bins: int) -> tuple[int, int, int]:
-    """Return how many blocks a packer of grain's gives out, how many tokens lie in them, and how many are lost."""
+    """Return the number of blocks, of tokens in them and of lost tokens with a packer of grain."""
     grain = import_module("grain")
     zeros = np.zeros(TOKENS, np.uint16)
     documents = grain.MapDataset.source([{"tokens": zeros[:length]} for length in lengths.tolist()]).to_iter_dataset()
@@ -74,7 +75,7 @@ def grain_blocks(lengths: Lengths, name: str, bins: int) -> tuple[int, int, int]
 
 
 def lines(lengths: Lengths) -> Iterator[str]:
-    """Yield a row of the table for each packer."""
+    """Yield a table row for each packer."""
 
     def row(name: str, run: Callable[[], tuple[int, int, int]]) -> str:
         start = time.process_time()

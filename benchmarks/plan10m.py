@@ -1,9 +1,9 @@
-"""Plan ten million made samples: time and resident memory, of the plan with and without a shuffle.
+"""Measure time and memory of planning ten million samples, in order and shuffled.
 
     python benchmarks/plan10m.py [SAMPLES]
 
-The entries are made in memory (keys of 23 bytes, one field); nothing is read from disk. What is
-measured is the whole process: the entries, the plan, and cutting every shard's task out of it.
+The sample table is created in memory (keys of 23 bytes, one field); nothing is read from disk. The whole process is
+measured: the sample table, the plan, and the tasks of all shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardtool.plan.shard_task import build_shard_samples
 
 
 def made_entries(samples: int) -> SampleTable:
-    """Return `samples` made samples in 1,000 folders, of about 100 kB each."""
+    """Return a table of `samples` samples in 1,000 folders, each of about 100 kB."""
     folder = np.arange(samples) * 1000 // samples
     digits = np.empty((samples, 24), np.uint8)
     digits[:] = np.frombuffer(b"c0000/image-0000000000.\0"[:24], np.uint8)
@@ -46,7 +46,7 @@ def made_entries(samples: int) -> SampleTable:
 
 
 def main() -> None:
-    """Print a row for each way to plan."""
+    """Print a table row for each order."""
     samples = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     entries = made_entries(samples)
     print(f"entries of {samples:,} samples: {_peak_mb():,} MB peak")

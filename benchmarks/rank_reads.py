@@ -1,10 +1,10 @@
-"""Measure what the parts of a shuffle cost that each rank has of its own: reads of a cold disk, by several processes.
+"""Measure the cost of separate parts for each rank: several processes read a shuffled stream from a cold disk.
 
     python benchmarks/rank_reads.py DATASET RANKS [ROUNDS]
 
-DATASET is a dataset file of shards on a disk. RANKS processes read three epochs of it, with `parts=64`, and by default,
-in turn. Before each epoch the system is asked to forget the shards. The first epoch reads the sidecars, too; of the
-others, the faster one is printed, of all rounds. CPU is that of all ranks, in microseconds a sample.
+DATASET is a dataset file of shards on a disk. RANKS processes read three epochs, alternately with `parts=64` and with
+the default. Before each epoch, the shards are removed from the page cache. The first epoch also reads the sidecars. Of
+the later epochs, the fastest of all rounds is printed. CPU is the total of all ranks in microseconds per sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {"`parts=64`": {"parts": 64}, "default": {}}
 
 
 def forget(dataset: shardtool.Dataset) -> None:
-    """Have the system drop what it holds of the shards."""
+    """Remove the shards from the page cache."""
     for shard in dataset.reader.catalog.shards:
         fd = os.open(shard.path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -34,7 +34,7 @@ def forget(dataset: shardtool.Dataset) -> None:
 
 
 def read(path: str, rank: int, ranks: int, options: dict[str, Any], together: Barrier, results: Any) -> None:
-    """Read some epochs as one rank, each when all ranks are ready; tell samples, seconds and CPU of each."""
+    """Read epochs as one rank, each when all ranks are ready. Send samples, seconds and CPU of each epoch."""
     dataset = shardtool.open(path)
     stream, found = dataset.stream(rank=rank, world_size=ranks, **options), []
     for _ in range(EPOCHS):
@@ -49,7 +49,7 @@ def read(path: str, rank: int, ranks: int, options: dict[str, Any], together: Ba
 
 
 def measured(path: str, ranks: int, options: dict[str, Any]) -> tuple[list[tuple[float, float]], int]:
-    """Return samples a second and CPU a sample of each epoch, and the most memory of a rank, in MiB."""
+    """Return samples per second and CPU per sample of each epoch, and the peak memory of a rank in MiB."""
     together = multiprocessing.Barrier(ranks)
     results: Any = multiprocessing.Queue()
     readers = [

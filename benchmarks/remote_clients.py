@@ -1,10 +1,11 @@
-"""Client libraries for objects in stores and behind HTTP, beside each other; all servers run on this machine.
+"""Compare client libraries for object stores and HTTP. All servers run on this machine.
 
     python benchmarks/remote_clients.py [--only CASES] [--megabytes N]
 
-It wants an environment of its own: `pip install "moto[server]" obstore pyarrow s3fs aiohttp urllib3`, and `nginx` and
-`curl` on the path. Each figure is taken in a new process; Markdown goes to stdout. The servers: nginx for speed, moto
-for what S3 means, `remote_server.py` for delays, faults and counts. CASES are names of the tables below, with commas.
+Requires a separate environment (`pip install "moto[server]" obstore pyarrow s3fs aiohttp urllib3`), and `nginx` and
+`curl` on the path. Each figure comes from a new process. Markdown is printed to stdout. nginx measures speed, moto
+implements S3, and `remote_server.py` adds delays and faults and counts requests. CASES are names of the tables below,
+separated by commas.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ THREADS = 32
 PIECE = 2**23
 LIMIT_S = 60
 FORK_LIMIT_S = 5
-CHILDREN = 50  # forked while threads of their parent read
+CHILDREN = 50  # processes forked while threads of the parent read
 KEY, SECRET, TOKEN = "AKIALEAKLEAKLEAK", "SECRETLEAK" * 4, "TOKENLEAK"
 LEAKS = (KEY, "SECRETLEAK", "TOKENLEAK", "PASSLEAK", "QUERYLEAK", "X-Amz-Signature=")
 KEYS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}
 REGION = {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
-# No client may ask the machine that it runs on for keys. obstore does not obey the first of these:
+# No client may request credentials from the metadata service. obstore ignores the first variable:
 NO_METADATA = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
@@ -57,7 +58,7 @@ NO_METADATA = {
 
 
 class Pieces:
-    """The bytes of an object that is written: how many there will be, and the bytes, piece by piece."""
+    """The content of an object to upload: its size, and an iterator over its parts."""
 
     def __init__(self, size: int, pieces: Iterator[bytes]) -> None:
         self.size, self._pieces = size, pieces
@@ -67,12 +68,12 @@ class Pieces:
 
 
 def lib(name: str) -> Any:
-    """Return a library that this repository's environment need not have."""
+    """Import a library that may be missing in the environment of this repository."""
     return importlib.import_module(name)
 
 
 class ObstoreHttp:
-    """obstore, as a web client."""
+    """obstore as an HTTP client."""
 
     imports: tuple[str, ...] = ("obstore", "obstore.store")
     packages: tuple[str, ...] = ("obstore",)
@@ -86,7 +87,7 @@ class ObstoreHttp:
         return lib("obstore.store").HTTPStore(f"{self.base}/{bucket}", client_options=options)
 
     def read(self, bucket: str, key: str) -> int:
-        """Read an object from beginning to end; return its bytes."""
+        """Read a whole object, and return the number of bytes."""
         stream = self.obs.get(self.store(bucket), key).stream(min_chunk_size=PIECE)
         return sum(len(piece) for piece in stream)
 
@@ -95,16 +96,16 @@ class ObstoreHttp:
         return bytes(self.obs.get_range(self.store(bucket), key, start=start, length=length))
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges as fast as the library can; return their bytes."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         got = self.obs.get_ranges(self.store(bucket), key, starts=starts, lengths=[RANGE] * len(starts), coalesce=0)
         return sum(map(len, got))
 
 
 class ObstoreThreads(ObstoreHttp):
-    """obstore, called by threads of ours."""
+    """obstore, called from threads of this script."""
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         store = self.store(bucket)
         with ThreadPoolExecutor(THREADS) as pool:
             one = lambda start: len(self.obs.get_range(store, key, start=start, length=RANGE))  # noqa: E731
@@ -112,7 +113,7 @@ class ObstoreThreads(ObstoreHttp):
 
 
 class ObstoreS3(ObstoreHttp):
-    """obstore, as a client of S3."""
+    """obstore as an S3 client."""
 
     def store(self, bucket: str) -> Any:
         """Return the store of a bucket."""
@@ -126,16 +127,16 @@ class ObstoreS3(ObstoreHttp):
                 file.write(piece)
 
     def create(self, bucket: str, key: str, data: bytes) -> None:
-        """Write an object that must not be there."""
+        """Create an object; fail if it exists."""
         self.obs.put(self.store(bucket), key, data, mode="create")
 
     def listing(self, bucket: str) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         return sum(map(len, self.obs.list(self.store(bucket))))
 
 
 class PyarrowS3:
-    """pyarrow's client of S3."""
+    """The S3 client of pyarrow."""
 
     imports = ("pyarrow.fs",)
     packages = ("pyarrow",)
@@ -144,7 +145,7 @@ class PyarrowS3:
         self.fs = lib("pyarrow.fs").S3FileSystem(endpoint_override=base, region="us-east-1")
 
     def read(self, bucket: str, key: str) -> int:
-        """Read an object from beginning to end; return its bytes."""
+        """Read a whole object, and return the number of bytes."""
         total = 0
         with self.fs.open_input_stream(f"{bucket}/{key}") as file:
             while piece := file.read(PIECE):
@@ -157,7 +158,7 @@ class PyarrowS3:
             return bytes(file.read_at(length, start))
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges as fast as the library can; return their bytes."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         with self.fs.open_input_file(f"{bucket}/{key}") as file, ThreadPoolExecutor(THREADS) as pool:
             return sum(pool.map(lambda start: len(file.read_at(RANGE, start)), starts))
 
@@ -168,12 +169,12 @@ class PyarrowS3:
                 file.write(piece)
 
     def listing(self, bucket: str) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         return len(self.fs.get_file_info(lib("pyarrow.fs").FileSelector(bucket, recursive=True)))
 
 
 class FsspecHttp:
-    """fsspec's web client (aiohttp)."""
+    """The HTTP client of fsspec (aiohttp)."""
 
     imports: tuple[str, ...] = ("fsspec.implementations.http",)
     packages: tuple[str, ...] = ("fsspec", "aiohttp")
@@ -187,7 +188,7 @@ class FsspecHttp:
         return f"{self.base}/{bucket}/{key}"
 
     def read(self, bucket: str, key: str) -> int:
-        """Read an object from beginning to end; return its bytes."""
+        """Read a whole object, and return the number of bytes."""
         total = 0
         with self.fs.open(self.path(bucket, key), "rb", block_size=PIECE, cache_type="readahead") as file:
             while piece := file.read(PIECE):
@@ -199,7 +200,7 @@ class FsspecHttp:
         return bytes(self.fs.cat_file(self.path(bucket, key), start=start, end=start + length))
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges as fast as the library can; return their bytes."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         path = self.path(bucket, key)
         got = self.fs.cat_ranges([path] * len(starts), starts, [start + RANGE for start in starts])
         return sum(map(len, got))
@@ -225,16 +226,16 @@ class S3fs(FsspecHttp):
                 file.write(piece)
 
     def create(self, bucket: str, key: str, data: bytes) -> None:
-        """Write an object that must not be there."""
+        """Create an object; fail if it exists."""
         self.fs.pipe_file(self.path(bucket, key), data, mode="create")
 
     def listing(self, bucket: str) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         return len(self.fs.find(bucket))
 
 
 class Urllib3:
-    """urllib3, with a pool of connections and threads of ours."""
+    """urllib3 with a connection pool, called from threads of this script."""
 
     imports: tuple[str, ...] = ("urllib3",)
     packages: tuple[str, ...] = ("urllib3",)
@@ -243,11 +244,11 @@ class Urllib3:
         self.base, self.pool = base, lib("urllib3").PoolManager(maxsize=THREADS)
 
     def address(self, bucket: str, key: str) -> str:
-        """Return the address of an object."""
+        """Return the URL of an object."""
         return f"{self.base}/{bucket}/{key}"
 
     def read(self, bucket: str, key: str) -> int:
-        """Read an object from beginning to end into one buffer; return its bytes."""
+        """Read a whole object, and return the number of bytes."""
         answer = self.pool.request("GET", self.address(bucket, key), preload_content=False)
         _sound(answer.status)
         total, into = 0, memoryview(bytearray(PIECE))
@@ -264,13 +265,13 @@ class Urllib3:
         return bytes(answer.data)
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges; return their bytes."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         with ThreadPoolExecutor(THREADS) as threads:
             return sum(threads.map(lambda start: len(self.fetch(bucket, key, start, RANGE)), starts))
 
 
 class Signed(Urllib3):
-    """urllib3, with addresses that obstore signs anew for each request."""
+    """urllib3 with URLs that obstore signs for each request."""
 
     imports = ("obstore", "obstore.store", "urllib3")
     packages = ("obstore", "urllib3")
@@ -281,20 +282,20 @@ class Signed(Urllib3):
         self.stores: dict[str, Any] = {}
 
     def address(self, bucket: str, key: str) -> str:
-        """Return the signed address of an object."""
-        if bucket not in self.stores:  # making one takes milliseconds
+        """Return the URL of an object."""
+        if bucket not in self.stores:  # creating a store takes milliseconds
             self.stores[bucket] = self.signer.store(bucket)
         return str(self.signer.obs.sign(self.stores[bucket], "GET", key, timedelta(hours=1)))
 
     def put(self, bucket: str, key: str, pieces: Pieces) -> None:
-        """Write an object by one request, whose length is known."""
+        """Write an object."""
         to = self.signer.obs.sign(self.signer.store(bucket), "PUT", key, timedelta(hours=1))
         headers = {"Content-Length": str(pieces.size)}
         _sound(self.pool.request("PUT", to, body=iter(pieces), headers=headers, retries=False).status)
 
 
 class HttpClient:
-    """http.client of the standard library, a connection a thread."""
+    """http.client of the standard library, with one connection per thread."""
 
     imports = ("http.client",)
     packages = ()
@@ -303,7 +304,7 @@ class HttpClient:
         self.host, self.local = base.removeprefix("http://"), threading.local()
 
     def request(self, bucket: str, key: str, headers: dict[str, str]) -> Any:
-        """Return an answer."""
+        """Send a request and return the response."""
         if not hasattr(self.local, "connection"):
             self.local.connection = lib("http.client").HTTPConnection(self.host)
         self.local.connection.request("GET", f"/{bucket}/{key}", headers=headers)
@@ -312,7 +313,7 @@ class HttpClient:
         return answer
 
     def read(self, bucket: str, key: str) -> int:
-        """Read an object from beginning to end into one buffer; return its bytes."""
+        """Read a whole object, and return the number of bytes."""
         answer, total, into = self.request(bucket, key, {}), 0, memoryview(bytearray(PIECE))
         while got := answer.readinto(into):
             total += got
@@ -323,7 +324,7 @@ class HttpClient:
         return bytes(self.request(bucket, key, {"Range": f"bytes={start}-{start + length - 1}"}).read())
 
     def ranges(self, bucket: str, key: str, starts: list[int]) -> int:
-        """Read many ranges; return their bytes."""
+        """Read many ranges as fast as the library can, and return the number of bytes."""
         with ThreadPoolExecutor(THREADS) as threads:
             return sum(threads.map(lambda start: len(self.fetch(bucket, key, start, RANGE)), starts))
 
@@ -348,18 +349,18 @@ STORES = ("obstore s3", "pyarrow s3", "s3fs")
 WRITERS = (*STORES, "signed, urllib3")
 WEB = [name for name in CLIENTS if name != "obstore http, threads"]
 
-# What a child process does: it gets a client's name and the servers' addresses, and returns a row.
+# Each of these functions runs in a child process. It gets a client's name and the server addresses, and returns a row.
 
 
 def do_import(name: str, _: dict[str, str]) -> dict[str, Any]:
-    """Import, for its memory."""
+    """Import the library, to measure its memory."""
     for one in CLIENTS[name].imports:
         lib(one)
     return {}
 
 
 def do_stream(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Read a large object twice; the second time counts."""
+    """Read a large object twice. The second time is reported."""
     client = CLIENTS[name](to["nginx"])
     client.read("data", "big")
     begun, cpu = time.perf_counter(), time.process_time()
@@ -369,10 +370,10 @@ def do_stream(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_ranges(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Read many small ranges, each delayed."""
+    """Read many small ranges. Each response is delayed."""
     size = int(to["size"])
     slots = random.Random(1).sample(range(size // (2 * RANGE)), RANGES)
-    starts = sorted(slot * 2 * RANGE for slot in slots)  # apart, so that no library may join them
+    starts = sorted(slot * 2 * RANGE for slot in slots)  # with gaps, so that no library merges the ranges
     client = CLIENTS[name](to["slow"])
     stats(to["slow"])
     begun = time.perf_counter()
@@ -395,7 +396,7 @@ def do_upload(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_whole(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Say what is seen of an upload while it runs, after an error in the block that writes it, and after SIGKILL."""
+    """Report what readers see of an upload while it runs, after an error in its `with` block, and after SIGKILL."""
     s3 = lib("boto3").client("s3", endpoint_url=to["moto"])
     bucket = "whole-" + re.sub("[^a-z0-9]+", "-", name)
     s3.create_bucket(Bucket=bucket)
@@ -407,7 +408,7 @@ def do_whole(name: str, to: dict[str, str]) -> dict[str, Any]:
         row["while it runs"] = _seen(s3, bucket)
         raise ValueError("an error of the writer")
 
-    with contextlib.suppress(Exception):  # urllib3 makes another one of it
+    with contextlib.suppress(Exception):  # urllib3 converts it to another error
         CLIENTS[name](to["moto"]).put(bucket, "k", Pieces(6 * PIECE, failing()))
     row["after an error"] = _seen(s3, bucket)
     words = [sys.executable, __file__, "--child", "hold", name, json.dumps({**to, "bucket": bucket})]
@@ -420,7 +421,7 @@ def do_whole(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_hold(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Write a part of an object, and wait to be killed."""
+    """Write part of an object, and wait to be killed."""
 
     def pieces() -> Iterator[bytes]:
         yield bytes(3 * PIECE)
@@ -439,7 +440,7 @@ def _seen(s3: Any, bucket: str) -> str:
 
 
 def do_conditional(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Create an object twice, and read one that changes."""
+    """Create an object twice, and read an object that changes."""
     row, client = {}, CLIENTS[name](to["moto"])
     if hasattr(client, "create"):
         client.create("bucket", f"once {name}", b"first")
@@ -477,7 +478,7 @@ FAULTS = ("busy", "denied", "cut", "lies", "changing")
 
 
 def do_faults(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Read a range, or two, from a bucket that fails."""
+    """Read one or two ranges from a bucket that fails."""
     row: dict[str, Any] = {}
     for bucket in FAULTS:
         client = CLIENTS[name](to["fast"])
@@ -496,7 +497,7 @@ def do_faults(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_messages(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Say what errors look like, and whether secrets stand in them."""
+    """Report the error messages, and whether they contain secrets."""
     leaky = to["moto"] if name in (*STORES, "signed, urllib3") else to["nginx"]
     if name not in (*STORES, "http.client", "signed, urllib3"):
         leaky = leaky.replace("//", "//user:PASSLEAK@")
@@ -519,7 +520,7 @@ def do_messages(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_profile(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Find an endpoint and keys by the environment, and by a profile of the AWS tools."""
+    """Find the endpoint and credentials in the environment, and in a profile of the AWS tools."""
     for variable in (*KEYS, "AWS_REGION", "AWS_DEFAULT_REGION"):
         os.environ.pop(variable, None)
     words = [sys.executable, __file__, "--child", "bare", name, json.dumps(to)]
@@ -545,7 +546,7 @@ def do_profile(name: str, to: dict[str, str]) -> dict[str, Any]:
 
 
 def do_bare(name: str, _: dict[str, str]) -> dict[str, Any]:
-    """Read an object with what the environment says."""
+    """Read an object with the settings in the environment."""
     given = os.environ.get("GIVEN")
 
     def read() -> bytes:
@@ -563,12 +564,12 @@ def do_bare(name: str, _: dict[str, str]) -> dict[str, Any]:
 
 
 def do_fork(name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Use a client in children: forked after it was used, forked while threads use it, spawned."""
+    """Use a client in child processes: forked after use, forked while threads use it, and spawned."""
     client = CLIENTS[name](to["nginx"])
     use: Callable[[Any], object] = lambda client: len(client.fetch("data", "big", 5, 100))  # noqa: E731
     use(client)
     if name == "signed, urllib3":
-        use(ObstoreS3(to["nginx"]))  # so that its threads run when the process forks
+        use(ObstoreS3(to["nginx"]))  # its threads must run when the process forks
     fresh = lambda: use(CLIENTS[name](to["nginx"]))  # noqa: E731
     row = {"same client": _forked(lambda: use(client)), "new client": _forked(fresh)}
     ended = threading.Event()
@@ -607,7 +608,7 @@ def _child_reads(name: str, base: str) -> None:
 
 
 def _copied(to: dict[str, str]) -> int:
-    """Import obstore once more, from a copy of its folder, and read with that."""
+    """Import obstore a second time from a copy of its folder, and read with the copy."""
     import shutil
 
     folder = tempfile.mkdtemp()
@@ -623,7 +624,7 @@ def _copied(to: dict[str, str]) -> int:
 
 
 def _forked(job: Callable[[], object]) -> str:
-    """Do a job in a forked child, within a time limit."""
+    """Run a job in a forked child process with a time limit."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -641,7 +642,7 @@ def _forked(job: Callable[[], object]) -> str:
 
 
 def _outcome(job: Callable[[], object], most: int = 170) -> str:
-    """Return what a job returns, or the error that it ends with, and which secrets stand in that."""
+    """Return the result or the error of a job, and the secrets in its text."""
     try:
         return str(job())[:most]
     except Exception as error:  # noqa: BLE001 - what each library raises is the question
@@ -652,7 +653,7 @@ def _outcome(job: Callable[[], object], most: int = 170) -> str:
 
 
 def _limited(job: Callable[[], object]) -> str:
-    """As `_outcome`, for at most some seconds."""
+    """Call `_outcome` with a time limit."""
     box: list[str] = []
     thread = threading.Thread(target=lambda: box.append(_outcome(job)), daemon=True)
     thread.start()
@@ -660,11 +661,11 @@ def _limited(job: Callable[[], object]) -> str:
     return box[0] if box else "no end in 12 s"
 
 
-# The parent.
+# These functions run in the parent process.
 
 
 def stats(base: str) -> dict[str, Any]:
-    """Return what the server was asked since the last time."""
+    """Return the requests that the server has received since the last call."""
     with urllib.request.urlopen(f"{base}/stats") as answer:  # noqa: S310 - our own server
         found: dict[str, Any] = json.load(answer)
         return found
@@ -686,7 +687,7 @@ def _wait(port: int) -> None:
 
 @contextlib.contextmanager
 def servers(folder: Path, megabytes: int) -> Iterator[dict[str, str]]:
-    """Start all servers; yield their addresses."""
+    """Start all servers, and yield their addresses."""
     (folder / "data").mkdir()
     big = folder / "data" / "big"
     with big.open("wb") as file:
@@ -723,7 +724,7 @@ def servers(folder: Path, megabytes: int) -> Iterator[dict[str, str]]:
 
 
 def find_row(case: str, name: str, to: dict[str, str]) -> dict[str, Any]:
-    """Return what a new process finds out."""
+    """Run a case in a new process, and return its row."""
     words = [sys.executable, __file__, "--child", case, name, json.dumps(to)]
     try:
         got = subprocess.run(words, capture_output=True, text=True, timeout=3 * LIMIT_S, check=False)
@@ -746,7 +747,7 @@ def table(title: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return how many distributions some packages pull in, and their megabytes on disk."""
+    """Return the number of distributions that the packages require, and their size on disk in MB."""
     seen: dict[str, int] = {}
     queue = [*packages]
     while queue:
@@ -765,7 +766,7 @@ def installed(packages: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seconds(code: str) -> float:
-    """Return how long a new Python takes for some code, at best."""
+    """Return the minimum time of a new Python process that runs some code."""
     took = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -775,7 +776,7 @@ def _seconds(code: str) -> float:
 
 
 def imports(to: dict[str, str]) -> None:
-    """Print what each library costs before it does anything."""
+    """Print the import cost of each library."""
     rows = {"Python alone": {"whole process, s, best of 5": _seconds("pass")}}
     for name in WEB:
         rows[name] = {"whole process, s, best of 5": _seconds("import " + ", ".join(CLIENTS[name].imports))}
@@ -784,7 +785,7 @@ def imports(to: dict[str, str]) -> None:
 
 
 def stream(to: dict[str, str]) -> None:
-    """Print how fast a large object is read, beside curl."""
+    """Print the speed of reading a large object, compared with curl."""
     rows: dict[str, dict[str, Any]] = {}
     for name in WEB:
         shares, best, cpu = [], {"MB/s": 0}, 0.0

@@ -1,14 +1,14 @@
-"""A copy of a dataset, beside `rclone copy` with 4 transfers of the same files, on servers of this machine.
-
-Into `rclone serve s3`, from nginx, and from folder to folder. Both check what they copy: shardtool each shard by the
-CRC-32C of the dataset file, rclone by the store's MD5 where there is one. They take turns, each round into an empty
-place; what is printed is the ratio of their rates in each round, the median and the extremes. rclone and nginx must be
-on the path.
+"""Compare `copy` with `rclone copy` (4 transfers) of the same files, with servers on this machine.
 
     python -m benchmarks.remote_copy --size 300MB --rounds 5
 
-With `--delay 0.05`, what it gains that more shards are copied at once while that helps: into a store that answers each
-request so many seconds late, and within it, beside four at once (`--workers 4`).
+The copies go into `rclone serve s3`, from nginx, and from folder to folder. Both tools verify the copies: shardtool
+compares the CRC-32C of each shard with the dataset file, and rclone compares the MD5 of the store if there is one. The
+runs are interleaved, each into an empty folder. The output is the ratio of the rates in each round: median, minimum and
+maximum. Requires rclone and nginx on the path.
+
+With `--delay 0.05`, the script compares `copy`, which increases the number of shards at a time, with `--workers 4`. The
+store delays each response by this many seconds. Shards are copied into the store and within the store.
 
     python -m benchmarks.remote_copy --size 20MB --shard 100kB --rounds 3 --delay 0.05
 """
@@ -42,7 +42,7 @@ _SAMPLE = 100_000
 
 
 def _made(folder: Path, size: int, shard: str) -> Path:
-    """Make a dataset of about `size` bytes, in shards of so many at most."""
+    """Create a dataset of about `size` bytes with shards of limited size."""
     (folder / "in").mkdir()
     for at in range(size // _SAMPLE):
         (folder / "in" / f"{at:06}.bin").write_bytes(os.urandom(_SAMPLE))
@@ -52,7 +52,7 @@ def _made(folder: Path, size: int, shard: str) -> Path:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[float, float, int]:
-    """Return the seconds that a command takes, those of the processor, and its peak memory in MB."""
+    """Return the seconds, the CPU seconds and the peak memory in MB of a command."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -73,7 +73,7 @@ def _shardtool(source: str, where: str) -> list[str]:
 
 
 def _compare(name: str, ours: list[str], theirs: list[str], environment: dict[str, str], place: Path) -> float:
-    """Run both once, each into an empty place; return our rate as a share of rclone's."""
+    """Run both tools once, each into an empty folder, and return our rate divided by the rate of rclone."""
     found = []
     for command in (ours, theirs):
         shutil.rmtree(place, ignore_errors=True)
@@ -88,7 +88,7 @@ def _compare(name: str, ours: list[str], theirs: list[str], environment: dict[st
 
 
 def _s3_of_rclone(server: Server) -> dict[str, str]:
-    """Return how rclone's own client finds a server."""
+    """Return the options with which rclone connects to a server."""
     given = server.environment
     return {
         "RCLONE_CONFIG_HERE_TYPE": "s3",
@@ -101,7 +101,7 @@ def _s3_of_rclone(server: Server) -> dict[str, str]:
 
 
 def _tuned(data: Path, root: Path, rounds: int, delay_s: float) -> dict[str, list[float]]:
-    """Copy into a store that answers late, and within it, four at once and as many as gain; return ratios of rates."""
+    """Copy into and within a store with delayed responses. Return our rate divided by the rate with four shards."""
     ratios: dict[str, list[float]] = {}
     (root / "proxy").mkdir()
     with stores.rclone(root) as server, stores.proxy(server, root / "proxy") as port:
@@ -121,7 +121,7 @@ def _tuned(data: Path, root: Path, rounds: int, delay_s: float) -> dict[str, lis
 
 
 def main() -> None:
-    """Compare."""
+    """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--size", default="300MB")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,10 +1,10 @@
-"""How fast a dataset behind HTTP is read, beside curl.
+"""Measure reading a dataset over HTTP, compared with curl.
 
     python benchmarks/remote_reading.py [MB [ROUNDS]]
 
-nginx serves files of this machine on its loopback, as they are and (the proxy of the tests) with 50 ms before each
-answer and 100 MB/s for all. Each round takes every figure once, each in a new process; what counts are ratios of one
-round, of which the median is printed with the extremes. It needs `nginx` and `curl` on the path.
+nginx serves local files directly, and through a proxy that waits 50 ms before each response and limits the total to
+100 MB/s. In each round, every measurement runs once in a new process. The output is the median, minimum and maximum of
+the ratios within a round. Requires `nginx` and `curl` on the path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELAY_S, _RATE, _AT_ONCE = 0.05, 100_000_000, 8
 
 
 def make(folder: Path, megabytes: int) -> None:
-    """Write shards of pictures of 100 KB that nothing can compress."""
+    """Write shards of incompressible pictures of 100 KB."""
     data = np.random.default_rng(0).bytes(_PAYLOAD)
     with ShardWriter(f"{folder}/x-{{000..}}.tar", max_size=_SHARD) as writer:
         for at in range(megabytes * 1_000_000 // _PAYLOAD):
@@ -40,7 +40,7 @@ def make(folder: Path, megabytes: int) -> None:
 
 
 def curl(url: str, folder: Path, at_once: int = 1) -> float:
-    """Return the MB/s at which curl fetches all shards, by so many connections."""
+    """Return the MB/s with which curl downloads all shards over the given number of connections."""
     names = sorted(path.name for path in folder.glob("*.tar"))
     words = [word for name in names for word in ("-o", "/dev/null", f"{url}/{name}")]
     many = ["--parallel", "--parallel-max", str(at_once)] if at_once > 1 else []
@@ -55,7 +55,7 @@ def stream(url: str) -> float:
 
 
 def in_order(url: str) -> float:
-    """Return the MB/s of an epoch in the order of the shards."""
+    """Return the MB/s of an epoch in order."""
     return _epoch(url, shuffle=False)
 
 
@@ -68,7 +68,7 @@ def _epoch(url: str, *, shuffle: bool) -> float:
 
 
 def random(url: str) -> float:
-    """Return the samples/s of batches of 64 from anywhere."""
+    """Return the samples/s of batches of 64 random samples."""
     data = shardtool.open(f"{url}/x.json")
     numbers = np.random.default_rng(1).integers(0, len(data), (8, 64))
     list(data[numbers[0]])
@@ -78,7 +78,7 @@ def random(url: str) -> float:
 
 
 def measured(name: str, url: str) -> float:
-    """Return what a function of this file measures, in a process of its own."""
+    """Run a function of this file in a new process, and return its result."""
     ran = subprocess.run([sys.executable, __file__, name, url], capture_output=True, text=True, check=True)
     return float(ran.stdout)
 

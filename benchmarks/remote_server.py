@@ -1,18 +1,19 @@
-"""A server of objects for `remote_clients.py`: it delays, fails as asked, and counts.
+"""An object server for `remote_clients.py` with delays, faults and request counts.
 
     python -m benchmarks.remote_server PORT FILE DELAY_MS
 
-It answers as a web server and, as far as clients ask here, as S3 does with paths for bucket and key. All keys of a
-bucket are FILE; the bucket chooses what goes wrong. `GET /stats` returns what was asked since the last time, as JSON.
+The server answers as an HTTP server, and implements the parts of S3 (path-style addresses) that the clients use. Every
+key of a bucket returns FILE. The bucket name selects the fault. `GET /stats` returns the requests since the last call
+as JSON.
 
-    data     nothing
-    busy     the first two requests get 503 with `Retry-After: 2`
-    denied   403, with the error document of S3
-    cut      half of the body, then the connection ends
-    lies     a range is asked for, the whole object is given (200)
-    changing each answer has another ETag, and `If-Match` fails (412)
-    list     100,000 keys, a thousand an answer
-    sink     takes uploads, in parts and whole, and forgets them
+    data     no fault
+    busy     503 with `Retry-After: 2` for the first two requests
+    denied   403 with an S3 error document
+    cut      half of the body; then the connection is closed
+    lies     the whole object (200) for a range request
+    changing another ETag in each response; `If-Match` fails (412)
+    list     100,000 keys, a thousand per response
+    sink     accepts uploads, whole and in parts, and discards them
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DATED = {"Last-Modified": "Sun, 01 Jan 2023 00:00:00 GMT"}
 
 
 class Server(WebServer):
-    """The objects, and what was asked of them."""
+    """The objects and the request counts."""
 
     def __init__(self, file: str, delay_s: float) -> None:
         self.delay_s = delay_s
@@ -111,7 +112,7 @@ class Server(WebServer):
 
 
 def page(query: dict[str, list[str]]) -> bytes:
-    """Return a thousand keys, as S3 lists them."""
+    """Return a thousand keys as an S3 listing."""
     first = int(query.get("continuation-token", ["0"])[0])
     keys = "".join(
         f"<Contents><Key>shards/out-{at:06}.tar</Key><LastModified>2023-01-01T00:00:00.000Z</LastModified>"
@@ -127,7 +128,7 @@ def page(query: dict[str, list[str]]) -> bytes:
 
 
 def uploaded(method: str, query: dict[str, list[str]]) -> bytes:
-    """Return what S3 says to the steps of an upload."""
+    """Return the S3 response to a step of an upload."""
     if method != "POST":
         return b""
     if "uploads" in query:

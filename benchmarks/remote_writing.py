@@ -1,10 +1,11 @@
-"""Writing to a store, beside writing to a folder and copying that with rclone.
+"""Compare `create` to a store with `create` to a folder and a copy by rclone.
 
     python benchmarks/remote_writing.py [MEGABYTES [ROUNDS]]
 
-One server, `rclone serve s3` over a folder, and the same samples of 100 KB: `create` to the server with two workers,
-against `create` to a folder and `rclone copy --transfers 4` of it to the server. The rounds take turns. Prints the
-seconds of each, the ratio of the medians, and the most memory of the run and its workers. rclone must be on the path.
+The server is `rclone serve s3`. Both variants pack the same samples of 100 KB: `create` to the server with two workers,
+and `create` to a folder followed by `rclone copy --transfers 4` to the server. The runs are interleaved. The output is
+the seconds of each variant, the ratio of the medians, and the peak memory of the run with its workers. Requires rclone
+on the path.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _samples(folder: Path, megabytes: int) -> Path:
 
 
 class Cost(NamedTuple):
-    """What a command took: seconds, and seconds of processors without those of the server."""
+    """The seconds of a command, and its CPU seconds without those of the server."""
 
     wall: float
     cpu: float
@@ -79,14 +80,14 @@ def _copy(folder: Path, prefix: str, server: Server) -> Cost:
 
 
 def main(megabytes: int = 400, rounds: int = 3) -> None:
-    """Measure, and print."""
+    """Measure, and print the results."""
     direct, apart = [], []
     with _work() as folder:
         source = _samples(folder, megabytes)
         (folder / "server").mkdir()
         with stores.rclone(folder / "server") as server:
             environment = {**server.environment, "SHARDTOOL_UNLOCKED": "1"}
-            for turn in range(rounds + 1):  # the first fills the page cache
+            for turn in range(rounds + 1):  # the first run fills the page cache
                 prefix = server.new_prefix()
                 direct.append(_create(source, prefix, environment))
                 shutil.rmtree(server.local(prefix))

@@ -1,9 +1,10 @@
-"""Measure `shardtool reshard` side by side with `cp` and with webdataset, and print the ratios as Markdown.
+"""Compare `shardtool reshard` with `cp` and with webdataset, and print the ratios as Markdown.
 
     .venv/bin/python benchmarks/reshard.py [--rounds N] [--only small4,images4] [--without-peer]
 
-Shards of a corpus, 100 MB each and on tmpfs, become shards of 50 MB: in order, and shuffled with a memory bound of a
-tenth of the data, by whichever method shardtool chooses, and by each. All as whole processes, by the rules of bench.py.
+Shards of 100 MB on tmpfs become shards of 50 MB: in order, and shuffled with a memory bound of a tenth of the data. For
+shuffled runs, shardtool chooses the method, or the script selects gather or scatter. The method of measuring is that
+of bench.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CORPORA = ("small4", "images4")
 PEER_GOALS = {"small4": 8.0, "images4": 5.0}
 HALVED = bench.Goal(">=", 0.7)
 SHUFFLED = bench.Goal(">=", 0.4)
-BASE_MB = 150  # resident memory beside the bound
+BASE_MB = 150  # allowed resident memory in addition to the bound
 
 
 def reshard_command(shards: Path, out: Path, *options: str) -> bench.Command:
@@ -49,7 +50,7 @@ def tools(shards: Path, out: Path, memory: int, peer: str) -> dict[str, bench.Co
 
 
 def resident_bytes(command: bench.Command) -> int:
-    """Run a command and return the sum of what its processes took at most, pages that they share counted once each."""
+    """Run a command, and return the sum of the peaks of its processes. Shared pages count once."""
     peaks: dict[int, int] = {}
     stop = threading.Event()
     with tempfile.TemporaryFile() as log:
@@ -102,7 +103,7 @@ def measure(name: str, rounds: int, peer: str) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the selected jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(CORPORA))

@@ -1,9 +1,9 @@
-"""How fast images are resized on the way into shards, against a bare Pillow loop times the number of workers.
+"""Compare the speed of `create --resize` with a plain Pillow loop times the number of workers.
 
     python benchmarks/resize.py FOLDER [ROUNDS]
 
-The loop opens, converts, resizes and encodes each image, and does nothing else; `shardtool create` lists, reads,
-resizes, packs, checksums, indexes and publishes. A ratio of 1 means that all of that costs nothing.
+The loop opens, converts, resizes and encodes each image. `shardtool create` also lists, reads, packs, checksums,
+indexes and publishes. A ratio of 1 means that these steps cost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 
 
 def bare_loop(paths: list[Path]) -> float:
-    """Return the seconds that a plain loop takes for these images."""
+    """Return the seconds of a plain loop for these images."""
     begun = time.perf_counter()
     for path in paths:
         with Image.open(path) as opened:
@@ -48,7 +48,7 @@ def shardtool(folder: Path) -> float:
 
 
 def main() -> None:
-    """Print a row a round, and the median."""
+    """Print a row for each round, and the median."""
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3  # noqa: PLR2004
     paths = sorted(folder.rglob("*.jpg"))
     ratios = []

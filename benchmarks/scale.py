@@ -1,13 +1,13 @@
-"""Large datasets: what a hundred million samples, a million files and ten thousand shards cost.
+"""Measure very large jobs: a hundred million samples, a million files and ten thousand shards.
 
-    python benchmarks/scale.py plan [SAMPLES]             made samples: plan and tasks, in order and shuffled
-    python benchmarks/scale.py plan-file [SAMPLES]        the same as a plan file: written, and used by a dry run
-    python benchmarks/scale.py files [FILES] [ROUNDS]     a real tree of tiny files: listed, and packed beside `tar cf`
-    python benchmarks/scale.py dataset [SHARDS] [SAMPLES] made sidecars: opened, inspected, a key, the start of `verify`
-    python benchmarks/scale.py parent [SHARDS]            what a run's parent costs a shard, of one sample each
+    python benchmarks/scale.py plan [SAMPLES]             plan samples in memory and create tasks, in order and shuffled
+    python benchmarks/scale.py plan-file [SAMPLES]        write a plan file, and use it in a dry run
+    python benchmarks/scale.py files [FILES] [ROUNDS]     list and pack many tiny files, compared with `tar cf`
+    python benchmarks/scale.py dataset [SHARDS] [SAMPLES] open, inspect and search a dataset, and start `verify`
+    python benchmarks/scale.py parent [SHARDS]            the cost of a shard in the main process, with one sample each
 
-Each measurement is a process of its own: seconds by the clock, of CPU with its workers, and the peak of its own
-resident memory. What is made lies below $SCALE_DIR, or a temporary folder, and is removed at the end.
+Each measurement runs in a new process: elapsed seconds, CPU seconds with workers, and the peak resident memory of the
+process. Files are created in $SCALE_DIR or a temporary folder, and deleted at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOOL = [sys.executable, "-m", "shardtool"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process took: seconds by the clock, of CPU with its children, and the peak of its resident memory."""
+    """Elapsed seconds of a process, CPU seconds with its children, and its peak resident memory."""
 
     clock_s: float
     cpu_s: float
@@ -41,7 +41,7 @@ class Cost:
 
 
 def run(*words: str | Path, cwd: Path | None = None, stop_at: str = "") -> Cost:
-    """Run a command; with `stop_at`, until its stderr has that text."""
+    """Run a command. With `stop_at`, stop it as soon as its stderr contains this text."""
     start = time.perf_counter()
     child = subprocess.Popen([*map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if child.stdout is None or child.stderr is None:
@@ -63,17 +63,17 @@ def run(*words: str | Path, cwd: Path | None = None, stop_at: str = "") -> Cost:
 
 
 def show(what: str, cost: Cost) -> None:
-    """Print a row."""
+    """Print a table row."""
     print(f"| {what} | {cost.clock_s:,.2f} | {cost.cpu_s:,.2f} | {cost.peak_mb:,} |", flush=True)
 
 
 def head() -> None:
-    """Print the head of the table."""
+    """Print the table header."""
     print("| what | s | CPU s | peak resident MB |\n|---|--:|--:|--:|", flush=True)
 
 
 def plan(folder: Path, samples: int = 10_000_000) -> None:  # noqa: ARG001 - nothing is written
-    """Plan made samples in memory."""
+    """Plan samples in memory."""
     head()
     here = Path(__file__).parent
     for seed in (0, 1):
@@ -90,7 +90,7 @@ def plan(folder: Path, samples: int = 10_000_000) -> None:  # noqa: ARG001 - not
 
 
 def plan_file(folder: Path, samples: int = 10_000_000) -> None:
-    """Write a plan file of made samples, and plan with it as a part of a run does."""
+    """Write a plan file, and plan with it as one part of a run."""
     here, source = Path(__file__).parent, folder / "made"
     step = -(-samples // 16)
     source.mkdir()
@@ -101,7 +101,7 @@ def plan_file(folder: Path, samples: int = 10_000_000) -> None:
         "from shardtool.source.plan_request import make_plan_request\n"
         "from shardtool.source.plan_file import write_plan\n"
         f"e = p.made_entries({samples})\n"
-        f"for at in range(0, {samples}, {step}):\n"  # a plan of which no file is there is refused
+        f"for at in range(0, {samples}, {step}):\n"  # a plan whose files do not exist is rejected
         f"    path = {str(source)!r} + '/' + e.path(at).decode(); os.makedirs(os.path.dirname(path), exist_ok=True)\n"
         "    open(path, 'wb').truncate(int(e.rows.size[at])); os.utime(path, ns=(0, 0))\n"
         f"asked = make_plan_request({str(source)!r}, CreateOptions(shuffle=True, workers=1), 'tar')\n"
@@ -119,7 +119,7 @@ def plan_file(folder: Path, samples: int = 10_000_000) -> None:
 
 
 def files(folder: Path, count: int = 1_000_000, rounds: int = 3) -> None:
-    """List and pack a tree of tiny files, beside tar."""
+    """List and pack a tree of tiny files, compared with tar."""
     tree, payload = folder / "tree", b"x" * 200
     for number in range(0, count, 1000):
         below = tree / f"{number // 100_000:02}" / f"{number // 1000:04}"
@@ -148,13 +148,13 @@ def files(folder: Path, count: int = 1_000_000, rounds: int = 3) -> None:
 
 
 def dataset(folder: Path, shards: int = 10_000, samples: int = 100_000_000) -> None:
-    """Open, inspect and look up in a dataset of made sidecars, and see how long `verify` takes to begin."""
+    """Create a dataset, open it, inspect it, find samples by key, and measure when `verify` reads the first shard."""
     run(sys.executable, Path(__file__).with_name("made_dataset.py"), folder, str(shards), str(samples))
     look(folder, samples)
 
 
 def look(folder: Path, samples: int) -> None:
-    """Measure a dataset that is there."""
+    """Measure an existing dataset."""
     json_file, key = folder / "x.json", f"c{samples // 200_000:04}/image-{samples // 2:010}"
     code = (
         "import time; import shardtool; t = time.perf_counter()\n"
@@ -176,7 +176,7 @@ def look(folder: Path, samples: int) -> None:
 
 
 def parent(folder: Path, shards: int = 10_000) -> None:
-    """Pack a shard for each of many files; the parent's own CPU is what is printed."""
+    """Pack each of many files into its own shard. Print the CPU time of the main process."""
     source = folder / "source"
     for number in range(shards):
         (source / f"{number // 1000:03}").mkdir(parents=True, exist_ok=True)

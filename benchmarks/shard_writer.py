@@ -1,11 +1,11 @@
-"""Write the samples of a folder from a program: our `ShardWriter` beside webdataset's, one process each.
+"""Compare our `ShardWriter` with webdataset's: programs that write the samples of a folder, one process each.
 
     python benchmarks/shard_writer.py SOURCE... [--peer PYTHON] [--rounds N] [--out DIR]
 
-SOURCE is a folder such as corpus.py makes. Files that share folder and stem are one sample. All samples are in memory
-before the clock starts, and imports are taken out; sidecars, the dataset file and fsync are in. Shards are 250 MB.
-`webdataset` is its writer as one uses it, `fast` with `mtime=0`, `synced` with an fsync of each shard, as ours has it.
-PYTHON has webdataset.
+SOURCE is a folder of corpus.py. Files with the same folder and stem form one sample. All samples are in memory before
+the time starts, and imports are not counted. The time includes sidecars, the dataset file and fsync. Shards have
+250 MB. `webdataset` is its default writer, `fast` uses `mtime=0`, and `synced` also calls fsync for each shard, as
+ours does. PYTHON is an interpreter with webdataset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PEER = Path(__file__).parent / ".venv-wds" / "bin" / "python"
 
 
 def read(source: Path) -> list[dict[str, str | bytes]]:
-    """Return the samples under `source` in the order of their keys."""
+    """Return the samples in `source` in key order."""
     found: dict[str, dict[str, str | bytes]] = {}
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -35,7 +35,7 @@ def read(source: Path) -> list[dict[str, str | bytes]]:
 
 
 def write(which: str, samples: list[dict[str, str | bytes]], out: Path) -> float:
-    """Return the seconds that a writer takes."""
+    """Return the seconds of a writer."""
     if which == "ours":
         import pyarrow.parquet  # noqa: F401 - imports are taken out
 
@@ -57,14 +57,14 @@ def write(which: str, samples: list[dict[str, str | bytes]], out: Path) -> float
 
 
 def sync(path: str) -> None:
-    """Make a file durable."""
+    """Call fsync for a file."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
 
 
 def run_round(source: Path, out: Path, peer: str) -> dict[str, float]:
-    """Return the seconds of each writer, run in turn."""
+    """Run each writer once, and return the seconds."""
     found = {}
     for which in _WRITERS:
         shutil.rmtree(out, ignore_errors=True)
@@ -78,7 +78,7 @@ def run_round(source: Path, out: Path, peer: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print a row for each source."""
+    """Print a table row for each source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", type=Path)
     parser.add_argument("--peer", default=str(_PEER))

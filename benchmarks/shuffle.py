@@ -1,9 +1,9 @@
-"""Measure how well an epoch is shuffled whose shards hold a class each, and print it as Markdown.
+"""Measure how well an epoch of class-sorted shards is shuffled, and print the results as Markdown.
 
     PYTHONPATH=. PYTHON benchmarks/shuffle.py
 
-PYTHON has webdataset. Nothing is read: the orders of 1,280,000 samples are computed, as both tools would read them; and
-those of one rank of several, of 200 classes, with how large the pieces are that it reads.
+PYTHON is an interpreter with webdataset. No data is read: the script computes the orders in which both tools would read
+1,280,000 samples, and the order of one of several ranks with 200 classes and different sizes of reads.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ BUFFERS = (1000, 4096, 32768)
 
 
 def ours(options: OrderOptions) -> NDArray[np.int64]:
-    """Return the numbers of an epoch's samples."""
+    """Return the sample numbers of an epoch."""
     return epoch_order(np.full(CLASSES, OF_CLASS), options).numbers(np.arange(SAMPLES))
 
 
 def webdataset(buffer: int, classes: int = CLASSES, each: int = OF_CLASS, ranks: int = 1) -> NDArray[np.int64]:
-    """Return the numbers of an epoch's samples, as one of the ranks has them, which divide shuffled shards."""
+    """Return the sample numbers of an epoch for one of the ranks, which share the shuffled shards."""
     shards = list(range(classes))
     random.Random(0).shuffle(shards)
     numbers = (shard * each + at for shard in shards[::ranks] for at in range(each))
@@ -48,14 +48,14 @@ def webdataset(buffer: int, classes: int = CLASSES, each: int = OF_CLASS, ranks:
 
 
 def row(name: str, order: NDArray[np.int64]) -> str:
-    """Return a line of the table."""
+    """Return a table row."""
     classes = order // OF_CLASS
     different = np.mean([len(np.unique(batch)) for batch in classes.reshape(-1, BATCH)[::17]])
     return f"| {name} | {different:.0f} | {(classes[1:] == classes[:-1]).mean():.1%} |"
 
 
 def classes_of_rank(order: NDArray[np.int64], each: int) -> float:
-    """Return how many classes are in a batch of a rank: the mean of 40 at most."""
+    """Return the mean number of classes in a batch of a rank, from at most 40 batches."""
     classes = (order // each)[: 40 * BATCH]
     return float(
         np.mean([len(np.unique(batch)) for batch in classes[: len(classes) // BATCH * BATCH].reshape(-1, BATCH)])
@@ -63,7 +63,7 @@ def classes_of_rank(order: NDArray[np.int64], each: int) -> float:
 
 
 def row_of_rank(each: int, size: int, ranks: int) -> str:
-    """Return a line of the table of one rank: 200 classes of so many samples."""
+    """Return a table row for one rank and 200 classes of the given size."""
     view = CatalogSamples(made_catalog([each] * 200))
     columns = []
     for parts in (64, None):

@@ -1,9 +1,9 @@
-"""How long `create` and `verify --source` take where opening a file takes long, as it does over a network.
+"""Measure `create` and `verify --source` if opening a file is slow, as on a network file system.
 
     python benchmarks/slow_open.py [CHECKOUT]
 
-`slow_open.c` is preloaded: each open of a source's file sleeps. The files lie in memory, so nothing else takes time.
-With another checkout of shardtool, that one runs in turn with this one, and must write the same bytes.
+The preloaded library `slow_open.c` delays each `open` of a source file. The files are in memory, so only the delay
+counts. If another checkout of shardtool is given, both run alternately and must write the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(checkout: Path, words: list[str], source: Path, library: Path, delay_us:
 
 
 def measure(checkouts: list[Path], place: Path, library: Path) -> None:
-    """Print a row for each job, delay and checkout: the least of some rounds."""
+    """Print a row for each job, delay and checkout: the minimum of several rounds."""
     source = place / "in"
     source.mkdir()
     for at in range(FILES):

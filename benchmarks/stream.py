@@ -1,17 +1,17 @@
-"""Fields as bytes: our stream and random reads beside webdataset, wids, array_record and a bare Python read.
+"""Compare reading bytes: our streams and random reads, webdataset, wids, array_record and plain `os.pread`.
 
     python benchmarks/stream.py SHARDS [ROUNDS]
 
-SHARDS is a dataset file of tar shards. All tools read the same samples in this process, warm, in turn; printed are the
-fastest and the median seconds of the rounds, the least CPU time of all threads in microseconds a sample (which other
-work on the machine changes less), and how many times as fast we are, by the clock and by CPU time. The bare read is one
-`os.pread` a sample, by places that are known, and slices of it. A tool that is not installed is left out; records of
-array_record are written once to a temporary folder, with a sample's payloads as one record.
+SHARDS is a dataset file of tar shards. All tools read the same samples from the page cache in this process, in
+interleaved runs. The output is the minimum and median seconds, the minimum CPU time of all threads in microseconds per
+sample (which depends less on other jobs of the machine), and how many times faster shardtool is, by time and by CPU.
+The plain read calls `os.pread` once per sample at known offsets, and slices the result. A tool that is not installed
+is skipped. For array_record, the samples are first written to a temporary folder, one record per sample.
 
-Linux reads pages that a program wrote up to twice as slowly as those that it read from a disk itself, and `os.pread`
-feels it more than a mapping: `cp` the shards first to measure what training meets.
+On Linux, reading pages that a program has written can take twice as long as reading pages that came from a disk, and
+`os.pread` is affected more than a memory mapping. Therefore, first copy the shards with `cp`.
 
-It wants an environment with webdataset, such as `.venv-clients`.
+Requires an environment with webdataset, such as `.venv-clients`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RANDOM = 20_000
 
 
 def drain(samples: Iterable[Any]) -> int:
-    """Read all samples; return how many there were."""
+    """Read all samples, and return their number."""
     count = 0
     for _ in samples:
         count += 1
@@ -44,7 +44,7 @@ def drain(samples: Iterable[Any]) -> int:
 
 
 class Bare:
-    """The least that Python does: a system call a sample, and slices."""
+    """The minimum work in Python: one system call per sample, and slices."""
 
     def __init__(self, data: Any) -> None:
         self.rows: list[tuple[int, str, int, int, list[tuple[str, int, int]]]] = []
@@ -60,7 +60,7 @@ class Bare:
                 self.rows.append((fd, key.decode(), start, end - start, fields))
 
     def read(self, numbers: Iterable[int]) -> int:
-        """Read samples by number; return how many there were."""
+        """Read samples by number, and return their number."""
         count = 0
         for fd, key, start, size, fields in map(self.rows.__getitem__, numbers):
             block = memoryview(os.pread(fd, size, start))
@@ -70,7 +70,7 @@ class Bare:
 
 
 def streams(data: Any, bare: Bare, folder: str) -> dict[str, Callable[[], int]]:
-    """Return what reads all samples, by its name."""
+    """Return functions that read all samples, by name."""
     found = {
         "shardtool": lambda: drain(data.stream(shuffle=False, rank=0, world_size=1)),
         "shardtool, shuffled": lambda: drain(data.stream(rank=0, world_size=1)),
@@ -98,7 +98,7 @@ def streams(data: Any, bare: Bare, folder: str) -> dict[str, Callable[[], int]]:
 
 
 def randoms(dataset_file: Path, data: Any, bare: Bare, folder: str) -> dict[str, Callable[[], int]]:
-    """Return what reads samples by number, by its name."""
+    """Return functions that read samples by number, by name."""
     draw = np.random.default_rng(1)
     numbers = draw.integers(0, len(data), RANDOM)
     listed: list[int] = numbers.tolist()
@@ -128,7 +128,7 @@ def randoms(dataset_file: Path, data: Any, bare: Bare, folder: str) -> dict[str,
 
 
 def measure(tools: dict[str, Callable[[], int]], rounds: int, title: str) -> None:
-    """Run all tools in turn, and print how long each took beside the first."""
+    """Run all tools in each round, and print their times relative to the first tool."""
     times: dict[str, list[float]] = {name: [] for name in tools}
     used: dict[str, list[float]] = {name: [] for name in tools}
     for turn in range(rounds + 1):

@@ -1,10 +1,10 @@
-"""Pack a folder tree into TFRecords the usual way: the peers that bench.py compares with.
+"""Pack a folder tree into TFRecords with a typical program. bench.py compares shardtool with it.
 
     python tfrecord_writer.py tensorflow|tfrecord SOURCE OUT MAX_SIZE
 
-Files that share folder and stem are one sample; the key is a bytes feature, as it is in shardtool's. With `tensorflow`,
-`tf.train.Example` and `tf.io.TFRecordWriter`; with `tfrecord`, the package of that name. Each in one process, in an
-environment of its own that has both.
+Files with the same folder and stem form one sample. The key is a bytes feature, as in shardtool. `tensorflow` selects
+`tf.train.Example` and `tf.io.TFRecordWriter`, and `tfrecord` selects the package of that name. The program runs in one
+process, in an environment with both packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def samples(source: Path) -> Iterator[dict[str, bytes]]:
-    """Yield the samples under `source`, the fields with the key, in the order of their keys."""
+    """Yield the samples in `source` in key order. Each sample is a dict of its fields and the key."""
     for folder, subfolders, names in os.walk(source):
         subfolders.sort()
         prefix = folder[len(f"{source}") + 1 :]
@@ -32,7 +32,7 @@ def samples(source: Path) -> Iterator[dict[str, bytes]]:
 def write(
     source: Path, open_shard: Callable[[int], Any], max_size: int, put: Callable[[Any, dict[str, bytes]], None]
 ) -> None:
-    """Write every sample under `source` into shards of about `max_size` bytes."""
+    """Write all samples in `source` into shards of about `max_size` bytes."""
     shard, room, number = None, 0, 0
     for sample in samples(source):
         size = sum(map(len, sample.values()))

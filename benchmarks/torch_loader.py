@@ -1,15 +1,15 @@
-"""Decoded crops into PyTorch: `loader` in threads beside worker processes, webdataset, a folder, DALI and SPDL.
+"""Compare loaders of decoded crops for PyTorch: ours, webdataset, a folder, DALI and SPDL.
 
     python benchmarks/torch_loader.py FOLDER [ROUNDS] [TOOL ...]
 
-FOLDER holds pictures in a folder for each class, such as `images/data` of the corpus. It is packed once into shards on
-tmpfs. Each tool runs as a process of its own with two workers or threads, and gives every picture once, shuffled, as
-batches of 64 centre crops [224, 224, 3], uint8. Printed are the seconds of the whole process, those of the epoch
-without imports and opening, and the CPU's seconds of the epoch, which other work on the machine changes less. All must
-agree on the sum of all pixels (DALI may be off by rounding); those named `-random` give random parts of other shapes in
-place of the centre (torchvision's RandomResizedCrop), each its own. A tool that is not installed is left out.
+FOLDER contains a folder of pictures for each class, such as `images/data` of the corpus. It is packed once into shards
+on tmpfs. Each tool runs in a new process with two workers or threads. It returns every picture once, shuffled, in
+batches of 64 centre crops [224, 224, 3], uint8. The output is the seconds of the whole process, the seconds of the
+epoch without imports and opening, and the CPU seconds of the epoch, which depend less on other jobs of the machine.
+All tools must return the same sum of pixels; DALI may differ by rounding. Tools named `-random` return random crops
+(torchvision's RandomResizedCrop), which differ between tools. A tool that is not installed is skipped.
 
-It wants an environment with torch and webdataset, such as `.venv-clients`.
+Requires an environment with torch and webdataset, such as `.venv-clients`.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 
 
 def box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Return the place of the centre crop: left, top, right, bottom."""
+    """Return the bounds of the centre crop: left, top, right, bottom."""
     left, top = (width - SIDE) // 2, (height - SIDE) // 2
     return left, top, left + SIDE, top + SIDE
 
 
 def crop_image(image: Any) -> Any:
-    """Return the centre of a Pillow image as an array."""
+    """Return the centre crop of a Pillow image as an array."""
     return np.asarray(image.crop(box(*image.size)))
 
 
 def crop_array(image: Any) -> Any:
-    """Return the centre of an array [height, width, channel]."""
+    """Return the centre crop of an array [height, width, channel]."""
     left, top, right, bottom = box(image.shape[1], image.shape[0])
     return image[top:bottom, left:right]
 
 
 def crop_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample of a Pillow image with its centre."""
+    """Replace the Pillow image of a sample by its centre crop."""
     return {"jpg": crop_image(sample["jpg"]), "cls": sample["cls"]}
 
 
 def crop_sample_array(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample of an array with its centre."""
+    """Replace the array of a sample by its centre crop."""
     return {"jpg": crop_array(sample["jpg"]), "cls": sample["cls"]}
 
 
@@ -71,35 +71,35 @@ def opened(shards: Path) -> Any:
 
 
 def by_loader(shards: Path) -> Any:
-    """Threads that decode no more than the crop needs, into the batch."""
+    """Decode only the part of each picture that the crop needs, in threads, into the batch."""
     from shardtool.torch import CenterCrop, loader
 
     return loader(opened(shards), BATCH, decode={"jpg": CenterCrop(SIDE)}, threads=WORKERS)
 
 
 def by_transform(shards: Path) -> Any:
-    """Threads that decode whole pictures, and crop them by a function."""
+    """Decode whole pictures in threads, and crop them with a function."""
     from shardtool.torch import loader
 
     return loader(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample, threads=WORKERS)
 
 
 def by_arrays(shards: Path) -> Any:
-    """The same, with arrays in place of Pillow's images."""
+    """Decode whole pictures as arrays in threads, and crop them with a function."""
     from shardtool.torch import loader
 
     return loader(opened(shards), BATCH, decode={"jpg": "numpy"}, transform=crop_sample_array, threads=WORKERS)
 
 
 def by_loader_random(shards: Path) -> Any:
-    """Threads that decode random parts."""
+    """Decode random crops in threads."""
     from shardtool.torch import RandomResizedCrop, loader
 
     return loader(opened(shards), BATCH, decode={"jpg": RandomResizedCrop(SIDE)}, threads=WORKERS)
 
 
 def by_stream(shards: Path) -> Any:
-    """StreamDataset in a DataLoader."""
+    """Use StreamDataset in a DataLoader."""
     from torch.utils.data import DataLoader
 
     from shardtool.torch import CenterCrop, StreamDataset
@@ -109,7 +109,7 @@ def by_stream(shards: Path) -> Any:
 
 
 def by_map(shards: Path) -> Any:
-    """MapDataset in a DataLoader."""
+    """Use MapDataset in a DataLoader."""
     from torch.utils.data import DataLoader
 
     from shardtool.torch import CenterCrop, MapDataset
@@ -119,7 +119,7 @@ def by_map(shards: Path) -> Any:
 
 
 def by_webdataset(shards: Path) -> Any:
-    """Webdataset as its documentation has it: batches are made in the workers."""
+    """Use webdataset as in its documentation: the workers create the batches."""
     import webdataset as wds
     from torch.utils.data import DataLoader
 
@@ -129,7 +129,7 @@ def by_webdataset(shards: Path) -> Any:
 
 
 def random_image(image: Any) -> Any:
-    """Return a random part of a Pillow image, scaled, as an array."""
+    """Return a random crop of a Pillow image, resized, as an array."""
     from shardtool.torch import RandomResizedCrop
 
     width, height = image.size
@@ -138,7 +138,7 @@ def random_image(image: Any) -> Any:
 
 
 def by_webdataset_random(shards: Path) -> Any:
-    """Webdataset with random parts."""
+    """Use webdataset with random crops."""
     import webdataset as wds
     from torch.utils.data import DataLoader
 
@@ -148,7 +148,7 @@ def by_webdataset_random(shards: Path) -> Any:
 
 
 class Folder:
-    """A folder of classes as a dataset, as torchvision's ImageFolder is."""
+    """A folder of classes as a dataset, like torchvision's ImageFolder."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("*/*.jpg"))
@@ -164,7 +164,7 @@ class Folder:
 
 
 def by_folder(shards: Path) -> Any:
-    """The files themselves, in a DataLoader."""
+    """Read the original files in a DataLoader."""
     from torch.utils.data import DataLoader
 
     folder = Folder(Path((shards / "source").read_text()))
@@ -172,7 +172,7 @@ def by_folder(shards: Path) -> Any:
 
 
 def by_dali(shards: Path, *, centre: bool = True) -> Any:
-    """A DALI pipeline on the CPU."""
+    """Use a DALI pipeline on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)  # type: ignore[untyped-decorator]
@@ -197,7 +197,7 @@ def by_dali(shards: Path, *, centre: bool = True) -> Any:
 
 
 def by_spdl(shards: Path) -> Any:
-    """SPDL's threads around Pillow, with shardtool's stream as the source."""
+    """Use SPDL's threads with Pillow. shardtool's stream is the source."""
     from spdl.pipeline import PipelineBuilder
 
     def decoded(sample: dict[str, Any]) -> Any:
@@ -230,7 +230,7 @@ TOOLS: dict[str, Callable[[Path], Any]] = {
 
 
 def run(tool: str, shards: Path) -> None:
-    """Read an epoch with one tool; print how many pictures there were, their sum, and the seconds."""
+    """Read an epoch with one tool, and print the number of pictures, the sum of pixels and the seconds."""
     batches = TOOLS[tool](shards)
     count = total = 0
     begun, used = time.perf_counter(), sum(os.times()[:4])
@@ -242,7 +242,7 @@ def run(tool: str, shards: Path) -> None:
 
 
 def pack(source: Path, place: Path) -> None:
-    """Make shards of 50 MB."""
+    """Create shards of 50 MB."""
     words = [
         "create",
         str(source),
@@ -257,16 +257,16 @@ def pack(source: Path, place: Path) -> None:
 
 
 class Measured(NamedTuple):
-    """What a run of a tool read, and its seconds."""
+    """The result and the seconds of one run of a tool."""
 
     read: str
     whole: float
     epoch: float
-    cpu: float  # of the epoch, in all processes
+    cpu: float  # CPU seconds of the epoch in all processes
 
 
 def measure(tool: str, shards: Path) -> Measured | None:
-    """Run a tool; None: it is not there."""
+    """Run a tool. Return None if it is not installed."""
     words = [sys.executable, __file__, "--run", tool, str(shards)]
     begun = time.perf_counter()
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -279,7 +279,7 @@ def measure(tool: str, shards: Path) -> Measured | None:
 
 
 def main(source: Path, rounds: int, tools: list[str]) -> None:
-    """Run the tools in turn, and print a row for each."""
+    """Run the tools in each round, and print a table row for each tool."""
     found: dict[str, list[Measured]] = {tool: [] for tool in tools}
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as place:
         pack(source, Path(place))

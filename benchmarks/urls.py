@@ -1,9 +1,9 @@
-"""Measures `create --url` beside img2dataset: the same list, the same local server, the same processes and connections.
+"""Compare `create --url` with img2dataset: the same list, local server, processes and connections.
 
     python benchmarks/urls.py --img2dataset PYTHON [--files N] [--rounds N]
 
 PYTHON is the interpreter of an environment with img2dataset. nginx serves files of 4 to 20 kB, which neither tool
-decodes; every 50th URL is dead. Prints, for each round, URLs a second, CPU, and the most memory.
+decodes. Every 50th URL is broken. For each round, the output is URLs per second, CPU seconds and peak memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DEAD = 50  # one URL in so many
+_DEAD = 50  # one in this many URLs is broken
 _A_SHARD = 1000
 _NGINX = """
 worker_processes 1; daemon off; pid {root}/pid; error_log {root}/error.log; events {{ worker_connections 4096; }}
@@ -46,7 +46,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def server(root: Path, port: int, files: int) -> Iterator[None]:
-    """Serve some files of random bytes."""
+    """Serve files of random bytes."""
     root.chmod(0o755)  # nginx may serve as another user
     (root / "www").mkdir()
     source, chosen = os.urandom(2**20), random.Random(1)
@@ -66,10 +66,10 @@ def server(root: Path, port: int, files: int) -> Iterator[None]:
 
 
 def measure(command: list[str]) -> tuple[float, float, int]:
-    """Run a command; return its seconds, those of CPU, and the most bytes held by its processes, shared pages once."""
+    """Run a command. Return its seconds, CPU seconds and the peak memory of its processes (shared pages once)."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun, most, ended, quiet = time.monotonic(), 0, threading.Event(), subprocess.DEVNULL
-    env = {**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"}  # which img2dataset imports, and which asks the web
+    env = {**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"}  # albumentations, which img2dataset imports
     process = subprocess.Popen(command, start_new_session=True, stdout=quiet, stderr=quiet, env=env)
 
     def watch() -> None:
@@ -102,7 +102,7 @@ def _session(leader: int) -> list[int]:
 
 
 def _memory(pid: int) -> int:
-    """Return the bytes that a process holds, its part of what it shares with others."""
+    """Return the proportional memory of a process in bytes. Shared pages are divided among their processes."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

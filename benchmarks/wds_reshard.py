@@ -1,8 +1,8 @@
-"""Read shards with webdataset and write others with its ShardWriter: the peer that reshard.py compares with.
+"""Read shards with webdataset and write new shards with its ShardWriter. reshard.py compares shardtool with it.
 
     python wds_reshard.py SHARDS OUT MAX_SIZE
 
-What its documentation suggests. Runs in an environment of its own that has webdataset; one process.
+The program follows webdataset's documentation. It runs in one process, in an environment with webdataset.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import webdataset
 
 
 def reshard(shards: Path, out: Path, max_size: int) -> None:
-    """Write every sample of the shards in a folder into shards of about `max_size` bytes in `out`."""
+    """Write all samples of the shards in a folder into shards of about `max_size` bytes in `out`."""
     names = sorted(str(path) for path in shards.glob("*.tar"))
     dataset = webdataset.WebDataset(names, shardshuffle=False, empty_check=False)
     with webdataset.ShardWriter(f"{out}/s-%06d.tar", maxcount=10**9, maxsize=max_size, mtime=0, verbose=0) as writer:

@@ -1,9 +1,9 @@
-"""Pack a folder tree with webdataset's ShardWriter, the usual way: the peer that bench.py compares with.
+"""Pack a folder tree with webdataset's ShardWriter. bench.py compares shardtool with it.
 
     python wds_writer.py SOURCE OUT MAX_SIZE
 
-Files that share folder and stem are one sample. Runs in an environment of its own that has webdataset; one process,
-because ShardWriter has no workers. `mtime=0` is its fast and reproducible setting.
+Files with the same folder and stem form one sample. The program runs in one process, because ShardWriter has no
+workers, in an environment with webdataset. It uses `mtime=0`, which is fast and reproducible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def samples(source: Path) -> Iterator[dict[str, str | bytes]]:
-    """Yield the samples under `source` in the order of their keys."""
+    """Yield the samples in `source` in key order."""
     for folder, subfolders, names in os.walk(source):
         subfolders.sort()
         prefix = folder[len(f"{source}") + 1 :]
@@ -33,7 +33,7 @@ def samples(source: Path) -> Iterator[dict[str, str | bytes]]:
 
 
 def write(source: Path, out: Path, max_size: int) -> None:
-    """Write every sample under `source` into shards of about `max_size` bytes in `out`."""
+    """Write all samples in `source` into shards of about `max_size` bytes in `out`."""
     with webdataset.ShardWriter(f"{out}/s-%06d.tar", maxcount=10**9, maxsize=max_size, mtime=0, verbose=0) as writer:
         for sample in samples(source):
             writer.write(sample)
