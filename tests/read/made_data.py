@@ -88,21 +88,21 @@ def make(folder: Path, ending: str, *, even: bool = False) -> Made:
 
 def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[object]]]) -> None:
     """Write a TFRecord shard of lists of bytes, ints or floats; numbers are packed."""
-    keyed = [{"__key__": [b"key-%d" % at], **one} for at, one in enumerate(examples)]
-    path.write_bytes(b"".join(tfrecords.frame(_example(one)) for one in keyed))
+    keyed = [{"__key__": [b"key-%d" % at], **example} for at, example in enumerate(examples)]
+    path.write_bytes(b"".join(tfrecords.frame(_example(example)) for example in keyed))
 
 
 def _example(lists: Mapping[str, Sequence[object]]) -> bytes:
     features = b""
     for name, values in lists.items():
-        kind = tfrecords.INT64 if any(type(one) is int for one in values) else tfrecords.BYTES
-        kind = tfrecords.FLOAT if any(type(one) is float for one in values) else kind
+        kind = tfrecords.INT64 if any(type(value) is int for value in values) else tfrecords.BYTES
+        kind = tfrecords.FLOAT if any(type(value) is float for value in values) else kind
         if kind == tfrecords.BYTES:
-            inside = b"".join(tfrecords.part(one) for one in values if isinstance(one, bytes))
+            inside = b"".join(tfrecords.part(value) for value in values if isinstance(value, bytes))
         elif kind == tfrecords.INT64:
-            inside = tfrecords.part(b"".join(tfrecords.varint(one) for one in values if isinstance(one, int)))
+            inside = tfrecords.part(b"".join(tfrecords.varint(value) for value in values if isinstance(value, int)))
         else:
-            inside = tfrecords.part(b"".join(struct.pack("<f", one) for one in values))
+            inside = tfrecords.part(b"".join(struct.pack("<f", value) for value in values))
         features += tfrecords.feature(name.encode(), kind, inside)
     return tfrecords.part(features)
 

@@ -53,7 +53,7 @@ def _open(folder: Path, **options: Any) -> shardtool.Dataset:
 
 
 def _texts(folder: Path) -> dict[str, NDArray[np.uint16]]:
-    return {str(one["__key__"]): np.frombuffer(one["bin"], np.uint16) for one in _open(folder)}
+    return {str(sample["__key__"]): np.frombuffer(sample["bin"], np.uint16) for sample in _open(folder)}
 
 
 def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
@@ -61,7 +61,7 @@ def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
     found = defaultdict(list)
     for block in blocks:
         tokens, segments, positions = block["tokens"], block["segments"], block["positions"]
-        assert [one.shape for one in (tokens, segments, positions)] == [(TOKENS,)] * 3
+        assert [array.shape for array in (tokens, segments, positions)] == [(TOKENS,)] * 3
         assert (tokens.dtype, segments.dtype, positions.dtype) == (np.uint16, np.int32, np.int32)
         for number, key in enumerate(block["__key__"], 1):
             (places,) = np.nonzero(segments == number)
@@ -116,12 +116,12 @@ def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
         assert np.bincount(block).min() > 0
     block, places, _, counts = bundles.of_like_length(60, sizes)
     assert sorted(places) == [*range(len(lengths))]
-    assert all((block == one).sum() * counts[block == one].max() <= 60 for one in range(block[-1] + 1))
+    assert all((block == number).sum() * counts[block == number].max() <= 60 for number in range(block[-1] + 1))
     kind, places, *_ = bundles.of_one_kind(tokens, sizes % 3)
     assert sorted(places) == [*range(len(lengths))]
-    for one in range(kind[-1] + 1):
-        assert len({*(sizes % 3)[places[kind == one]].tolist()}) == 1
-        assert (kind == one).sum() <= tokens
+    for number in range(kind[-1] + 1):
+        assert len({*(sizes % 3)[places[kind == number]].tolist()}) == 1
+        assert (kind == number).sum() <= tokens
 
 
 def test_first_fit_wastes_few_tokens() -> None:
@@ -151,48 +151,50 @@ def test_resumes_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
     """Two ranks, then three, then one: the bundles keep their order, and all ranks perform equal steps."""
 
     def ranks(count: int, state: Any) -> list[Any]:
-        found = [_bundled(folder, kind).stream(seed=5, rank=at, world_size=count, ends=ends) for at in range(count)]
-        for one in found if state else ():
-            one.load_state_dict(json.loads(json.dumps(state)))
-        return found
+        streams = [
+            _bundled(folder, kind).stream(seed=5, rank=rank, world_size=count, ends=ends) for rank in range(count)
+        ]
+        for stream in streams if state else ():
+            stream.load_state_dict(json.loads(json.dumps(state)))
+        return streams
 
-    whole = [one["__key__"] for one in _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)]
+    whole = [sample["__key__"] for sample in _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)]
     state, seen = None, []
     for count, steps in ((2, 3), (3, 2), (2, None)):
         streams = ranks(count, state)
-        readers = [iter(one) for one in streams]
+        readers = [iter(stream) for stream in streams]
         if steps is None:
-            rest = [[one["__key__"] for one in reader] for reader in readers]
+            rest = [[sample["__key__"] for sample in reader] for reader in readers]
             assert ends == "uneven" or len({*map(len, rest)}) == 1
-            seen += [one for step in zip(*rest, strict=False) for one in step]
+            seen += [keys for step in zip(*rest, strict=False) for keys in step]
             seen += rest[0][len(rest[-1]) :]
         else:
             seen += [next(reader)["__key__"] for _ in range(steps) for reader in readers]
-            (state,) = {json.dumps(one.state_dict()): one.state_dict() for one in streams}.values()
+            (state,) = {json.dumps(stream.state_dict()): stream.state_dict() for stream in streams}.values()
     left = len(whole) - 12
     expected = {"uneven": whole, "drop": whole[: 12 + left // 2 * 2], "pad": whole + whole[: left % 2]}[ends]
     assert seen == expected
     for count in (2, 3):
-        assert len({len(one) for one in ranks(count, None)}) == 1 or ends == "uneven"
+        assert len({len(stream) for stream in ranks(count, None)}) == 1 or ends == "uneven"
 
 
 @pytest.mark.parametrize("kind", ["first-fit", "length"])
 def test_epochs_differ_and_processes_agree(folder: Path, kind: str) -> None:
     """Each epoch has other bundles of all samples. A pickled stream continues in the same order."""
     stream = _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)
-    epochs = [[tuple(one["__key__"]) for one in stream] for _ in range(2)]
+    epochs = [[tuple(sample["__key__"]) for sample in stream] for _ in range(2)]
     assert {*epochs[0]} != {*epochs[1]}
     assert {*chain(*epochs[0])} == {*chain(*epochs[1])}
     again = pickle.loads(pickle.dumps(stream))  # noqa: S301 - our own
     again.set_epoch(1)
-    assert [tuple(one["__key__"]) for one in again] == epochs[1]
+    assert [tuple(sample["__key__"]) for sample in again] == epochs[1]
 
 
 def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> None:
     """Its block is an error, or is skipped, counted and replaced by another block."""
     for path in folder.glob("out*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    document = max(_texts(folder).items(), key=lambda one: len(one[1]))
+    document = max(_texts(folder).items(), key=lambda item: len(item[1]))
     shard = next(path for path in tmp_path.glob("out*.tar") if document[1].tobytes() in path.read_bytes())
     shard.write_bytes(shard.read_bytes().replace(document[1].tobytes(), document[1][::-1].tobytes()))
     raising = shardtool.open(tmp_path / "out.json", check=True).pack(TOKENS, "npy")
@@ -202,7 +204,7 @@ def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> N
     stream = dataset.pack(TOKENS, "npy").stream(rank=0, world_size=1)
     blocks = [*stream]
     assert len(blocks) == len(stream)
-    assert document[0] not in chain(*(one["__key__"] for one in blocks))
+    assert document[0] not in chain(*(block["__key__"] for block in blocks))
     assert stream.skipped.samples == dataset.skipped.samples > 0
     assert {*stream.skipped.shards} == {str(shard)}
 
@@ -211,10 +213,10 @@ def test_batches_by_length(folder: Path) -> None:
     """A padded batch has at most `tokens` tokens, and its samples pass through their stages."""
     dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).fields("npy", "count")
     batches = [*dataset.batch(by="length", tokens=1000, field="npy").stream(ends="uneven")]
-    assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
-    assert all(one["count"].max() * len(one["count"]) <= 1000 for one in batches)
-    spread = sum(int(one["count"].max() * len(one["count"]) - one["count"].sum()) for one in batches)
-    assert spread < 0.3 * sum(int(one["count"].sum()) for one in batches)
+    assert sorted(chain(*(batch["__key__"] for batch in batches))) == sorted(_open(folder).keys)
+    assert all(batch["count"].max() * len(batch["count"]) <= 1000 for batch in batches)
+    spread = sum(int(batch["count"].max() * len(batch["count"]) - batch["count"].sum()) for batch in batches)
+    assert spread < 0.3 * sum(int(batch["count"].sum()) for batch in batches)
     with pytest.raises(InvalidRequest, match="the longest sample has 222"):
         dataset.batch(by="length", tokens=100, field="npy")
 
@@ -222,27 +224,27 @@ def test_batches_by_length(folder: Path) -> None:
 def test_batches_by_aspect(folder: Path) -> None:
     """A batch has images of one aspect ratio, which it records; only the last batch of each ratio is smaller."""
     batches = [*_open(folder).batch(8, by="aspect", aspects=[1.5, 0.5, 1]).stream(seed=1, ends="uneven")]
-    assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
+    assert sorted(chain(*(batch["__key__"] for batch in batches))) == sorted(_open(folder).keys)
     nearest = {0: 0.5, 1: 1.0, 2: 1.5}
-    for one in batches:
-        assert {nearest[int(key) % 3] for key in one["__key__"]} == {*one["__aspect__"].tolist()}
-    assert sum(len(one["__key__"]) < 8 for one in batches) <= 3
+    for batch in batches:
+        assert {nearest[int(key) % 3] for key in batch["__key__"]} == {*batch["__aspect__"].tolist()}
+    assert sum(len(batch["__key__"]) < 8 for batch in batches) <= 3
 
 
 def test_an_empty_batch_is_replaced(folder: Path) -> None:
     """The number of steps equals `len`, even if all samples of a batch are skipped."""
     lengths = {key: len(text) for key, text in _texts(folder).items()}
     long = {key for key, length in lengths.items() if length > 150}
-    for key in (min(lengths), max(lengths, key=lambda one: lengths[one])):
+    for key in (min(lengths), max(lengths, key=lambda key: lengths[key])):
         dataset = _open(folder).filter(lambda sample, key=key: sample["__key__"] != key).fields("npy")
         stream = dataset.batch(by="length", tokens=300, field="npy").stream(ends="pad", rank=0, world_size=1)
         batches = [*stream]
         assert len(batches) == len(stream)
-        found = [*chain(*(one["__key__"] for one in batches))]
+        found = [*chain(*(batch["__key__"] for batch in batches))]
         assert {*found} == lengths.keys() - {key}
         alone = key in long
         assert stream.skipped.samples == 1
-        assert sum(all(one["__padding__"]) for one in batches) == alone
+        assert sum(all(batch["__padding__"]) for batch in batches) == alone
 
 
 @pytest.mark.parametrize("ends", ["drop", "uneven"])
@@ -252,7 +254,7 @@ def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> N
         whole = _open(folder)
         dataset = whole.filter(lambda sample, share=share: int(sample["__key__"]) % share == 0)
         stream = dataset.batch(4, by="aspect").stream(seed=2, rank=0, world_size=1, ends=ends)
-        kept = {*chain(*(one["__key__"] for one in stream))}
+        kept = {*chain(*(sample["__key__"] for sample in stream))}
         assert kept == {key for key in whole.keys if int(key) % share == 0}
         assert stream.skipped.samples == sum(stream.skipped.shards.values()) == len(whole) - len(kept)
         assert whole.skipped.samples == stream.skipped.samples
@@ -261,33 +263,33 @@ def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> N
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (lambda one: one.pack(0), "tokens: 0"),
-        (lambda one: one.pack(TOKENS), "field: not given; expected the token field, one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "txt"), "no txt in sample 000; expected one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, but the field bin holds plain bytes"),
-        (lambda one: one.pack(TOKENS, "npy", by="first"), "by: 'first'"),
+        (lambda dataset: dataset.pack(0), "tokens: 0"),
+        (lambda dataset: dataset.pack(TOKENS), "field: not given; expected the token field, one of bin, npy"),
+        (lambda dataset: dataset.pack(TOKENS, "txt"), "no txt in sample 000; expected one of bin, npy"),
+        (lambda dataset: dataset.pack(TOKENS, "bin"), "dtype: not given, but the field bin holds plain bytes"),
+        (lambda dataset: dataset.pack(TOKENS, "npy", by="first"), "by: 'first'"),
         (
-            lambda one: one.pack(TOKENS, "npy", length="tokens"),
+            lambda dataset: dataset.pack(TOKENS, "npy", length="tokens"),
             "column: no column tokens of whole numbers; expected one of count",
         ),
-        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a numeric type"),
-        (lambda one: one.pack(TOKENS, "npy", pad=-100), "pad: -100; expected a token of uint16"),
-        (lambda one: one.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
-        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: called after other stages"),
-        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "already packed or batched"),
-        (lambda one: one.select([]).pack(TOKENS, "npy"), "no samples"),
-        (lambda one: one.batch(8, by="size"), "by: 'size'"),
-        (lambda one: one.batch(8, by="length"), "expected only tokens"),
-        (lambda one: one.batch(by="aspect"), "size: None"),
+        (lambda dataset: dataset.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a numeric type"),
+        (lambda dataset: dataset.pack(TOKENS, "npy", pad=-100), "pad: -100; expected a token of uint16"),
+        (lambda dataset: dataset.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
+        (lambda dataset: dataset.decode().pack(TOKENS, "npy"), "pack: called after other stages"),
+        (lambda dataset: dataset.pack(TOKENS, "npy").pack(TOKENS), "already packed or batched"),
+        (lambda dataset: dataset.select([]).pack(TOKENS, "npy"), "no samples"),
+        (lambda dataset: dataset.batch(8, by="size"), "by: 'size'"),
+        (lambda dataset: dataset.batch(8, by="length"), "expected only tokens"),
+        (lambda dataset: dataset.batch(by="aspect"), "size: None"),
         (
-            lambda one: one.batch(8, by="aspect", field="npy"),
+            lambda dataset: dataset.batch(8, by="aspect", field="npy"),
             "batch: by='aspect' with other options; expected only size",
         ),
-        (lambda one: one.stream().batch(by="length", tokens=9), "batch: given by, tokens; expected size"),
-        (lambda one: one.batch(8, tokens=9, field="npy"), "batch: given tokens, field; expected size"),
-        (lambda one: one.stream().batch(), "batch: None; expected 1 or more samples"),
-        (lambda one: one.batch(8, by="aspect", aspects=[]), "aspects"),
-        (lambda one: shardtool.mix([one.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
+        (lambda dataset: dataset.stream().batch(by="length", tokens=9), "batch: given by, tokens; expected size"),
+        (lambda dataset: dataset.batch(8, tokens=9, field="npy"), "batch: given tokens, field; expected size"),
+        (lambda dataset: dataset.stream().batch(), "batch: None; expected 1 or more samples"),
+        (lambda dataset: dataset.batch(8, by="aspect", aspects=[]), "aspects"),
+        (lambda dataset: shardtool.mix([dataset.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
     ],
 )
 def test_invalid_requests(folder: Path, asked: Any, message: str) -> None:

@@ -99,7 +99,7 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     for name, first in (("one", 0), ("two", 10)):
         packed(tmp_path / name, first=first, count=9)
     both = open_catalog([tmp_path / "one", tmp_path / "two"])
-    assert [len(one) for one in both.parts] == [9, 9]
+    assert [len(part) for part in both.parts] == [9, 9]
     assert IndexStore(both).index(4).keys_of(np.array([1])) == [key_of(15)]
     assert both.parts[1].shared.read(1) is not None
     assert IndexStore(both.parts[0]).index(2).keys_of(np.array([0])) == [key_of(8)]

@@ -70,13 +70,14 @@ def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> Non
 @given(cuts=st.lists(SLICES, min_size=2, max_size=3), mask=st.lists(st.booleans(), min_size=COUNT, max_size=COUNT))
 def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -> None:
     """A view of a view equals a list of a list; a mask selects the samples where it is true."""
-    view, expected = dataset.select(np.array(mask)), [one for one, kept in zip(SAMPLES, mask, strict=True) if kept]
+    view = dataset.select(np.array(mask))
+    expected = [sample for sample, kept in zip(SAMPLES, mask, strict=True) if kept]
     assert dataset[np.array(mask)] == expected
     for cut in cuts:
         view, expected = view[cut], expected[cut]
     assert view[range(len(view))] == expected
     assert len(view) == len(expected)
-    assert [view[str(one["__key__"])] for one in expected] == expected
+    assert [view[str(sample["__key__"])] for sample in expected] == expected
     shuffled = [] if not expected else [*view.stream(rank=0, world_size=1)]
     assert sorted(shuffled, key=repr) == sorted(expected, key=repr)
 
@@ -185,7 +186,7 @@ def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
     options = SplitOptions(parse_shares(f"train={share}%,val={100 - share}%"), seed=seed)
     number = assign_splits(PackedStrings.of(map(str.encode, KEYS)), options).number
     for split, name in enumerate(shares):
-        there = [key for key, one in zip(KEYS, number, strict=True) if one == split]
+        there = [key for key, key_split in zip(KEYS, number, strict=True) if key_split == split]
         assert [*divided.partition(name).keys] == there
         assert [*divided[::-2].partition(name).keys] == [key for key in KEYS[::-2] if key in there]
     assert divided.splits == {name: int((number == at).sum()) for at, name in enumerate(shares)}
@@ -243,7 +244,7 @@ def test_attributes(dataset: Dataset) -> None:
     assert dataset.splits == {"out": COUNT}
     assert dataset.fingerprint.startswith("b2:")
     prints = [
-        one.fingerprint for one in (dataset, dataset[:], dataset[1:], dataset[1:][1:], dataset[2:], dataset[::-1])
+        view.fingerprint for view in (dataset, dataset[:], dataset[1:], dataset[1:][1:], dataset[2:], dataset[::-1])
     ]
     assert prints[3] == prints[4]
     assert len({*prints}) == len(prints) - 1

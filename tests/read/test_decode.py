@@ -225,7 +225,7 @@ def test_reduce() -> None:
     image = photo((403, 301))
     jpg, turned = file_of(image, "JPEG"), file_of(image.transpose(LAID[6]), "JPEG", exif=exif(6))
     for least in ((1, 1), (50, 37), (51, 37), (100, 75), (101, 75), (100, 76), (201, 150), (202, 1), (1000, 1)):
-        scale = next((one for one in (8, 4, 2) if 403 // one >= least[0] and 301 // one >= least[1]), 1)
+        scale = next((divisor for divisor in (8, 4, 2) if 403 // divisor >= least[0] and 301 // divisor >= least[1]), 1)
         expected = (-(-301 // scale), -(-403 // scale), 3)
         assert decoded("jpg", jpg, reduce=least).shape == decoded("jpg", turned, reduce=least).shape == expected
     assert decoded("png", file_of(image, "PNG"), reduce=(1, 1)).shape == (301, 403, 3)

@@ -29,7 +29,7 @@ options_of_orders = st.builds(
 
 
 def _mix(lengths: Sequence[int], weights: Sequence[float], stop: Stop = "first") -> MixedSamples:
-    return MixedSamples.from_weights([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
+    return MixedSamples.from_weights([CatalogSamples(made_catalog([length])) for length in lengths], weights, stop)
 
 
 def _numbers(mix: MixedSamples, options: OrderOptions) -> list[int]:
@@ -121,9 +121,9 @@ def test_blocks_are_shuffled() -> None:
 def test_equal_datasets_are_shuffled_differently() -> None:
     """Two datasets of the same size do not come in the same order."""
     numbers = np.array(_numbers(_mix([5000, 5000], [1, 1], "all"), OrderOptions("full")))
-    one, other = numbers[numbers < 5000], numbers[numbers >= 5000] - 5000
-    count = min(len(one), len(other))
-    assert (one[:count] == other[:count]).sum() < 10
+    first, second = numbers[numbers < 5000], numbers[numbers >= 5000] - 5000
+    count = min(len(first), len(second))
+    assert (first[:count] == second[:count]).sum() < 10
 
 
 def test_orders_never_change() -> None:
@@ -144,7 +144,7 @@ def test_weights_are_any_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "weights", "stop", "found"),
+    ("lengths", "weights", "stop", "message"),
     [
         ([5, 5], [1], "first", "weights: 1 for 2 datasets"),
         ([], [], "first", "weights: 0 for 0 datasets"),
@@ -162,9 +162,9 @@ def test_weights_are_any_numbers() -> None:
         ([5, 0], [1, 1], "first", "dataset 1 of the mix: no samples"),
     ],
 )
-def test_invalid_mixes(lengths: list[int], weights: list[float], stop: Stop, found: str) -> None:
+def test_invalid_mixes(lengths: list[int], weights: list[float], stop: Stop, message: str) -> None:
     """An error says why."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         _mix(lengths, weights, stop)
 
 
@@ -177,5 +177,5 @@ def test_fingerprints_of_mixes() -> None:
     part = MixedSamples.from_weights(
         [CatalogSamples(made_catalog([5])), CatalogSamples(made_catalog([7]), np.arange(6))], [1, 2], "first"
     )
-    assert len({one.fingerprint for one in (*mixes, other, part)}) == 6
+    assert len({mixed.fingerprint for mixed in (*mixes, other, part)}) == 6
     assert _mix([5, 6], [0.5, 1.0]).fingerprint == mixes[0].fingerprint

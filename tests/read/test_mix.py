@@ -106,7 +106,7 @@ def test_stages_of_a_mix(folder: Path) -> None:
     )
     assert list(stream) == []
     assert stream.skipped.samples > 0
-    assert len(shardtool.mix(one for one in (data, data))) == 120
+    assert len(shardtool.mix(dataset for dataset in (data, data))) == 120
     for wrong in ([data, "big.json"], data, [None], None):
         with pytest.raises(
             InvalidRequest, match=r"dataset \d of the mix: a .*; expected a dataset from shardtool.open"
@@ -127,7 +127,7 @@ def _shout(sample: dict[str, object]) -> dict[str, object]:
 def test_each_dataset_has_its_own_stages(folder: Path) -> None:
     """They run before those of the mix: by number, as a stream, and in nested mixes."""
     big, few = _open(folder)
-    inner = shardtool.mix([big.decode().map(_shout), few.fields("none", missing="none")]).map(lambda one: (*one,))
+    inner = shardtool.mix([big.decode().map(_shout), few.fields("none", missing="none")]).map(lambda sample: (*sample,))
     outer = shardtool.mix([few.decode().tuple("txt", "__dataset__"), inner, big], choose=[20, 80, 60]).map(type)
     for samples in (outer, outer.stream(rank=0, world_size=1), outer[range(160)], [outer[at] for at in range(160)]):
         assert Counter(samples) == {tuple: 100, dict: 60}
@@ -171,7 +171,7 @@ def test_samples_per_dataset(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "message"),
     [
         ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected only one of: weights"),
         ({"weights": [1, 2], "repeat": [1, 2]}, "weights: given with repeat"),
@@ -182,9 +182,9 @@ def test_samples_per_dataset(folder: Path) -> None:
         ({"stop": 0}, "stop: 0"),
     ],
 )
-def test_invalid_weights(folder: Path, asked: dict[str, object], found: str) -> None:
+def test_invalid_weights(folder: Path, asked: dict[str, object], message: str) -> None:
     """Only one kind of weights is allowed, with one number above 0 per dataset."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         shardtool.mix(_open(folder), **asked)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the mix: 0 for 0 datasets"):
         shardtool.mix([])
@@ -195,7 +195,7 @@ def test_indexes_of_a_mix(folder: Path) -> None:
     mixed = shardtool.mix(_open(folder))
     keys = [sample["__key__"] for sample in mixed]
     assert [mixed[at]["__key__"] for at in (0, 3, -1)] == [keys[at] for at in (0, 3, -1)]
-    assert [one["__key__"] for one in mixed[[79, 0, -2]]] == [keys[at] for at in (79, 0, -2)]
+    assert [sample["__key__"] for sample in mixed[[79, 0, -2]]] == [keys[at] for at in (79, 0, -2)]
     assert mixed[[]] == []
     for wrong in (80, -81, [3, 80]):
         with pytest.raises(IndexError, match="of 80"):

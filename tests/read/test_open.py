@@ -66,7 +66,7 @@ def test_shards_without_sidecars_are_scanned(folder: Path, ending: str, caplog: 
     assert "6 shards without a valid sidecar, such as out-000" in caplog.text
     for shard in shards(folder):
         shard.rename(shard.with_suffix(".away"))
-    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]  # the shards were deleted
+    assert [*dataset.keys] == [sample["__key__"] for sample in SAMPLES]  # the shards were deleted
     for shard in folder.glob("*.away"):
         shard.rename(shard.with_suffix(f".{ending}"))
     assert [*dataset] == SAMPLES
@@ -105,7 +105,7 @@ def test_some_sidecars(folder: Path) -> None:
     dataset = shardtool.open(folder)
     assert [*dataset] == SAMPLES
     keys = dataset.table().to_table(columns=["__key__"]).column(0).to_pylist()
-    assert keys == [one["__key__"] for one in SAMPLES]
+    assert keys == [sample["__key__"] for sample in SAMPLES]
 
 
 def test_a_sidecar_that_becomes_invalid(folder: Path) -> None:
@@ -214,7 +214,7 @@ def test_invalid_names(folder: Path) -> None:
     for cache in ("cache", folder):
         with pytest.raises(InvalidRequest, match=r"^cache: .*expected shardtool.Cache\(FOLDER"):
             shardtool.open(folder, cache=cache)  # type: ignore[call-overload]
-    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[call-overload]
+    assert [*shardtool.open(shard for shard in shards(folder))] == SAMPLES  # type: ignore[call-overload]
 
 
 def test_a_missing_shard(folder: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> No
     missing.unlink()
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert _read(folder / "out.json") == SAMPLES
-    said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 2
     assert "missing. The shard was scanned instead" in said[0]
     assert damaged.name in said[1]
@@ -288,7 +288,7 @@ def test_compressed_shards(tmp_path: Path) -> None:
     for shard in shards(tmp_path / "set"):
         (tmp_path / "packed" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
     dataset = shardtool.open(tmp_path / "packed")
-    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]
+    assert [*dataset.keys] == [sample["__key__"] for sample in SAMPLES]
 
 
 _FORKS = """
@@ -296,8 +296,9 @@ import multiprocessing, os, sys, threading
 import shardtool
 
 def read(dataset, numbers):
-    assert [one["__key__"] for one in dataset[numbers]] == dataset.keys.at_positions(__import__("numpy").array(numbers))
-    return [one["__key__"] for one in dataset[numbers]]
+    keys = [sample["__key__"] for sample in dataset[numbers]]
+    assert keys == dataset.keys.at_positions(__import__("numpy").array(numbers))
+    return keys
 
 if __name__ == "__main__":
     dataset = shardtool.open(sys.argv[1])

@@ -18,14 +18,14 @@ from tests.read.made_data import make
 
 
 def _shards(folder: Path, count: int) -> list[StoredShard]:
-    found = [StoredShard(str(folder / f"s-{at:03d}.tar"), at) for at in range(count)]
-    for one in found:
-        Path(one.path).write_bytes(b"shard %03d" % one.number)
-    return found
+    shards = [StoredShard(str(folder / f"s-{at:03d}.tar"), at) for at in range(count)]
+    for shard in shards:
+        Path(shard.path).write_bytes(b"shard %03d" % shard.number)
+    return shards
 
 
 def _open_in(folder: Path) -> int:
-    links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)]
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if os.path.lexists(path)]
     return sum(link.startswith(str(folder)) for link in links)
 
 
@@ -42,10 +42,10 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     both = [(20, files), (usual, OpenFiles(None))]
     del files
     while both:
-        most, opened = both.pop()
-        for one in [*shards, *shards[:9]]:
-            assert [*opened.open(one).read([6], [3])] == [b"%03d" % one.number]
-        assert _open_in(tmp_path) == most
+        max_open, opened = both.pop()
+        for shard in [*shards, *shards[:9]]:
+            assert [*opened.open(shard).read([6], [3])] == [b"%03d" % shard.number]
+        assert _open_in(tmp_path) == max_open
         del opened
         assert _open_in(tmp_path) == 0
 
@@ -57,7 +57,7 @@ def test_a_shard_stays_open_while_it_is_read(tmp_path: Path) -> None:
     file = files.open(shard)
     del files
     assert [*file.read([0, 6], [5, 3])] == [b"shard", b"000"]
-    (fd,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if os.path.realpath(one) == shard.path]
+    (fd,) = [int(path.name) for path in Path("/proc/self/fd").iterdir() if os.path.realpath(path) == shard.path]
     assert not os.get_inheritable(fd)
     del file
     assert _open_in(tmp_path) == 0

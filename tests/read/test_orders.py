@@ -74,7 +74,7 @@ def test_orders_never_change() -> None:
     assert _whole([5, 0, 7], replace(of_two, ranks=4)) == _whole([5, 0, 7], replace(of_two, shuffle="full"))
     large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
     large.append(_whole([137, 500] * 20, OrderOptions(seed=-5, parts=24, window=100, ranks=3)))
-    assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
+    assert [blake2b(np.array(order, "<i8").tobytes(), digest_size=8).hexdigest() for order in large] == [
         "f74183ca6a3d562b",
         "98d974251b22847b",
         "141095306f565a4a",
@@ -203,7 +203,7 @@ def test_fingerprints_of_views() -> None:
     """Each choice of samples has its own fingerprint."""
     catalog = made_catalog([3, 4])
     chosen = [None, np.array([0, 1]), np.array([0, 2]), np.array([1, 0])]
-    prints = [CatalogSamples(catalog, one).fingerprint for one in chosen]
+    prints = [CatalogSamples(catalog, numbers).fingerprint for numbers in chosen]
     assert prints[0] == catalog.fingerprint
     assert len(set(prints)) == 4
     assert CatalogSamples(catalog, np.array([0, 1])).fingerprint == prints[1]

@@ -87,16 +87,16 @@ def test_stages_run_in_order() -> None:
 @pytest.mark.parametrize(
     ("chain", "expected"),
     [
-        (lambda one: one.tuple("cls"), [(b"0",), (b"2",)]),
-        (lambda one: one.tuple("jpg", "cls"), [(b"ja", b"0"), (b"jc", b"2")]),
-        (lambda one: one.tuple("png;jpg", "__key__"), [(b"ja", "a"), (b"pc", "c")]),
-        (lambda one: one.tuple("jpg;png", "__key__"), [(b"ja", "a"), (b"jc", "c")]),
-        (lambda one: one.tuple("png;gif", "cls", missing="none"), [(None, b"0"), (b"pc", b"2")]),
-        (lambda one: one.tuple("png;gif", "cls", missing="skip"), [(b"pc", b"2")]),
-        (lambda one: one.fields("cls"), [{"__key__": "a", "cls": b"0"}, {"__key__": "c", "cls": b"2"}]),
-        (lambda one: one.fields("png", missing="skip"), [{"__key__": "c", "png": b"pc"}]),
+        (lambda dataset: dataset.tuple("cls"), [(b"0",), (b"2",)]),
+        (lambda dataset: dataset.tuple("jpg", "cls"), [(b"ja", b"0"), (b"jc", b"2")]),
+        (lambda dataset: dataset.tuple("png;jpg", "__key__"), [(b"ja", "a"), (b"pc", "c")]),
+        (lambda dataset: dataset.tuple("jpg;png", "__key__"), [(b"ja", "a"), (b"jc", "c")]),
+        (lambda dataset: dataset.tuple("png;gif", "cls", missing="none"), [(None, b"0"), (b"pc", b"2")]),
+        (lambda dataset: dataset.tuple("png;gif", "cls", missing="skip"), [(b"pc", b"2")]),
+        (lambda dataset: dataset.fields("cls"), [{"__key__": "a", "cls": b"0"}, {"__key__": "c", "cls": b"2"}]),
+        (lambda dataset: dataset.fields("png", missing="skip"), [{"__key__": "c", "png": b"pc"}]),
         (
-            lambda one: one.fields("png", missing="none"),
+            lambda dataset: dataset.fields("png", missing="none"),
             [{"__key__": "a", "png": None}, {"__key__": "c", "png": b"pc"}],
         ),
     ],
@@ -132,7 +132,7 @@ def test_filter_and_none_skip() -> None:
     assert [str(error) for error in chain.skipped] == ["sample b: dropped by map", "sample c: dropped by filter"]
     with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. Use a stream to skip such samples\.$"):
         chain.stages.apply(_SAMPLES[1])
-    assert [len(batch) for batch in _listed().tuple("cls").filter(lambda one: one[0] != b"1").batch(2)] == [1, 1]
+    assert [len(batch) for batch in _listed().tuple("cls").filter(lambda pair: pair[0] != b"1").batch(2)] == [1, 1]
     with pytest.raises(InvalidRequest, match=r"^filter: would skip batches; expected single samples"):
         _listed().batch(2).filter(len)
     with pytest.raises(
@@ -179,23 +179,26 @@ def test_a_single_sample_is_never_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "found"),
+    ("call", "message"),
     [
-        (lambda one: one.decode("pil"), "decode: 'pil'; expected fields and their decoders, .* or images='pil'"),
-        (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
-        (lambda one: one.decode(reduce=224), "reduce: 224; expected width and height"),
-        (lambda one: one.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
         (
-            lambda one: one.batch(3).decode(),
+            lambda dataset: dataset.decode("pil"),
+            "decode: 'pil'; expected fields and their decoders, .* or images='pil'",
+        ),
+        (lambda dataset: dataset.decode({"jpg": "pill"}), "'pill'"),
+        (lambda dataset: dataset.decode(reduce=224), "reduce: 224; expected width and height"),
+        (lambda dataset: dataset.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
+        (
+            lambda dataset: dataset.batch(3).decode(),
             "decode: called after batch; expected single samples: decode first, then batch",
         ),
-        (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
-        (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
+        (lambda dataset: dataset.batch("3"), "batch: '3'; expected 1 or more"),
+        (lambda dataset: dataset.batch(0), "batch: 0; expected 1 or more"),
     ],
 )
-def test_invalid_arguments(call: Callable[[PipelineMethods], object], found: str) -> None:
+def test_invalid_arguments(call: Callable[[PipelineMethods], object], message: str) -> None:
     """They are rejected before a sample is read."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         call(_listed())
 
 
@@ -311,7 +314,7 @@ def test_collate(values: list[object], expected: np.ndarray[Any, Any] | None) ->
     for found in (of_dicts["x"], of_tuples[0]):
         if expected is None:
             assert type(found) is list
-            assert all(one is other for one, other in zip(found, values, strict=True))
+            assert all(value is expected_value for value, expected_value in zip(found, values, strict=True))
         else:
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected)
@@ -363,13 +366,13 @@ def test_batches_of_different_samples() -> None:
 @pytest.mark.parametrize(
     ("call", "where"),
     [
-        (lambda one: one.batch(0), "batch"),
-        (lambda one: one.tuple(), "tuple"),
-        (lambda one: one.fields("jpg", 3), "fields"),
-        (lambda one: one.fields(["jpg"]), "fields"),
-        (lambda one: one.tuple("jpg", missing="ignore"), "missing"),
-        (lambda one: one.map("upper"), "map"),
-        (lambda one: one.decode({"jpg": "rgb"}), "decode({'jpg': ...})"),
+        (lambda dataset: dataset.batch(0), "batch"),
+        (lambda dataset: dataset.tuple(), "tuple"),
+        (lambda dataset: dataset.fields("jpg", 3), "fields"),
+        (lambda dataset: dataset.fields(["jpg"]), "fields"),
+        (lambda dataset: dataset.tuple("jpg", missing="ignore"), "missing"),
+        (lambda dataset: dataset.map("upper"), "map"),
+        (lambda dataset: dataset.decode({"jpg": "rgb"}), "decode({'jpg': ...})"),
     ],
 )
 def test_bad_requests(call: Callable[[Any], object], where: str) -> None:
@@ -388,7 +391,7 @@ def test_pickle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chain", "where", "found"),
+    ("chain", "where", "message"),
     [
         (lambda: _listed().map(lambda sample: sample), "the function of map", "a lambda"),
         (lambda: _listed().decode({"jpg": lambda data: data}), "the decoder of jpg", "a lambda"),
@@ -396,13 +399,13 @@ def test_pickle() -> None:
         (lambda: _listed().map(_raises(KeyError())), "the function of map", "_raises.<locals>.function"),
     ],
 )
-def test_unpicklable_functions(chain: Callable[[], Listed], where: str, found: str) -> None:
+def test_unpicklable_functions(chain: Callable[[], Listed], where: str, message: str) -> None:
     """For a spawned worker, the error names the call with the lambda, and what to do."""
     process = get_context("spawn").Process(target=print, args=(chain().stages,))
     with pytest.raises(InvalidRequest) as raised:
         process.start()
     assert raised.value.where == where
-    assert raised.value.found.startswith(found)
+    assert raised.value.found.startswith(message)
     assert "top level" in raised.value.remedy
 
 
@@ -414,9 +417,9 @@ def test_list_fields(counts: list[int]) -> None:
     ]
     (batch,) = Listed(samples).batch(6, lists=["boxes"])
     assert [type(batch["boxes"]), type(batch["cls"])] == [list, np.ndarray]
-    assert [len(one) for one in batch["boxes"]] == counts
+    assert [len(boxes) for boxes in batch["boxes"]] == counts
     (pair,) = Listed(samples).tuple("boxes", "cls").batch(6, lists=(0,))
-    assert [len(one) for one in pair[0]] == counts
+    assert [len(boxes) for boxes in pair[0]] == counts
     assert pair[1].tolist() == batch["cls"].tolist()
 
 

@@ -53,7 +53,10 @@ def test_stages_keep_the_order(dataset: Dataset, shuffle: Any) -> None:
     """A stream yields the results of its stages in the order of the samples, epoch after epoch."""
     plain = dataset.stream(shuffle=shuffle, seed=3)
     chained = (
-        dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).fields("cls").map(lambda one: one["__key__"])
+        dataset.stream(shuffle=shuffle, seed=3)
+        .decode({"cls": None})
+        .fields("cls")
+        .map(lambda sample: sample["__key__"])
     )
     for _ in range(2):
         assert list(chained) == _keys(plain)
@@ -190,8 +193,8 @@ def test_a_requested_sample_is_never_skipped(dataset: Dataset) -> None:
 
 def test_a_requested_damaged_sample_is_an_error(folder: Path, tmp_path: Path) -> None:
     """With `on_error="skip"`, a single damaged sample is an error; in a list it is skipped."""
-    for one in folder.glob("out*"):
-        (tmp_path / one.name).write_bytes(one.read_bytes())
+    for path in folder.glob("out*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "out-000001.tar").unlink()
     dataset = open_data(tmp_path / "out.json", on_error="skip")
     with pytest.raises(CorruptShard, match=r"out-000001\.tar"):
@@ -206,13 +209,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Made:
 
 
 _CHOSEN: list[Callable[[Any], Any]] = [
-    lambda one: one.fields("cls"),
-    lambda one: one.tuple("__key__", "jpg"),
-    lambda one: one.decode({"jpg": None}).tuple("cls", "jpg"),
-    lambda one: one.tuple("cls", "txt", missing="none"),
-    lambda one: one.tuple("txt;jpg"),
-    lambda one: one.fields("txt", missing="skip").fields("txt"),
-    lambda one: one.fields("cls", "jpg").map(dict).fields("cls"),
+    lambda dataset: dataset.fields("cls"),
+    lambda dataset: dataset.tuple("__key__", "jpg"),
+    lambda dataset: dataset.decode({"jpg": None}).tuple("cls", "jpg"),
+    lambda dataset: dataset.tuple("cls", "txt", missing="none"),
+    lambda dataset: dataset.tuple("txt;jpg"),
+    lambda dataset: dataset.fields("txt", missing="skip").fields("txt"),
+    lambda dataset: dataset.fields("cls", "jpg").map(dict).fields("cls"),
 ]
 
 

@@ -64,13 +64,13 @@ def test_samples_equal_local_ones(made: tuple[Made, str]) -> None:
     """In streams, batches and single reads, in the same order, with all options."""
     near, far = made
     for options in ({}, {"check": True}, {"metadata": True}):
-        one, other = near.open(**options), open_data(far, **options)  # type: ignore[call-overload]
-        assert list(other) == list(one)
-        assert list(other.stream(**_ORDER)) == list(one.stream(**_ORDER))
-        numbers = np.random.default_rng(0).integers(0, len(one), 40)
-        assert list(other[numbers]) == list(one[numbers])
-        assert other[7] == one[7]
-        assert other[str(one[7]["__key__"])] == one[7]
+        local, remote = near.open(**options), open_data(far, **options)  # type: ignore[call-overload]
+        assert list(remote) == list(local)
+        assert list(remote.stream(**_ORDER)) == list(local.stream(**_ORDER))
+        numbers = np.random.default_rng(0).integers(0, len(local), 40)
+        assert list(remote[numbers]) == list(local[numbers])
+        assert remote[7] == local[7]
+        assert remote[str(local[7]["__key__"])] == local[7]
     assert list(near.open().fields("jpg")) == list(open_data(far).fields("jpg"))
 
 
@@ -93,9 +93,11 @@ def test_shards_without_sidecars_are_scanned(tar: tuple[Made, str], proxy: Fault
         (proxy.server.local(at) / f"x-{number}.tar").write_bytes(path.read_bytes())
         (proxy.server.local(at) / f"z-{number}.tar.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
     last = len(list(proxy.server.local(at).glob("x-*"))) - 1
-    wanted = [{name: value for name, value in one.items() if name != "cls"} for one in tar[0].samples]
+    wanted = [{name: value for name, value in sample.items() if name != "cls"} for sample in tar[0].samples]
     for name in (f"x-{{0..{last}}}.tar", f"z-{{0..{last}}}.tar.gz"):
-        found = [{name: value for name, value in one.items() if name != "cls"} for one in open_data(f"{at}/{name}")]
+        found = [
+            {name: value for name, value in sample.items() if name != "cls"} for sample in open_data(f"{at}/{name}")
+        ]
         assert found == wanted
 
 
@@ -106,7 +108,7 @@ def test_transient_faults_are_retried(do: str, tar: tuple[Made, str], proxy: Fau
     proxy.set(Fault(do, path="tar", times=None, chance=0.3), seed=4)
     retry.DEFAULT_POLICY = retry.RetryPolicy(first_wait_s=0.01, max_total_s=5)
     assert list(data.stream(**_ORDER)) == list(tar[0].open().stream(**_ORDER))
-    assert any(one.fault for one in proxy.log().asked)
+    assert any(request.fault for request in proxy.log().asked)
 
 
 def test_no_scan_starts_after_a_refusal(
@@ -123,7 +125,7 @@ def test_no_scan_starts_after_a_refusal(
         )
         with pytest.raises(AccessRefused, match=r"data-000\.tar|data-001\.tar"):
             list(data[np.arange(len(data))])
-    asked = {one.path.rpartition("/")[2] for one in proxy.log().asked}
+    asked = {request.path.rpartition("/")[2] for request in proxy.log().asked}
     assert asked == set(names[:2]), names
 
 
@@ -141,7 +143,7 @@ def test_a_failing_server_is_an_error(on_error: str, tar: tuple[Made, str], prox
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "message"),
     [
         (Fault("etag", path="tar", first=2, times=None), "changed while it was read"),
         (Fault("shift", path="tar", times=None), "bytes"),
@@ -149,12 +151,12 @@ def test_a_failing_server_is_an_error(on_error: str, tar: tuple[Made, str], prox
         (Fault("length", path="tar", times=None), "bytes; expected"),
     ],
 )
-def test_wrong_bytes_are_detected(fault: Fault, found: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+def test_wrong_bytes_are_detected(fault: Fault, message: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
     """Other bytes than requested, or of another version, are an error."""
     data = open_data(tar[1])
     list(data[:1])
     proxy.set(fault)
-    with pytest.raises((CorruptShard, StoreFailed), match=found):
+    with pytest.raises((CorruptShard, StoreFailed), match=message):
         [list(data.stream(**_ORDER)) for _ in range(3)]
 
 
@@ -170,7 +172,7 @@ def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: Faulty
     (folder / catalog.shards[0].name).write_bytes(b"short")
     (folder / catalog.shards[1].name).unlink()
     rest = tar[0].samples[int(catalog.firsts[2]) :]
-    assert [one["__key__"] for one in data] == [one["__key__"] for one in rest]
+    assert [sample["__key__"] for sample in data] == [sample["__key__"] for sample in rest]
     reasons = " ".join(data.skipped.reasons)
     assert "5 bytes" in reasons
     assert "no such object" in reasons
@@ -178,7 +180,7 @@ def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: Faulty
 
 def _read_in_child(data: Dataset, found: Queue[object]) -> None:
     try:
-        found.put([one["__key__"] for one in data.stream(**_ORDER)])
+        found.put([sample["__key__"] for sample in data.stream(**_ORDER)])
     except Exception as error:  # noqa: BLE001 - the test compares any error
         found.put(repr(error))
 
@@ -187,15 +189,15 @@ def _read_in_child(data: Dataset, found: Queue[object]) -> None:
 def test_a_forked_process_reads(tar: tuple[Made, str], *, busy: bool) -> None:
     """Forked after or during reads in its parent, it reads the same samples."""
     data, stop = open_data(tar[1]), threading.Event()
-    wanted = [one["__key__"] for one in data.stream(**_ORDER)]
+    wanted = [sample["__key__"] for sample in data.stream(**_ORDER)]
 
     def read() -> None:
         while not stop.is_set():
             list(data[np.arange(len(data))])
 
     threads = [threading.Thread(target=read) for _ in range(2 if busy else 0)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     fork = multiprocessing.get_context("fork")
     found: Queue[object] = fork.Queue()
     children = [fork.Process(target=_read_in_child, args=(data, found)) for _ in range(2)]
@@ -205,8 +207,8 @@ def test_a_forked_process_reads(tar: tuple[Made, str], *, busy: bool) -> None:
         assert [found.get(timeout=60) for _ in children] == [wanted, wanted]
     finally:
         stop.set()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
         for child in children:
             child.join(10)
             child.kill()
@@ -223,12 +225,14 @@ def test_a_cache_requests_each_shard_once(tar: tuple[Made, str], proxy: FaultyPr
     assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
     proxy.set()
     assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
-    assert all(one.sent <= 1 for one in proxy.log().asked if ".tar" in one.path)  # only their sizes are requested
+    assert all(
+        request.sent <= 1 for request in proxy.log().asked if ".tar" in request.path
+    )  # only their sizes are requested
     (folder / "alone.tar").write_bytes(shards(folder)[0].read_bytes())
-    first = [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=cache)]
+    first = [sample["__key__"] for sample in open_data(f"{at}/alone.tar", cache=cache)]
     (folder / "alone.tar").write_bytes(shards(folder)[2].read_bytes())
     again = Cache(tmp_path / "cache", max_bytes="100MB")
-    assert [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=again)] != first
+    assert [sample["__key__"] for sample in open_data(f"{at}/alone.tar", cache=again)] != first
 
 
 def test_pickle(tar: tuple[Made, str]) -> None:
@@ -245,11 +249,11 @@ def test_divided_streams_read_each_sample_once(tar: tuple[Made, str]) -> None:
     """Ranks and workers read the same samples as from local files."""
     near, far = tar[0].open(), open_data(tar[1])
     for rank in range(2):
-        one, other = (
+        local, remote = (
             data.stream(seed=5, rank=rank, world_size=2, ends="uneven").worker_stream(1, 2, 4, 0)
             for data in (near, far)
         )
-        assert list(one) == list(other)
+        assert list(local) == list(remote)
 
 
 def test_a_folder_named_like_a_scheme(tmp_path: Path) -> None:

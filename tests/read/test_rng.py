@@ -164,7 +164,7 @@ def test_draws_in_mixes_and_batches_by_size(dataset: Any) -> None:
         shardtool.mix([dataset.map(_drawn), dataset.map(Drawing())]),
         dataset.map(_drawn).batch(by="length", tokens=9),
     ):
-        first, again, other = ([one["drawn"] for one in made.stream(epoch=epoch)] for epoch in (0, 0, 1))
+        first, again, other = ([sample["drawn"] for sample in made.stream(epoch=epoch)] for epoch in (0, 0, 1))
         assert np.array_equal(np.hstack(first), np.hstack(again))
         assert len(set(np.hstack(first).tolist())) == np.hstack(first).size
         assert {*np.hstack(first).tolist()} != {*np.hstack(other).tolist()}

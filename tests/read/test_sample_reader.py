@@ -71,7 +71,7 @@ def test_only_selected_payloads_are_read(own: Made) -> None:
     sample, shard, offset = own.place(70_000)
     flip(shard, offset + 10_000)
     labels = read_valid(own.reader(check=True, fields=frozenset({"cls"})), numbers(range(SAMPLES)))
-    assert [one["cls"] for one in labels] == [one["cls"] for one in own.samples]
+    assert [sample["cls"] for sample in labels] == [sample["cls"] for sample in own.samples]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
         read_valid(own.reader(check=True), numbers(range(SAMPLES)))
 
@@ -183,11 +183,14 @@ def test_metadata(tmp_path: Path) -> None:
     assert ran.code == 0, ran
     reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
     found = read_valid(reader, numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
-    assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
+    assert [(sample["__key__"], sample["width"], sample["txt"]) for sample in found[:2]] == [
+        ("k8", 24, b"k8"),
+        ("k0", 0, b"k0"),
+    ]
     (tmp_path / "out-001.index").unlink()
     reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
     lost = read_valid(reader, numbers([0, 8]))
-    assert [one["width"] for one in lost] == [0, None]
+    assert [sample["width"] for sample in lost] == [0, None]
 
 
 def test_threads_and_pickled_readers_agree(made: Made) -> None:

@@ -32,7 +32,7 @@ def _batches(share: Share, length: int) -> list[list[int]]:
     """Return the batches of a rank in the order in which a loader receives them from its workers."""
     size = share.batch_size
     workers = [_positions(replace(share, worker=worker), length) for worker in range(share.workers)]
-    cut = [[one[at : at + size] for at in range(0, len(one), size)] for one in workers]
+    cut = [[worker[at : at + size] for at in range(0, len(worker), size)] for worker in workers]
     return [one[step] for step in range(max(map(len, cut), default=0)) for one in cut if step < len(one)]
 
 
@@ -40,7 +40,7 @@ def _steps(share: Share, length: int) -> list[list[int]]:
     """Return the positions of all ranks at each step."""
     ranks = [_batches(rank, length) for rank in _ranks(share)]
     most = max(map(len, ranks), default=0)
-    return [sorted(at for one in ranks if step < len(one) for at in one[step]) for step in range(most)]
+    return [sorted(at for rank in ranks if step < len(rank) for at in rank[step]) for step in range(most)]
 
 
 def _together(found: Sequence[Sequence[int]]) -> list[int]:
@@ -124,11 +124,11 @@ def test_ranks_of_a_group_are_equal(length: int, groups: int, each: int, ends: E
 
 
 @pytest.mark.parametrize(
-    ("groups", "found"), [(3, "groups: 3 for 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
+    ("groups", "message"), [(3, "groups: 3 for 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
 )
-def test_invalid_groups(groups: Any, found: str) -> None:
+def test_invalid_groups(groups: Any, message: str) -> None:
     """Groups of unequal size, or none, are rejected."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         Share(1, 4).in_groups(groups)
     assert Share(1, 4).in_groups(None) == Share(1, 4)
 

@@ -41,8 +41,8 @@ def test_an_epoch_has_each_sample_once(made: Made, *, shuffle: bool, buffer: int
     """For any buffer, in the dataset's order or shuffled."""
     got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
     if shuffle:
-        assert [one["__key__"] for one in got] != [one["__key__"] for one in made.samples]
-        got.sort(key=lambda one: str(one["__key__"]).encode())
+        assert [sample["__key__"] for sample in got] != [sample["__key__"] for sample in made.samples]
+        got.sort(key=lambda sample: str(sample["__key__"]).encode())
     assert got == made.samples
 
 
@@ -72,7 +72,7 @@ def test_fewer_samples_than_ranks(made: Made) -> None:
 
 
 def _keys(samples: Iterable[dict[str, object]]) -> list[object]:
-    return [one["__key__"] for one in samples]
+    return [sample["__key__"] for sample in samples]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 10, SAMPLES - 1])

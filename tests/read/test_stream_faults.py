@@ -48,7 +48,7 @@ def test_an_error_is_raised_at_its_sample(own: Made, *, ends: Ends) -> None:
     options = {"shuffle": False, "rank": 0, "world_size": 1, "ends": ends}
     stream = own.open(check=True).stream(**options)  # type: ignore[arg-type]
     samples = iter(stream)
-    assert [one["__key__"] for one in islice(samples, at)] == [one["__key__"] for one in own.samples[:at]]
+    assert [sample["__key__"] for sample in islice(samples, at)] == [sample["__key__"] for sample in own.samples[:at]]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
         next(samples)
     state = stream.state_dict()
@@ -56,7 +56,7 @@ def test_an_error_is_raised_at_its_sample(own: Made, *, ends: Ends) -> None:
     skipping = own.open(check=True, on_error="skip").stream(**options)  # type: ignore[arg-type]
     skipping.load_state_dict(state)
     instead, *rest = skipping
-    assert [one["__key__"] for one in rest] == [one["__key__"] for one in own.samples[at + 1 :]]
+    assert [sample["__key__"] for sample in rest] == [sample["__key__"] for sample in own.samples[at + 1 :]]
     assert instead["__key__"] in {one["__key__"] for one in own.samples if one is not sample}
     assert instead.get("__padding__", ends == "pad") == (ends == "pad")
     assert (skipping.skipped.samples, dict(skipping.skipped.shards)) == (1, {str(shard): 1})
@@ -70,9 +70,9 @@ def test_a_deleted_shard_costs_only_its_samples(own: Made, *, shuffle: bool) -> 
     firsts = data.reader.catalog.firsts.tolist()
     own.shard(2).unlink()
     stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
-    got = sorted(str(one["__key__"]).encode() for one in stream)
+    got = sorted(str(sample["__key__"]).encode() for sample in stream)
     rest = own.samples[: firsts[2]] + own.samples[firsts[3] :]
-    assert got == [str(one["__key__"]).encode() for one in rest]
+    assert got == [str(sample["__key__"]).encode() for sample in rest]
     assert stream.skipped.samples == data.skipped.samples == firsts[3] - firsts[2]
     assert len(stream.skipped.reasons) == 1
     with pytest.raises(CorruptShard, match=own.shard(1).name.replace("1", "2")):
@@ -85,12 +85,12 @@ def test_ranks_perform_equal_steps_over_damage(own: Made, ends: Ends) -> None:
 
     Skipped samples are counted once, and replacements are the same for any number of ranks.
     """
-    whole = [one["__key__"] for one in own.open().stream(parts=64, rank=0, world_size=1)]
+    whole = [sample["__key__"] for sample in own.open().stream(parts=64, rank=0, world_size=1)]
     own.shard(1).unlink()
     data, found = own.open(check=True, on_error="skip"), {}
     for world_size in (1, 2, 3, 7):
         ranks = [data.stream(parts=64, rank=rank, world_size=world_size, ends=ends) for rank in range(world_size)]
-        gave = [[str(one["__key__"]) for one in stream] for stream in ranks]
+        gave = [[str(sample["__key__"]) for sample in stream] for stream in ranks]
         assert [*map(len, gave)] == [*map(len, ranks)]
         found[world_size] = [key for step in zip(*gave, strict=True) for key in step][:SAMPLES]
         places = [whole[at % SAMPLES] for at in range(sum(map(len, ranks)))]
@@ -112,7 +112,9 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
 
     def made(rank: int, of: int) -> Stream:
         stream = even.open().stream(seed=3, parts=64, rank=rank, world_size=of, ends="pad")
-        return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).fields("ok", missing="skip")
+        return stream.map(lambda sample: sample if sample["__key__"] in keys else {**sample, "ok": 1}).fields(
+            "ok", missing="skip"
+        )
 
     one = [sample["__key__"] for sample in made(0, 1)]
     assert len(one) == SAMPLES
@@ -150,34 +152,34 @@ def test_if_all_samples_are_dropped(even: Made) -> None:
 @pytest.mark.parametrize("way", ["filter", "map", "missing"])
 def test_one_rank_returns_each_kept_sample_once(even: Made, shuffle: Shuffle, ends: Ends | None, way: str) -> None:
     """Dropped samples shorten its epoch, also after a resume; `len` is an upper bound."""
-    kept = sorted(str(one["__key__"]) for one in even.samples if "3" not in str(one["__key__"]))
+    kept = sorted(str(sample["__key__"]) for sample in even.samples if "3" not in str(sample["__key__"]))
 
     def made() -> Stream:
         stream = even.open().stream(shuffle=shuffle, seed=1, rank=0, world_size=1, ends=ends)
         if way == "filter":
-            return stream.filter(lambda one: "3" not in one["__key__"])
+            return stream.filter(lambda sample: "3" not in sample["__key__"])
         if way == "map":
-            return stream.map(lambda one: one if "3" not in one["__key__"] else None)
-        return stream.map(lambda one: one | ({"ok": 1} if "3" not in one["__key__"] else {})).fields(
+            return stream.map(lambda sample: sample if "3" not in sample["__key__"] else None)
+        return stream.map(lambda sample: sample | ({"ok": 1} if "3" not in sample["__key__"] else {})).fields(
             "ok", missing="skip"
         )
 
     stream = made()
-    assert sorted(one["__key__"] for one in stream) == kept
+    assert sorted(sample["__key__"] for sample in stream) == kept
     assert len(stream) == SAMPLES == len(kept) + stream.skipped.samples
     for taken in (1, 7, len(kept) - 1):
         before = made()
-        found = [one["__key__"] for one in islice(before, taken)]
+        found = [sample["__key__"] for sample in islice(before, taken)]
         after = made()
         after.load_state_dict(before.state_dict())
-        found += [one["__key__"] for one in after]
+        found += [sample["__key__"] for sample in after]
         assert sorted(found) == kept
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_several_ranks_reject_many_dropped_samples(even: Made, ranks: int) -> None:
     """Above 1 % dropped on a rank, the stream raises an error that names the choices."""
-    stream = even.open().filter(lambda one: "3" not in one["__key__"]).stream(rank=0, world_size=ranks)
+    stream = even.open().filter(lambda sample: "3" not in sample["__key__"]).stream(rank=0, world_size=ranks)
     with pytest.raises(InvalidRequest, match=r"more than 1 % of the samples of rank 0 .*dataset\.select.*ends='pad'"):
         list(stream)
 
@@ -187,9 +189,9 @@ def test_several_ranks_replace_few_dropped_samples(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=100) as writer:
         for number in range(400):
             writer.write({"__key__": f"{number:03}", "cls": number})
-    chosen = open_data(tmp_path / "x.json").filter(lambda one: one["__key__"] not in ("007", "300"))
+    chosen = open_data(tmp_path / "x.json").filter(lambda sample: sample["__key__"] not in ("007", "300"))
     streams = [chosen.stream(rank=rank, world_size=2) for rank in range(2)]
-    found = [[one["__key__"] for one in stream] for stream in streams]
+    found = [[sample["__key__"] for sample in stream] for stream in streams]
     assert [*map(len, found)] == [*map(len, streams)] == [200, 200]
     assert sum(stream.skipped.samples for stream in streams) == 2
     assert len({*found[0], *found[1]}) == 398
@@ -198,17 +200,17 @@ def test_several_ranks_replace_few_dropped_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_padding_marks_replacements(even: Made, ranks: int) -> None:
     """With `ends="pad"`, each kept sample comes once without a mark."""
-    chosen = even.open().filter(lambda one: "3" not in one["__key__"])
+    chosen = even.open().filter(lambda sample: "3" not in sample["__key__"])
     streams = [chosen.stream(rank=rank, world_size=ranks, ends="pad") for rank in range(ranks)]
     found = [[*stream] for stream in streams]
     assert [*map(len, found)] == [*map(len, streams)]
-    real = sorted(one["__key__"] for part in found for one in part if not one["__padding__"])
-    assert real == sorted(one["__key__"] for one in chosen)
+    real = sorted(sample["__key__"] for part in found for sample in part if not sample["__padding__"])
+    assert real == sorted(sample["__key__"] for sample in chosen)
 
 
 def test_a_warning_reports_many_skipped_samples(even: Made, caplog: pytest.LogCaptureFixture) -> None:
     """Above 1 %, one warning names a fix; a loop over the dataset gives none."""
-    chosen = even.open().filter(lambda one: "3" not in one["__key__"])
+    chosen = even.open().filter(lambda sample: "3" not in sample["__key__"])
     list(chosen)
     assert not caplog.records
     stream = chosen.stream(rank=0, world_size=1)
@@ -226,7 +228,7 @@ def test_a_damaged_sidecar_is_reported_once(own: Made, caplog: pytest.LogCapture
     stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
     assert list(stream) == list(stream) == own.samples
     assert stream.skipped.samples == 0
-    assert [sidecar.name in one.getMessage() for one in caplog.records] == [True]
+    assert [sidecar.name in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_unknown_policy(own: Made) -> None:

@@ -78,7 +78,7 @@ def test_end_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "message"),
     [
         ({"version": 3}, "version of the state: 3; expected 1 or 2"),
         ({"version": True}, "version of the state: True; expected 1 or 2"),
@@ -99,9 +99,9 @@ def test_end_of_an_epoch() -> None:
         ({"shuffle": [1]}, r"shuffle: \[1\]"),
     ],
 )
-def test_invalid_states(change: dict[str, object], found: str) -> None:
+def test_invalid_states(change: dict[str, object], message: str) -> None:
     """The error names the invalid value, or other samples."""
-    with pytest.raises(InvalidRequest, match=found):
+    with pytest.raises(InvalidRequest, match=message):
         StreamState.from_json({**STATE.to_json(), **change}, VIEW)
 
 
@@ -243,9 +243,9 @@ def test_lengths_after_a_resume(dataset: shardtool.Dataset) -> None:
 def test_padding_is_marked(dataset: shardtool.Dataset) -> None:
     """With `pad`, padding samples are marked, and are the first ones of the epoch."""
     ranks = [list(dataset.stream(rank=rank, world_size=7, ends="pad")) for rank in range(7)]
-    assert [len(one) for one in ranks] == [15] * 7
-    padding = [str(sample["__key__"]) for one in ranks for sample in one if sample["__padding__"]]
-    real = [sample["__key__"] for one in ranks for sample in one if not sample["__padding__"]]
+    assert [len(rank) for rank in ranks] == [15] * 7
+    padding = [str(sample["__key__"]) for rank in ranks for sample in rank if sample["__padding__"]]
+    real = [sample["__key__"] for rank in ranks for sample in rank if not sample["__padding__"]]
     assert len(real) == len(set(real)) == 100
     assert sorted(padding) == sorted(str(ranks[rank][0]["__key__"]) for rank in range(5))
     (alone,) = dataset[:1].stream(rank=3, world_size=4, ends="pad")

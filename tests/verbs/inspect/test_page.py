@@ -98,7 +98,7 @@ class _Page:
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column in all rows of the table."""
-        column = next(one for one in self.table["columns"] if one["name"] == name)
+        column = next(sample for sample in self.table["columns"] if sample["name"] == name)
         if "codes" not in column:
             return list(column["values"])
         return [None if code < 0 else column["names"][code] for code in column["codes"]]
@@ -126,7 +126,7 @@ def _read(path: Path) -> _Page:
         json.loads("".join(text for kind, text in reader.scripts if kind.get("id") == name))
         for name in ("data", "rows-data")
     )
-    shown, unusual = ([one for one in found if bool(one["why"]) == is_unusual] for is_unusual in (False, True))
+    shown, unusual = ([sample for sample in found if bool(sample["why"]) == is_unusual] for is_unusual in (False, True))
     return _Page(html, reader, shown, unusual, table)
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_fetched(photo_page: _Page) -> None:
 
 def test_the_policy_allows_only_the_pages_own_script(photo_page: _Page) -> None:
     """The policy contains the hashes of exactly the page's script and style sheet, and allows nothing else."""
-    policy = next(one["content"] for one in photo_page.tags("meta") if one.get("http-equiv"))
+    policy = next(sample["content"] for sample in photo_page.tags("meta") if sample.get("http-equiv"))
     runs = [text for kind, text in photo_page.reader.scripts if kind.get("type") != "application/json"]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in runs]
     style = base64.b64encode(hashlib.sha256("".join(photo_page.reader.styles).encode()).digest()).decode()
@@ -185,7 +185,7 @@ def test_every_link_has_a_target(photo_page: _Page) -> None:
     """Every link leads to an element with that id, and ids are unique."""
     ids = [attributes["id"] for _, attributes in photo_page.reader.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {str(one["href"])[1:] for one in photo_page.tags("a")} <= set(ids)
+    assert {str(sample["href"])[1:] for sample in photo_page.tags("a")} <= set(ids)
 
 
 def test_images_and_numbers_need_no_script(photo_page: _Page) -> None:
@@ -218,8 +218,8 @@ def test_pages_are_reproducible(photos: Path, tmp_path: Path) -> None:
 def test_every_label_is_shown(photo_page: _Page) -> None:
     """With at least as many samples as labels, every label has equally many samples, or all it has."""
     counts: dict[str, int] = {}
-    for one in photo_page.samples:
-        counts[one["labels"]["cls"]] = counts.get(one["labels"]["cls"], 0) + 1
+    for sample in photo_page.samples:
+        counts[sample["labels"]["cls"]] = counts.get(sample["labels"]["cls"], 0) + 1
     assert counts == dict.fromkeys(counts, 5)
     assert len(counts) == 8
 
@@ -228,7 +228,7 @@ def test_a_rare_label_is_shown(tmp_path: Path) -> None:
     """One sample in a thousand is shown if it is the only one with its label."""
     samples = {f"{at:04}": {"txt": b"text", "cls": b"7" if at == 613 else b"1"} for at in range(1000)}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
-    assert "0613" in {one["key"] for one in read_page(tmp_path / "d", samples=4).samples}
+    assert "0613" in {sample["key"] for sample in read_page(tmp_path / "d", samples=4).samples}
 
 
 def test_samples_are_spread_over_shards(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_samples_are_spread_over_shards(tmp_path: Path) -> None:
     for number in range(6):
         keys = range(1 + 40 * (number % 2))
         write_shard(tmp_path / "d" / f"s-{number:06}.tar", {f"{number}-{at:03}": {"txt": b"some text"} for at in keys})
-    assert {one["shard"] for one in read_page(tmp_path / "d", samples=6).samples} == {
+    assert {sample["shard"] for sample in read_page(tmp_path / "d", samples=6).samples} == {
         f"s-{at:06}.tar" for at in range(6)
     }
 
@@ -248,7 +248,7 @@ def test_a_label_column_may_change_its_type(tmp_path: Path) -> None:
         create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(field=("txt=txt",), workers=0))
         (tmp_path / "d" / f"s-{number}.json").unlink()
     page = read_page(tmp_path / "d")
-    assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
+    assert [sample["labels"].get("label") for sample in page.samples][:4] == ["a", "b", None, None]
     assert len(page.samples) == 8
 
 
@@ -270,14 +270,14 @@ def test_hostile_content_is_text(tmp_path: Path) -> None:
     names = {name for _, attributes in page.reader.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
     assert {name for name, _ in page.reader.tags}.isdisjoint({"i", "iframe", "object"})
-    assert [one["texts"][-1]["kind"] for one in page.samples[:2]] == ["chat", "chat"]
+    assert [sample["texts"][-1]["kind"] for sample in page.samples[:2]] == ["chat", "chat"]
     assert len([one for one in page.tags("svg") if "outlines" in str(one.get("class"))]) == len(HOSTILE_KEYS)
     assert len(page.tags("script")) == 3
     assert page.keys == [*HOSTILE_KEYS, "odd"]
-    assert all(str(one["src"]).startswith("data:") for one in page.tags("img"))
+    assert all(str(sample["src"]).startswith("data:") for sample in page.tags("img"))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", page.html)
     assert "${title}" in page.text
-    assert max(len(one["key"]) for one in page.samples) < 300
+    assert max(len(sample["key"]) for sample in page.samples) < 300
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=60))
@@ -300,7 +300,7 @@ def test_damaged_samples_are_marked(tmp_path: Path) -> None:
     }
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
     page = read_page(tmp_path / "d")
-    wrong = {one["key"]: one["problems"] for one in page.samples}
+    wrong = {sample["key"]: sample["problems"] for sample in page.samples}
     assert {key for key, problems in wrong.items() if problems} == {"cut", "empty", "none", "json"}
     assert "4 problems" in page.text
     assert page.html.count('class="wrong"') == 4
@@ -350,8 +350,8 @@ def test_class_numbers_in_tfrecords_have_names(sample_data: Path, tmp_path: Path
     ran = typed("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
     assert ran.code == 0, ran
     page = read_page(tmp_path / "r.json", samples=8)
-    assert {one["labels"]["cls"] for one in page.samples} == {path.name for path in sample_data.iterdir()}
-    assert all(one["images"] for one in page.samples)
+    assert {sample["labels"]["cls"] for sample in page.samples} == {path.name for path in sample_data.iterdir()}
+    assert all(sample["images"] for sample in page.samples)
     assert "astronaut 16 16.3%" in page.text
 
 
@@ -437,14 +437,14 @@ def test_several_datasets_are_compared(tmp_path: Path) -> None:
     page = _read(tmp_path / "page.html")
     ids = [attributes["id"] for _, attributes in page.reader.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {str(one["href"])[1:] for one in page.tags("a")} <= {*ids}
-    assert [one["labels"]["dataset"] for one in page.samples] == ["train"] * 40 + ["test"] * 10
+    assert {str(sample["href"])[1:] for sample in page.tags("a")} <= {*ids}
+    assert [sample["labels"]["dataset"] for sample in page.samples] == ["train"] * 40 + ["test"] * 10
     rows = [row for row in page.reader.rows if len(row) == 3]
     assert rows == [["0", "25%10", "50%5"], ["1", "25%10", "50%5"], ["2", "25%10", "none"], ["3", "25%10", "none"]]
     assert "train: no dataset file" in page.text
 
 
-@pytest.mark.parametrize("labels", [1000, 30])
+@pytest.mark.parametrize("labels", [300, 30])
 def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
     """By default, each class has a sample on the page, with a link to it."""
     samples = {f"{at:05}": {"txt": b"t", "cls": b"%d" % (at % labels)} for at in range(labels + 107)}
@@ -453,9 +453,9 @@ def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
         write_shard(tmp_path / "d" / f"s-{number:06}.tar", part)
     page = read_page(tmp_path / "d")
     assert len(page.samples) == max(labels, min(200, len(samples)))
-    assert {one["labels"]["cls"] for one in page.samples} == {str(at) for at in range(labels)}
-    named = {one["id"]: one["labels"]["cls"] for one in page.samples}
-    linked = {named[str(one["href"])[1:]] for one in page.tags("a") if str(one["href"])[1:] in named}
+    assert {sample["labels"]["cls"] for sample in page.samples} == {str(at) for at in range(labels)}
+    named = {sample["id"]: sample["labels"]["cls"] for sample in page.samples}
+    linked = {named[str(sample["href"])[1:]] for sample in page.tags("a") if str(sample["href"])[1:] in named}
     assert linked == {str(at) for at in range(labels)}
 
 
@@ -463,7 +463,7 @@ def test_anchors_follow_from_keys(tmp_path: Path) -> None:
     """A sample's anchor follows from its key alone; repeated keys get a number."""
     write_shard(tmp_path / "d" / "s-000000.tar", {"cat/a b": {"txt": b"1"}, '"><i>': {"txt": b"2"}})
     write_shard(tmp_path / "d" / "s-000001.tar", {"cat/a b": {"txt": b"3"}, "k" * 300: {"txt": b"4"}})
-    names = [one["id"] for one in read_page(tmp_path / "d").samples]
+    names = [sample["id"] for sample in read_page(tmp_path / "d").samples]
     assert names == ["s-cat/a%20b", "s-%22%3E%3Ci%3E", "s-cat/a%20b~2", "s-" + "k" * 120]
 
 
@@ -534,7 +534,7 @@ def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     samples |= {f"{at:03}": {"wav": sound(10 if at % 2 else 0.5)} for at in range(60)}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
     page = read_page(tmp_path / "d")
-    played = [str(one["src"]) for name in ("audio", "video") for one in page.tags(name)]
+    played = [str(sample["src"]) for name in ("audio", "video") for sample in page.tags(name)]
     assert {one.partition(";")[0] for one in played} == {
         "data:audio/wav",
         "data:audio/mpeg",
@@ -542,18 +542,18 @@ def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
         "data:video/webm",
     }
     assert sum(map(len, played)) < 810_000
-    said = {one["key"]: [clip["description"] for clip in one["clips"]] for one in page.samples}
+    said = {sample["key"]: [clip["description"] for clip in sample["clips"]] for sample in page.samples}
     assert said["000"] == ["audio, 0.5 s"]
     assert said["kmp3"] == ["audio, 0.1 s"]
     assert said["html"] == said["none"] == []
-    playing = {one["key"] for one in page.samples if one["clips"] and one["clips"][0]["size"]}
+    playing = {sample["key"] for sample in page.samples if sample["clips"] and sample["clips"][0]["size"]}
     assert {key[:2] for key in playing} >= {"00", "01", "02", "03", "04", "05"}
     for one in played:
         data = base64.b64decode(one.partition(",")[2])
         if data[:4] == b"RIFF":
             with wave.open(io.BytesIO(data)) as file:
                 assert len(file.readframes(10**9)) == file.getnframes() * 2 == len(data) - 44
-    assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
+    assert any("audio, 10.0 s, the first" in value[0] for value in said.values() if value)
 
 
 def test_deep_json_needs_bounded_memory(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_deep_json_needs_bounded_memory(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 25_000_000
-    texts = {one["key"]: one["texts"][0] for one in page.samples}
+    texts = {sample["key"]: sample["texts"][0] for sample in page.samples}
     assert (texts["deep"]["kind"], texts["deep"]["cut"], texts["flat"]["cut"]) == ("json", True, False)
     assert json.loads(texts["flat"]["text"]) == {"a": [1]}
 
@@ -605,7 +605,7 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
     })  # fmt: skip
     create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(field=("txt=txt",), max_count=60, workers=0))
     page = read_page(tmp_path / "d", samples=5)
-    found = [(one["key"], one["why"]) for one in page.unusual]
+    found = [(sample["key"], sample["why"]) for sample in page.unusual]
     assert found == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
         ("101", "tallest: 4 by 800"),
@@ -613,7 +613,7 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "3 samples have the sizes and checksums of an earlier sample." in page.text
     assert len(page.samples) == 5
-    assert len({one["id"] for one in page.samples + page.unusual}) == 11
+    assert len({sample["id"] for sample in page.samples + page.unusual}) == 11
 
 
 def test_uniform_datasets_have_no_unusual_samples(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_boxes_are_on_the_page(tmp_path: Path) -> None:
     page = read_page(tmp_path / "d.json")
     drawings = [one for one in page.tags("svg") if "outlines" in str(one.get("class"))]
     assert len(drawings) == 1
-    assert [one["d"] for one in page.tags("path")] == [_BOX, "M0 0L45 0L45 45L0 45Z"]
+    assert [sample["d"] for sample in page.tags("path")] == [_BOX, "M0 0L45 0L45 45L0 45Z"]
     assert "2 annotations" in str(page.tags("img")[0]["alt"])
 
 
@@ -144,7 +144,7 @@ def test_conversations_are_a_chat(tmp_path: Path) -> None:
         tmp_path / "d" / "s-000000.tar", {key: {"json": json.dumps(one).encode()} for key, one in fields.items()}
     )
     page = read_page(tmp_path / "d")
-    first, second = (one["texts"][0] for one in page.samples)
+    first, second = (sample["texts"][0] for sample in page.samples)
     assert (first["kind"], first["turns"], first["cut"]) == (
         "chat",
         [["human", "<image>\nWhat?"], ["gpt", "A cat."]],
@@ -157,7 +157,7 @@ def test_conversations_are_a_chat(tmp_path: Path) -> None:
     source = pa.table({"key": ["a"], "txt": ["t"], "conversations": [_LLAVA["conversations"]]})
     create(source, f"{tmp_path}/c-{{0..}}.tar", CreateOptions(field=("txt=txt",), workers=0))
     texts = read_page(tmp_path / "c.json").samples[0]["texts"]
-    assert [one["turns"] for one in texts if one["kind"] == "chat"] == [
+    assert [sample["turns"] for sample in texts if sample["kind"] == "chat"] == [
         [["human", "<image>\nWhat?"], ["gpt", "A cat."]]
     ]
 

@@ -60,7 +60,7 @@ def test_the_table_contains_all_values(dataset: Path) -> None:
     assert page.column("day")[2] == "2024-01-03"
     assert page.column("tags")[:4] == [None, ["x"], ["x", "x"], ["x", "x", "x"]]
     assert [len(text) for text in page.column("long")[39:42]] == [195, 200, 201]
-    assert next(one for one in page.table["columns"] if one["name"] == "turns")["lengths"][:4] == [0, 1, 2, 0]
+    assert next(sample for sample in page.table["columns"] if sample["name"] == "turns")["lengths"][:4] == [0, 1, 2, 0]
     assert {*page.column("shard")} == {"d-0.tar", "d-1.tar", "d-2.tar"}
 
 
@@ -74,8 +74,8 @@ def test_numbers_are_valid_json() -> None:
 def test_each_card_has_its_row(dataset: Path) -> None:
     """The row of a card has its key, for shown and unusual samples."""
     page = read_page(dataset, samples=7)
-    assert [page.keys[one["row"]] for one in page.samples + page.unusual] == [
-        one["key"] for one in page.samples + page.unusual
+    assert [page.keys[sample["row"]] for sample in page.samples + page.unusual] == [
+        sample["key"] for sample in page.samples + page.unusual
     ]
 
 
@@ -84,7 +84,7 @@ def test_the_table_is_bounded(dataset: Path, limit: str, monkeypatch: pytest.Mon
     """Beyond a limit, the table contains the first samples and those shown as cards, and the page says how many."""
     monkeypatch.setattr(f"shardtool.verbs.inspect.page.page.{limit}", {"MAX_ROWS": 10, "MAX_ROW_BYTES": 3000}[limit])
     page = read_page(dataset, samples=6)
-    shown = {one["key"] for one in page.samples + page.unusual}
+    shown = {sample["key"] for sample in page.samples + page.unusual}
     count = int(page.text.partition("cover the first ")[2].split()[0])
     assert count == 10 or limit == "MAX_ROW_BYTES"
     assert page.keys[:count] == _TABLE["key"].to_pylist()[:count]
@@ -104,8 +104,8 @@ def test_the_limit_is_shared_by_datasets(tmp_path: Path, monkeypatch: pytest.Mon
     first = [row for row in range(page.table["count"]) if page.column("dataset")[row] == "two"]
     assert len(first) <= 15 + 1 + len(page.unusual)
     assert {*page.column("dataset")} == {"one", "two"}
-    assert [page.column("dataset")[one["row"]] for one in page.samples] == [
-        one["labels"]["dataset"] for one in page.samples
+    assert [page.column("dataset")[sample["row"]] for sample in page.samples] == [
+        sample["labels"]["dataset"] for sample in page.samples
     ]
 
 
@@ -132,7 +132,7 @@ def test_saved_keys_select_the_samples(tmp_path: Path) -> None:
 def test_a_column_with_few_values_is_no_label(dataset: Path) -> None:
     """Only classes and columns that are named like a label are labels of a card."""
     page = read_page(dataset, samples=20)
-    assert any("lang" in one["labels"] for one in page.samples)
+    assert any("lang" in sample["labels"] for sample in page.samples)
     assert not any(one.get("class") == "label" for one in page.tags("span"))
     assert "labels in" not in page.text
 
@@ -147,13 +147,13 @@ def test_class_numbers_have_names(tmp_path: Path) -> None:
     create(source, f"{tmp_path}/d-{{0..}}.tar", options)
     page = read_page(tmp_path / "d.json", samples=3)
     assert page.column("cls")[:2] == ["cat", "dog"]
-    assert next(one for one in page.table["columns"] if one["name"] == "cls")["label"]
+    assert next(sample for sample in page.table["columns"] if sample["name"] == "cls")["label"]
 
 
 def test_each_column_has_a_chart(dataset: Path) -> None:
     """The page has a chart of each number, time, text and list, and counts the samples without a value."""
     page = read_page(dataset, samples=4)
-    labels = [str(one["aria-label"]) for one in page.tags("svg") if one.get("class") == "bars"]
+    labels = [str(sample["aria-label"]) for sample in page.tags("svg") if sample.get("class") == "bars"]
     assert len(labels) == len(_TABLE.column_names) - 1
     assert "lang: 2 values, 20 without a value" in labels
     assert any(one.startswith("tags: list length, 1 without a value") for one in labels)
