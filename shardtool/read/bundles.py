@@ -153,7 +153,7 @@ class BundleOrder:
 
     @property
     def length(self) -> int:
-        """Number of bundles in the epoch."""
+        """Number of bundles."""
         return self._ends[-1]
 
     def numbers(self, positions: Numbers) -> Numbers:

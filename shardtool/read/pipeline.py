@@ -45,7 +45,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the result of the function, which gets a generator if it has a parameter `rng`."""
+        """Call the function, with a random generator if it has a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 

@@ -121,7 +121,7 @@ class SampleReader:
                     cache.expect(shard)
 
     def with_options(self, **changes: Any) -> SampleReader:
-        """Return a reader with other `ReadOptions` that shares indexes and open shards."""
+        """Return a reader with changed `ReadOptions`, which shares the indexes and open shards of this reader."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
         reader.set_options(replace(self.options, **changes))

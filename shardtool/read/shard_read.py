@@ -156,7 +156,7 @@ class ReadableShard:
         return sample
 
     def read_many(self, rows: Numbers, options: ReadOptions, metadata: pa.Table | None) -> list[Sample | ShardError]:
-        """Return the samples in ascending rows, or their errors. Add `metadata` to the samples.
+        """Return the samples in `rows` (ascending) with their `metadata`, or their errors.
 
         Raises:
             CorruptShard: The checksum of the whole shard differs.
@@ -164,7 +164,7 @@ class ReadableShard:
         return _BlockRead(self, rows, options).samples(metadata)
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the locations of the selected payloads in ascending rows."""
+        """Return the locations of the selected payloads in `rows` (ascending)."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)

@@ -37,10 +37,9 @@ class DuplicateSample(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """Groups of samples with the same content.
+    """Groups of two or more samples with the same content, in order of their keys.
 
     Attributes:
-        groups: Groups of two or more samples, in order of their keys.
         surplus: Number of samples that repeat the first sample of their group.
         size: Bytes of these samples.
         leaks: Number of groups with samples in more than one split.

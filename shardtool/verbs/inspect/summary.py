@@ -169,13 +169,10 @@ class ColumnValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSummary:
-    """The statistics of a metadata column.
+    """The statistics of a metadata column. docs/json.md describes the attributes.
 
     Attributes:
-        distinct: Number of distinct values, or None if too many to count.
         values: The most frequent values, or none if all values differ.
-        element: Arrow type of list elements, or None without lists.
-        lengths: Lengths of the lists, or None without lists.
     """
 
     type: str
@@ -301,13 +298,7 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """The sizes and modes of images, after applying the EXIF orientation.
-
-    Attributes:
-        source: `columns` if the sizes are from the columns width and height, `sampled` if they are from the headers of
-            some images.
-        unreadable: (key, error message) of images that cannot be read.
-    """
+    """The sizes and modes of images, after applying the EXIF orientation. docs/json.md describes the attributes."""
 
     source: str
     images: int
@@ -349,18 +340,10 @@ class StatisticsScope:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Summary(Displayed):
-    """The content of a dataset. `--json` uses the same names (docs/json.md).
+    """The content of a dataset. docs/json.md describes the attributes, which `--json` prints with the same names.
 
     Attributes:
-        dataset: The dataset file, or else the given path.
-        size: Bytes of all shards, as listed or found.
         field_bytes: Bytes of all payloads, or None if there is no dataset file and some sidecars were not read.
-        skipped: Number of samples skipped when the dataset was created.
-        complete: Whether all files in the dataset file exist, or None without a dataset file.
-        looked: The samples and shards that the following statistics cover.
-        images: Image sizes by field, or by the columns that contain the sizes.
-        labels: Labels by field or column, the likeliest first.
-        siblings: Dataset files of the other splits, by split.
         part_of: Number of shards in the whole dataset, if the user named only some shards.
         datasets: The summaries of several datasets. The combined summary has only sizes, counts, `complete` and
             `problems`.

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import math
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,7 @@ def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
     return problems
 
 
+@cache  # compiling the templates takes most of the time of a small page
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
