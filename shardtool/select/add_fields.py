@@ -1,4 +1,4 @@
-"""Add fields to samples. `--field` adds known values, and `--add` adds fields from another dataset.
+"""Add fields to samples: values in memory for `--field`, or fields of another dataset for `--add`.
 
 The rows of each sample stay sorted by the bytes of the field names.
 """
@@ -34,11 +34,12 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 class NewField(NamedTuple):
-    """A field with a known value for each sample.
+    """A field to add to samples, with its values.
 
     Attributes:
-        has_value: bool[samples], whether a sample gets the field.
-        column: The values of a number field. They replace the metadata column of the same name. None for other fields.
+        texts: The value for each sample as text (see `inline_payload`).
+        has_value: bool[samples], whether the sample gets the field.
+        column: The values if they are numbers. They replace the metadata column of the same name.
     """
 
     name: str
@@ -50,7 +51,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Return the samples with the new fields. Fields that no sample has are dropped."""
+    """Add or replace fields. Existing fields that no sample has are dropped."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -76,7 +77,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # Samples that do not get the new value may have a value of another type.
+        # Samples that keep the existing field may have a value of another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     field_values = FieldValues(
@@ -113,9 +114,9 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return the index in `other` of the sample with the same key, as int64[samples], or -1 if there is none.
+    """Return for each sample the index of the sample in `other` with the same key, or -1 if it is missing.
 
-    An error is raised if the two tables have a field of the same name.
+    Raise an error if both tables have a field of the same name.
     """
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
@@ -127,7 +128,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Add the fields and new metadata columns of `other`. The samples of `other` must have the same order."""
+    """Add the fields and new metadata columns of `other`, which must contain the same samples in the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -1,6 +1,6 @@
-"""Handle duplicate keys. They are an error, or later samples are renamed, or one sample per key is kept.
+"""Handle samples that have the same key: raise an error, rename the later samples, or keep one sample per key.
 
-`existing_keys` are the keys of a dataset to which samples are appended. These keys never change.
+`existing_keys` are the keys of a dataset to which the samples are appended. These keys never change.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ def resolve_duplicate_keys(
     *,
     where: str = "the datasets",
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
-    """Return the samples with unique keys, the skipped samples, and a note about renamed samples.
+    """Make the keys of samples unique. Return the samples, the skipped samples, and a note about renamed samples.
 
-    With the rule `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. Numbers whose
-    key already exists are not used. The rule `last` cannot be combined with `existing_keys`. `shards` are the names of
-    the shards to which `known_spans.file` refers.
+    Args:
+        rule: With `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. Existing
+            keys are skipped. `last` cannot be combined with `existing_keys`.
+        shards: Names of the files in `entries.known_spans.files`, for messages.
     """
     if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"
@@ -118,7 +119,7 @@ def _rename_duplicates(
         name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
     }
     names: dict[int, bytes] = {}
-    for group in groups:  # new names of two groups differ, because their names differ before the last dash
+    for group in groups:  # groups cannot get equal new keys, because each starts with the group's key
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

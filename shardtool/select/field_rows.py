@@ -1,4 +1,4 @@
-"""Functions for the rows of samples, for example to sort rows and to merge samples by key."""
+"""Sort, merge and check the rows of a `SampleTable`, which has one row for each field of each sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
-    """Return the source path of each row. The path is empty if the payload does not come from a file."""
+    """Return the path of each row's source file, or an empty path if the payload is not from a file."""
     if (paths := entries.rows.paths) is not None:
         return PackedStrings.parse(paths.span(0, len(paths)))
     chunks = []
@@ -38,7 +38,10 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Drop samples without fields. Return the remaining samples, and the dropped samples as skipped."""
+    """Drop samples without fields. Return the remaining samples, and the dropped samples as skipped, with reason `why`.
+
+    If no sample would remain, raise an error with `where` and `found`.
+    """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
@@ -51,14 +54,14 @@ def drop_empty_samples(
 
 
 def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str = "") -> None:
-    """Refuse more than `MAX_FIELDS` different fields."""
+    """Raise `InvalidRequest` if there are more than `MAX_FIELDS` field names."""
     if len(names) > MAX_FIELDS:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
         raise InvalidRequest(where, found, expected=f"at most {MAX_FIELDS:,}", remedy=remedy)
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the index of each row's field in `fields`."""
+    """Return the field of each row, as an index into `fields`."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
@@ -66,14 +69,16 @@ def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint1
 def order_rows(
     firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge the rows of several parts by sample and field.
+    """Merge the rows of several tables of the same samples, and sort them by sample and field.
 
-    Return the merged rows and the start of each sample. Rows are numbered across the parts. If several parts have the
-    same field of a sample, the row of the first part is used. Samples are merged in chunks to limit memory.
+    Return the merged rows, numbered across all tables, and the position of each sample's first row. If several tables
+    have the same field of a sample, only the row of the first table is kept.
+
+    `firsts` contains the first row of each sample, and `codes` the field of each row, for each table.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
-    for samples in chunk_slices(len(firsts[0]) - 1):
+    for samples in chunk_slices(len(firsts[0]) - 1):  # in chunks, to limit memory
         bounds = [first[samples.start : samples.stop + 1] for first in firsts]
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
         rows = np.concatenate(
@@ -92,9 +97,11 @@ def order_rows(
 
 
 class SampleGroups(NamedTuple):
-    """Groups of parts that form one sample.
+    """Parts, such as files, that are merged into samples.
 
-    `first` is the first part of each sample, and `of_part` is the sample of each part.
+    Attributes:
+        first: int64[samples], the first part of each sample.
+        of_part: int64[parts], the sample to which each part belongs.
     """
 
     first: NDArray[np.int64]
@@ -102,7 +109,7 @@ class SampleGroups(NamedTuple):
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts that share a key. Sort the groups by key or, without `by_key`, by their first parts."""
+    """Group the parts with the same key. Sort the groups by key if `by_key`, otherwise by their first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
     rank = np.arange(len(first))
@@ -115,7 +122,7 @@ def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge the parts of each sample, which must have different fields. Metadata is taken from the first part."""
+    """Merge the parts of each sample, which must have different fields. The metadata of the first part is kept."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

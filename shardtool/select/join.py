@@ -1,4 +1,4 @@
-"""Join the columns of a table to samples, as metadata."""
+"""Join a table to samples: match its rows by key, and add its columns to the metadata."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ _NULL_ROW = pa.nulls(1, pa.int64())[0]
 
 
 class JoinedSamples(NamedTuple):
-    """Samples with the columns of a table.
+    """The result of `join_table`.
 
-    `unmatched` is the number of samples without a row, and `unused` is the number of rows without a sample.
+    Attributes:
+        unmatched: Number of samples without a row in the table.
+        unused: Number of rows that match no sample.
     """
 
     entries: SampleTable
@@ -76,7 +78,7 @@ def join_table(
 
     Args:
         on: The key column. If empty, use the column that the table's format defines, or `key`.
-        collect: The columns to collect into lists, or `all`. If empty, keys must be unique.
+        collect: The columns to collect into lists if rows share a key, or `all`. If empty, keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -106,7 +108,7 @@ def join_table(
         side = "keys" if on not in sample_types else f"values of the samples' column {on!r}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         raise _no_match_error(source.location, on, rows, keys, expected)
-    used = np.zeros(len(rows) + 1, bool)  # the last element counts samples without a row (-1)
+    used = np.zeros(len(rows) + 1, bool)  # the last element is for samples without a row (-1)
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}
@@ -152,7 +154,7 @@ def add_table_columns(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Add columns of a table to the metadata of samples. Return the samples, and notes about replaced columns.
 
-    `rows` is the row of each sample, or -1. `columns` is emptied, to free memory early.
+    `rows` contains the row of the table for each sample, or -1. `columns` is emptied, to free memory early.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -274,12 +276,12 @@ def _key_names(column: pa.Array) -> PackedStrings:
 
 
 def metadata_column(table: pa.Table, name: str) -> pa.Array:
-    """Return a metadata column as a single array of a plain type."""
+    """Return a metadata column as one array of a plain type (see `to_plain`)."""
     return arrow.to_one_chunk(arrow.to_plain(table.column(name)))
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """Describe up to three of the keys at `positions`."""
+    """Return the first keys at `positions` as text for messages."""
     return (
         format_list(
             [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]

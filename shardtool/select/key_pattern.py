@@ -1,10 +1,10 @@
-"""Compute keys with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
+"""Compute keys from paths with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
 The pattern must match the whole relative path without its extension. The first group that matches is the key. The rest
 of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
-pattern does not match a path, the path is the key.
+pattern does not match, the key is the path without its extension.
 
-The pattern is an RE2 expression, because it may come from an untrusted dataset file and RE2 takes linear time.
+RE2 takes linear time, even for a pattern from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
-    """A pattern of keys. `matched` is the number of names that the pattern has matched."""
+    """A pattern that computes keys from paths. `matched` is the number of paths that it has matched so far."""
 
     def __init__(self, text: str) -> None:
         import pyarrow.compute as pc
@@ -63,7 +63,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the key of each path, the distinct remainders of the names, and the index of each path's remainder."""
+        """Split each path into a key and the rest of the file name. Return keys, distinct rests, and rest indexes."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
@@ -90,14 +90,14 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Raise an error if the pattern has matched no name."""
+        """Raise an error if the pattern has matched none of the paths `keys`."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Rename the keys of files with a pattern, and merge the files that get the same key."""
+    """Compute the keys of files with a pattern, and merge the files with the same key into one sample."""
     keys, rests, rest_numbers = pattern.split(entries.keys)
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code

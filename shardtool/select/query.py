@@ -1,8 +1,8 @@
-"""Match the rows of a table against a query such as `label == 'dog' and width > 256`.
+"""Find the rows of a table that match a query such as `label == 'dog' and width > 256`.
 
-The query language is a part of pandas' query language. Python parses a query but never runs the query. An untrusted
-query can therefore do nothing except select other rows. Text outside the language is refused before a value is read.
-A comparison with null is false, except that `!=` is true. `not` inverts the result.
+The query language is a subset of pandas' query language. Python parses a query, but never runs it. An untrusted query
+can therefore only select the wrong rows. Unsupported syntax is an error before any value is read. A comparison with
+null is false, except that `!=` is true. `not` inverts the result.
 
 Two features are not in pandas. A class name can be compared with class numbers (`cls == 'cat'`), and lists have
 `.len()` and `.contains()`.
@@ -129,11 +129,11 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the numbers of the rows that match `query`, in ascending order.
+    """Return the row numbers, counted from 0, that match `query`, in ascending order.
 
     Args:
-        query: A comparison, or several comparisons with `and`, `or` and `not`. Names with blanks are in backticks.
-        classes: Class names of columns with class numbers. Such a column can be compared with text by ==, != or in.
+        query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
+        classes: Class names by column. A query can compare these columns of class numbers with class names.
     """
     return match_partially(table, query, {}, classes)[0]
 
@@ -141,16 +141,17 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Evaluate the part of a query that uses only columns of `table`.
+    """Evaluate only the conditions of a query (the operands of `and`) that need no other columns than those of `table`.
 
-    Return the matching rows, and the part of the query that must be evaluated later, or None. Conditions that are
-    joined by `and` are separate parts. A part is evaluated later if it uses a column in `later_columns`, which maps
-    names to types. If `table` has a column of the same name, that column is used.
+    Return the matching rows, and the remaining conditions or None.
+
+    Args:
+        later_columns: Types of columns whose values become known later, by name. Ignored if `table` has the column.
     """
     where = option_text("where")
     try:
         with warnings.catch_warnings():
-            # Ignore warnings about \d in quotes, patterns with groups, and division by zero.
+            # Ignore warnings about `\d` in quotes, patterns with groups, and division by zero.
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
@@ -231,7 +232,7 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         tree = ast.parse(python_text, mode="eval").body
         ast.unparse(tree)
     except (SyntaxError, ValueError, MemoryError) as error:
-        # Before Python 3.12, a NUL byte raises ValueError. Too many signs in a row raise MemoryError.
+        # Before Python 3.12, a NUL byte raises ValueError. Too many `-` or `+` in a row raise MemoryError.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
             problem = str(error) or "nested too deeply"
             problem = "a number that is too long" if _INTEGER_TOO_LONG in problem else problem

@@ -1,4 +1,4 @@
-"""Values of query columns, and operations on them.
+"""Convert the columns in a query to arrays, and compare and calculate with them.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
 arrays. `pyarrow.scalar` and `to_numpy` are not used, because they import pandas.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # The kind, a test for Arrow types, and the type to which a column is cast. The first matching test applies.
+    # kind, test for Arrow types, and the type to which a column is cast; the first successful test applies
     ("empty", types.is_null, None),
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
@@ -55,7 +55,7 @@ TIME_FIELDS = {
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_TIME_TEXT = re.compile(  # `now`, `12:30` and `EST` are no times, because their meaning depends on the day and machine
+_TIME_TEXT = re.compile(  # excludes `now`, `12:30` and `EST`, whose meaning depends on the day and the machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
@@ -67,7 +67,7 @@ _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 class Numbers(NamedTuple):
-    """Numbers or booleans of rows. `values` is undefined for nulls."""
+    """The numbers or booleans of a column. Where `valid` is false, the row is null and its value undefined."""
 
     values: NDArray[Any]
     valid: Bools
@@ -79,12 +79,12 @@ class Numbers(NamedTuple):
         return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
 
     def to_bools(self, *, missing: bool) -> Bools:
-        """Return booleans. A null becomes `missing`."""
+        """Return the values of boolean rows, and `missing` for nulls."""
         return np.where(self.valid, self.values, missing)
 
 
 class Time(NamedTuple):
-    """A constant time in nanoseconds since 1970. The time is in UTC if `is_zoned`."""
+    """A time in a query, in nanoseconds since 1970. It is in UTC if `is_zoned`, otherwise without a time zone."""
 
     nanoseconds: int
     is_zoned: bool
@@ -95,7 +95,7 @@ def _to_numpy(array: pa.Array) -> Bools:
 
 
 def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
-    """Return the kind of a column and its values."""
+    """Return the kind of a column, and its values as `Numbers` or as an Arrow array."""
     array = arrow.to_plain(column)
     array = arrow.to_one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
     if types.is_fixed_size_list(array.type):
@@ -108,31 +108,28 @@ def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
 
 
 def null_values(kind: QueryKind, count: int) -> Any:
-    """Return nulls."""
+    """Return `count` nulls of a kind."""
     if kind in ("a number", "true or false"):
         return Numbers(np.zeros(count, np.int64 if kind == "a number" else np.bool_), np.zeros(count, np.bool_))
     return pa.nulls(count, pa.large_string() if kind == "text" else pa.timestamp("us"))
 
 
 def missing_rows(data: Numbers | pa.Array) -> Bools:
-    """Return a mask of the rows that are null or NaN."""
+    """Return for each row whether its value is null or NaN."""
     if isinstance(data, Numbers):
         return data._replace(values=data.values != data.values).to_bools(missing=True)
     return _to_numpy(data.is_null())
 
 
 def calculate(function: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function to numbers and constants. The result is null if an operand is null."""
+    """Apply a function to columns of numbers and constants. A row of the result is null if an operand is null."""
     result = function(*(value.values if isinstance(value, Numbers) else value for value in operands))
     masks = [value.valid for value in operands if isinstance(value, Numbers)]
     return Numbers(result, np.logical_and.reduce(masks)) if masks else result
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an arithmetic function to columns and constants.
-
-    If a constant does not fit into an integer column, it becomes a float. An example is -3 for uint64.
-    """
+    """Like `calculate`, but convert a constant that does not fit into an integer column (-3 for uint64) to a float."""
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 
 
@@ -144,7 +141,7 @@ def _to_range_of(column: Any, value: Any) -> Any:
 
 
 def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
-    """Compare two values of the same kind. At least one must be a column. Null is unequal to everything."""
+    """Compare two operands of the same kind, of which at least one is a column. Null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]
     if not columns:
         result: Numbers = calculate(function, left, right)
@@ -177,12 +174,12 @@ def _tick(times: pa.Array) -> int:
 
 
 def is_zoned(time: Time | pa.Array) -> bool:
-    """Check whether a time, or a column of times, has a time zone."""
+    """Return whether a time, or a column of times, has a time zone."""
     return time.is_zoned if isinstance(time, Time) else time.type.tz is not None
 
 
 def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
-    """Return which values equal one of the constants."""
+    """Return for each row whether its value equals one of the constants in `items`."""
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
@@ -193,7 +190,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time. Return None if the text is not a time. If the text has no time zone, the time is in `zone`."""
+    """Parse a time, which is in the time zone `zone` unless the text names one. Return None if it is not a time."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -224,7 +221,7 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:
-    """Return a part of each time in the time zone of the column. `name` is one of `TIME_FIELDS`."""
+    """Return a part of each time, such as its `year`, in the time zone of the column. See `TIME_FIELDS`."""
     offset = _offset_seconds(times.type.tz or "")
     if offset is not None:  # pyarrow 21 supports only named zones
         unit = times.type.unit
@@ -234,13 +231,13 @@ def time_field(name: str, times: pa.Array) -> Numbers:
 
 
 def value_lengths(column: pa.Array) -> Numbers:
-    """Return the number of characters of each text, or of elements of each list."""
+    """Return the number of characters of each text, or the number of elements of each list."""
     is_text = types.is_large_string(column.type)
     return Numbers.from_arrow(pc.utf8_length(column) if is_text else pc.list_value_length(column))
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return which lists contain a matching element. `matches` has one value for each element of all lists."""
+    """Return for each list whether any element matches. `matches` contains the elements of all lists in order."""
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

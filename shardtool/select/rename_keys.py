@@ -1,7 +1,7 @@
-"""Rename keys with a pattern as in sed, or to the values of a column.
+"""Rename keys by a substitution like that of `sed`, or to the values of a column.
 
-The metadata column `old_key` stores the previous keys. The pattern is an RE2 expression, because it may come from an
-untrusted dataset file and RE2 takes linear time.
+The metadata column `old_key` stores the previous keys. RE2 takes linear time, even for a pattern from an untrusted
+dataset file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_LISTED_KEYS = 3
 
 
 def check_key_rename(rename: str) -> None:
-    """Raise an error for an invalid pattern, before samples are listed."""
+    """Raise an error if the pattern is invalid, before samples are listed."""
     if (substitution := parse_substitution("rename_keys", rename)) is not None:
         _substitute(arrow.text_array([""]), substitution)
 
@@ -47,11 +47,12 @@ def check_key_rename(rename: str) -> None:
 def rename_keys(
     entries: SampleTable, rename: str, column_of: Callable[[str], pa.ChunkedArray], *, has_paths: bool
 ) -> tuple[SampleTable, list[str]]:
-    """Return the samples under new keys, in the same order, and notes.
+    """Rename the keys of samples. Return the samples in the same order, and notes.
 
     Args:
-        column_of: Returns the column with this name. It contains the new keys unless `rename` is a substitution.
-        has_paths: Whether the keys are paths of files if the samples have no other paths.
+        rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
+        column_of: Function that returns a column by name.
+        has_paths: Whether the samples are files, whose paths must be stored before the keys change.
     """
     keys = entries.keys
     if not is_utf8(keys.data):
@@ -78,14 +79,14 @@ def rename_keys(
 
 
 def old_keys(entries: SampleTable) -> PackedStrings:
-    """Return the keys that the samples had before `rename_keys`."""
+    """Return the keys of the samples before `rename_keys` changed them."""
     if entries.metadata is None or OLD_KEY_COLUMN not in entries.metadata.column_names:
         return entries.keys
     return PackedStrings.parse(arrow.append_nuls(arrow.to_one_chunk(entries.metadata.column(OLD_KEY_COLUMN))))
 
 
 def rename_skipped(rows: Iterable[Skipped], rename: str) -> tuple[Skipped, ...]:
-    """Rename the keys of skipped samples. If the new keys come from a column, the keys stay unchanged."""
+    """Rename the keys of skipped samples. If `rename` is a column, they stay unchanged."""
     skipped, substitution = [*rows], parse_substitution("rename_keys", rename)
     named = [index for index, row in enumerate(skipped) if row.key and is_utf8(to_bytes(row.key))]
     if substitution is not None and named:
@@ -134,7 +135,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    """Refuse a new key for several old keys. If the old keys were equal already, `on_duplicate` handles them."""
+    # `on_duplicate` handles keys that were equal before.
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

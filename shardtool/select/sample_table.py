@@ -1,4 +1,4 @@
-"""Create the table that queries read, and sort samples by its columns."""
+"""Create a table of samples for queries, and sort samples by a column of this table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
-    """Return the stable permutation that sorts values. Nulls and NaN are last in both directions."""
+    """Return the positions that sort the values. The sort is stable. Nulls and NaN are last in both directions."""
     import pyarrow.compute as pc
 
     kind = arrow.to_plain(values.slice(0, 0)).type
@@ -46,11 +46,11 @@ def _is_sortable(kind: pa.DataType) -> bool:
 
 
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
-    """Return the columns that queries can use.
+    """Return a table with one row per sample and all columns that queries can use.
 
-    These are the metadata columns, the key, and the size of all payloads in bytes. Samples in shards also have `shard`
-    (a file name) and `fields` (the number of fields). Files also have `path` (of the first file of a sample) and
-    `folder` (of the key).
+    These are the metadata columns, `key`, and `size` (of all payloads, in bytes). Samples in shards also have `shard`
+    (a file name) and `fields` (the number of fields). If `shards` is empty, samples are files and also have `path` (of
+    the first file) and `folder` (of the key).
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}
@@ -73,7 +73,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
 
 def table_column(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return the column with this name. Raise an error if there is no such column or more than one."""
+    """Return the column with this name. Raise an error about `option` if no or several columns have this name."""
     indices: Sequence[int] = table.schema.get_all_field_indices(name)
     if not indices:
         raise missing_name_error("column", option, name, table.column_names)

@@ -41,9 +41,10 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Rename and remove fields. Return the samples, and the samples without remaining fields as skipped.
+    """Select, drop and rename fields. Return the samples, and as skipped the samples that keep no field.
 
     Args:
+        select: The fields to keep, or empty for all fields.
         rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
             sample has both fields.
         to_format: The format of the output. In a tar, a number field and a text field can get the same name.

@@ -1,7 +1,7 @@
 """Assign samples to splits, or select a share of the samples.
 
-Samples are assigned by hash, with exact shares per label, or by a column. A split by hash depends only on the sample's
-key (or its group), the seed and the shares. Other samples have no influence.
+A split is chosen by a hash of the key or group, with exact shares per label, or by a column. The hash depends only on
+the key or group and the seed, not on other samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class SplitAssignment(NamedTuple):
     """The split of each sample.
 
     Attributes:
-        names: The splits in the requested order. Splits by a column are in byte order.
+        names: The splits in the requested order, or in byte order if they are values of a column.
+        number: The split of each sample, as an index in `names`.
     """
 
     names: tuple[str, ...]
@@ -46,15 +47,12 @@ class SplitAssignment(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def samples(self, split: int) -> NDArray[np.int64]:
-        """Return the samples of a split, in order."""
+        """Return the indexes of the samples in a split, in ascending order."""
         return np.flatnonzero(self.number == split)
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Return the split of each sample.
-
-    `values` is the column `options.required_column`.
-    """
+    """Assign each sample to a split. `values` is the metadata column that `options.required_column` names."""
     option_and_column = options.required_column
     if option_and_column is None:
         return _assign_by_hash((hash_strings(names, _HASH_PERSON, options.seed) for _, names in keys.chunks()), options)
@@ -136,9 +134,9 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Return at most `max_count` samples of each label, as int64 in order. The smallest key hashes are selected.
+    """Select the `max_count` samples of each label with the smallest key hashes. Return their sorted indexes.
 
-    The hash is independent of the hash for splits.
+    These hashes are independent of the hashes for splits.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
@@ -154,10 +152,10 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 
 
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
-    """Return how many samples of each label go to each split, as int64[labels, splits].
+    """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    Shares with the largest remainders are rounded up (Hamilton's method). Remainders are accumulated over the labels,
-    because otherwise all small labels would go to the largest split.
+    Shares with the largest remainders are rounded up (Hamilton's method). Remainders accumulate over the labels, so
+    that small labels are not all in the largest split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -245,17 +243,17 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
-    """Return a random share of the samples as int64, in order. Each sample is chosen by the hash of its key.
+    """Select a random share of the samples by key hash. Return their sorted indexes.
 
-    A sample is selected if its hash (see `hash_strings`) is below share * 2^64. A larger share therefore contains a
-    smaller share. `share` is a number above 0 and at most 1, or a text such as `0.01` or `1%`.
+    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share contains all samples
+    of a smaller share. `share` is a number above 0 and at most 1, or a text such as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and notes if it is far from the share. Raise an error if it is empty."""
+    """Call `sample_by_key`, and add a note if the result is far from the share. Raise an error if it is empty."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

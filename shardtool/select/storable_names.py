@@ -1,4 +1,4 @@
-"""Check that shards, sidecars and readers can store all names, or rename keys and fields for `--portable`."""
+"""Check that shards can store the names of keys and fields, or rename them for `--portable`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PART_STARTS = b"/\0."
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Return whether the last part of a key contains a dot after its first character."""
+    """Return whether the last part of any key contains a dot after its first character."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -51,7 +51,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Raise an error for names that a shard, a sidecar or a reader cannot store."""
+    """Raise an error if a key or field name cannot be stored. If `skip`, suggest skipping these samples."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -70,7 +70,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples whose names can be stored, and the other samples as skipped."""
+    """Return the samples whose keys and field names can be stored, and the other samples as skipped."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
@@ -88,10 +88,9 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 
 
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
-    """Choose the dot that ends the key in the names of tar members. Return the choice and a note.
+    """Choose whether the first or the last dot of a tar member's name ends the key. Return the choice and a note.
 
-    `requested` is the choice of the user or the source. If it is None, the first dot is used. The last dot is used if
-    only the last dot splits all names correctly.
+    By default, use the last dot only if keys contain dots. Raise an error if a name would be split at the wrong dot.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
@@ -143,7 +142,7 @@ _HASH_LENGTH = 16
 
 
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
-    """Return the samples under portable names. With `by_key`, they are sorted by the new keys.
+    """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by their new keys.
 
     Unsafe bytes of a key are percent-encoded (see `urllib.parse.unquote_to_bytes`). Field names become lower case. If a
     key does not fit into a tar header, a hash replaces its end. The sidecar records the original names.
@@ -163,12 +162,12 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
-        # The dataset file lists class names in the order of the fields.
+        # Typed fields come first, because the dataset file lists class names in this order.
         values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )
     check_case(renamed)
-    # Lower-casing may change the order of fields, and encoding may change the order of keys.
+    # Lower case may change the order of fields, and encoding may change the order of keys.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
@@ -209,7 +208,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Refuse samples with fields that differ only in case, because webdataset converts field names to lower case."""
+    """Raise an error if fields of a sample differ only in case, because webdataset converts them to lower case."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

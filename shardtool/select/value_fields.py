@@ -1,4 +1,4 @@
-"""Create fields from metadata columns. Values can be replaced by class numbers."""
+"""Create fields from metadata columns, and replace labels by class numbers."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def set_value_fields(
     *,
     may_lack: bool = False,
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Add metadata values as fields. Return the samples and notes.
+    """Add fields with the values of metadata columns. Return the samples and notes.
 
-    A new field replaces a field of the same name. If the value is null, the sample keeps its payload. In number and
-    label fields, a null is an error.
+    A new field replaces an existing field of the same name. If the value is null, the sample keeps its existing
+    payload. A null is an error in fields of numbers or labels.
 
     Args:
-        fields: Pairs of field and column.
+        fields: Pairs of a field and the column with its values.
         classes: The fields whose values are replaced by class numbers.
-        names: Class names of each column that contains class numbers.
-        may_lack: Whether a sample may have no value. Such a sample does not get the field.
+        names: Class names by column, for columns that already contain class numbers.
+        may_lack: Whether a sample may have neither the value nor the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -91,7 +91,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        # Fill nulls with any value. Samples without the field ignore this value.
+        # Replace nulls by any value, which is ignored: these samples do not get the field.
         values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:

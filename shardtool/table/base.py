@@ -1,4 +1,4 @@
-"""Base classes of tables, and errors while reading tables."""
+"""The base class `Table`, and helpers to read tables."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ RECODE_HINT = "If Excel wrote the file, convert it: `iconv -f CP1252 -t UTF-8`."
 
 
 class Table:
-    """A table that can be read.
+    """A table whose columns are read on request.
 
     Attributes:
-        folder: The folder of relative paths in the table.
+        folder: The folder to which relative paths in the table refer.
         classes: Class names of each column that contains class numbers or lists of class numbers.
-        on: The column that identifies samples, if the format of the table defines one.
+        on: The column that identifies samples if the format of the table defines one, otherwise empty.
     """
 
     schema: pa.Schema
@@ -54,9 +54,9 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns in the order of the table.
+        """Read columns, in the order of the table. Formats without types read the columns in `text` as text.
 
-        Columns in `text` are returned as text. Without columns, the result may have no rows.
+        If `columns` is empty, the result may have no rows.
         """
         raise NotImplementedError
 
@@ -65,15 +65,15 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file, or an empty list if messages need no file names."""
+        """Return the path and row count of each file. Empty if the table is not several files."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of all rows."""
+        """Yield all rows of the given columns as record batches."""
         yield from self.read(columns, ()).to_batches()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield the values of one part of a struct column."""
+        """Yield the values of one field of a struct column."""
         index = self.schema.field(column).type.get_field_index(part)
         for batch in self.batches([column]):
             yield batch.column(0).flatten()[index]
@@ -87,7 +87,7 @@ class MemoryTable(Table):
         self._table, self.schema = table, table.schema
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return the selected columns."""
+        """Return the given columns."""
         return self._table.select(columns)
 
     def count(self) -> int:
@@ -96,7 +96,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to numbers if all values are numbers. A value such as 007 is text.
+    """Convert a text column to numbers if all its values are numbers. A value such as 007 is not a number.
 
     Empty cells, NA, null and NaN become null in a column of numbers.
     """
@@ -110,7 +110,7 @@ def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
-    """Call `read` with larger and larger block sizes until every row fits into a block."""
+    """Call `read` with increasing block sizes, in bytes, until every row fits into a block."""
     block = READ_BLOCK_BYTES
     while True:
         try:
@@ -134,7 +134,7 @@ def check_text_start(name: str, head: bytes) -> bytes:
 
 @contextmanager
 def reading_table(name: str) -> Iterator[None]:
-    """Convert read errors to `InvalidRequest`, except errors about memory."""
+    """Convert errors in the `with` block to `InvalidRequest`, except errors about memory."""
     try:
         yield
     except MemoryError:  # pyarrow's MemoryError is also an ArrowException
@@ -147,7 +147,7 @@ def reading_table(name: str) -> Iterator[None]:
 
 
 def dataset_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names that Hugging Face datasets stores in table metadata.
+    """Return the class names by column that Hugging Face datasets stores in the metadata of a schema.
 
     Source: huggingface/datasets, `arrow_writer.py` (the key `huggingface`) and `features/features.py` (`ClassLabel`).
     """

@@ -43,12 +43,12 @@ def group_rows(keys: pa.Array) -> RowGroups:
 
 
 def collected_note(rows: int, keys: int, name: str) -> str:
-    """Return the note about collected rows."""
+    """Return a note that rows of the table `name` were collected."""
     return f"{pluralize(rows, 'row')} of {name} collected into lists for {pluralize(keys, 'key')}"
 
 
 def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], count: int) -> dict[str, pa.Array]:
-    """Return columns of lists with one list for each of `count` groups. Rows of the group -1 are ignored."""
+    """Return columns with one list per group. `of_row` is the group of each row, or -1 for rows to ignore."""
     order = np.argsort(of_row, kind="stable")[int(np.count_nonzero(of_row < 0)) :]
     ends = np.cumsum(np.bincount(of_row[order], minlength=count))
     offsets, rows = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
@@ -58,9 +58,9 @@ def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], co
 def collect_rows(
     rows: TableRows, names: Sequence[str], requested: Sequence[str], groups: RowGroups
 ) -> dict[str, pa.Array]:
-    """Return the columns in `requested` as lists, and the other columns with one value per group.
+    """Return the columns `names` with one value per group of rows.
 
-    `requested` can be `all`, which collects every column in `names`.
+    In `requested` columns (or `all`), this value is a list. In others, all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Columns of bytes are read again when shards are written, so the files must not change in between.
+Columns of bytes are read when shards are written. The files must not change until then.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _BUFFER_BYTES = 2**20  # without a buffer, pyarrow reads a whole column of a row
 _BATCH_ROWS = 64
 
 
-def arrow_input(path: str) -> pa.NativeFile | str:
-    """Open a URL as a file. Return a local path unchanged."""
+def _arrow_input(path: str) -> pa.NativeFile | str:
     return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
 
 
@@ -63,7 +62,7 @@ class _FileTable(Table):
 
 
 class ParquetTable(_FileTable):
-    """One or more Parquet files. Folder names such as `year=2024` are read as columns."""
+    """One or more Parquet files. A folder name such as `year=2024` adds a column `year`."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path, files)
@@ -81,7 +80,7 @@ class ParquetTable(_FileTable):
         import pyarrow.parquet as pq
 
         for path in self._files:
-            with pq.ParquetFile(arrow_input(path), **reading) as file:
+            with pq.ParquetFile(_arrow_input(path), **reading) as file:
                 yield path, file
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
@@ -120,7 +119,7 @@ class ParquetTable(_FileTable):
         self._check_same()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one part of a struct column. The other parts are not read."""
+        """Yield the values of one field of a struct column. Other fields are not read."""
         for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
@@ -165,7 +164,7 @@ class ArrowTable(_FileTable):
     def _reader(
         self, columns: list[str] | None, open_local: Callable[[str], pa.NativeFile] = pa.OSFile
     ) -> Iterator[pa.RecordBatchReader]:
-        with open_local(self.location) if isinstance(source := arrow_input(self.location), str) else source as file:
+        with open_local(self.location) if isinstance(source := _arrow_input(self.location), str) else source as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             try:
@@ -189,7 +188,7 @@ class ArrowTable(_FileTable):
         with (
             reading_table(self.location),
             self._reader(columns, pa.memory_map) as reader,
-        ):  # memory-mapped, because a batch may be the whole file
+        ):  # use a memory map, because a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)

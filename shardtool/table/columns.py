@@ -1,4 +1,4 @@
-"""Check the names and types of columns, and limits such as the number of columns and the size of a row."""
+"""Check the names, types and number of columns."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 def find_byte_columns(schema: pa.Schema) -> list[str]:
     """Return the columns that contain bytes, directly or in lists and structs."""
-    return [field.name for field in schema if any(is_bytes_type(kind) for kind, _ in nested_types(field.type))]
+    return [field.name for field in schema if any(is_bytes_type(kind) for kind, _ in _nested_types(field.type))]
 
 
 def is_bytes_type(kind: pa.DataType) -> bool:
-    """Check whether a type is binary."""
+    """Return whether the values of a type are bytes."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Check whether a type contains a struct without fields. Arrow infers this type if every row is `{}`."""
-    return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in nested_types(kind))
+    """Return whether a type is or contains a struct without fields, which Arrow infers if every row is `{}`."""
+    return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in _nested_types(kind))
 
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
-    """Check whether a type is the `struct<bytes, path>` of Hugging Face datasets."""
+    """Return whether a type is the `struct<bytes, path>` in which Hugging Face datasets stores files."""
     has_bytes = bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
     return has_bytes and is_bytes_type(kind.field("bytes").type)
 
 
 def is_index_name(column: str) -> bool:
-    """Check whether a column has the name that pandas gives to an index without a name."""
+    """Return whether `column` is the name that pandas gives to an index without a name."""
     return _PANDAS_INDEX.match(column) is not None
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Check whether a type is text. The text may be dictionary-encoded."""
+    """Return whether a type is text, which may be dictionary-encoded."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def check_column_names(name: str, columns: list[str]) -> None:
-    """Refuse columns without a name, and several columns with the same name."""
+    """Raise an error if a column has no name, or if several columns have the same name."""
     unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
     if unnamed:
         found = f"column {format_list(unnamed)} without a name"
@@ -77,7 +77,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown name. The message suggests similar names."""
+    """Return the error for an unknown name of a `thing`, such as a column. The message suggests similar names."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -88,7 +88,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
-    """Raise an error if pairs of (new, existing) names are in reverse order."""
+    """Raise an error if a pair is (existing, new) instead of (new, existing). `names` are the existing names."""
     if swapped := {old: new for new, old in pairs if new in names and old not in names}:
         old, new = next(iter(swapped.items()))
         found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)
@@ -97,7 +97,7 @@ def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collec
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
-    """Refuse column names that start with two underscores, because sidecars reserve these names."""
+    """Raise an error if a column name starts with two underscores. Sidecars reserve these names."""
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
@@ -105,14 +105,14 @@ def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> No
 
 
 def check_field_name(location: str, found: str, name: str) -> None:
-    """Refuse a field name that is invalid, or that the user could not type in `--fields`."""
+    """Raise an error if a field name is invalid, or if the user could not type it in `--fields`."""
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
         expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
         raise InvalidRequest(location, found, expected=expected)
 
 
 def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENAME_HINT) -> None:
-    """Refuse invalid and repeated field names."""
+    """Raise an error if a field name is invalid or repeated."""
     for name in names:
         check_field_name(f"field {name!r}", "not a valid field name", name)
     repeated = sorted({repr(name) for name in names if names.count(name) > 1})
@@ -121,7 +121,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse labels for a field that does not exist. `fields` are pairs of field and column."""
+    """Raise an error if a field in `classes` does not exist. `fields` are pairs of field and column."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
@@ -135,12 +135,12 @@ MAX_ROW_BYTES = 2**28  # limits the memory for a row
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
-    """Refuse a table with too many columns or too deeply nested values."""
+    """Raise an error if a table has too many columns or too deeply nested values."""
     if len(schema) > MAX_COLUMNS:
         raise column_count_error(location, len(schema))
     for field in schema:
         remaining = MAX_COLUMNS
-        for _, level in nested_types(field.type):
+        for _, level in _nested_types(field.type):
             if level > MAX_NESTING:
                 raise nesting_error(f"{location}, column {field.name!r}")
             remaining -= 1
@@ -149,8 +149,7 @@ def check_shape(location: str, schema: pa.Schema) -> None:
                 raise InvalidRequest(location, found, expected="fewer")
 
 
-def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
-    """Yield a type and its nested types with their nesting levels. The type itself has level 0."""
+def _nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
     stack = [(kind, 0)]
     while stack:
         current, level = stack.pop()

@@ -44,7 +44,7 @@ class ConcatenatedTable(Table):
         self.notes = tuple(note for table in self._tables for note in table.notes)
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns. If a column is text in one file, it is text for all files."""
+        """Read the given columns. If a column is text in one file, it is text in the result."""
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
@@ -61,21 +61,21 @@ class ConcatenatedTable(Table):
         return sum(count for _, count in self.row_counts())
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return paths and row counts."""
+        """Return the path and row count of each file."""
         return [(file, table.count()) for file, table in zip(self._files, self._tables, strict=True)]
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches."""
+        """Yield all rows as record batches."""
         for table in self._tables:
             yield from table.batches(columns)
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield one part of a struct column."""
+        """Yield the values of one field of a struct column."""
         for table in self._tables:
             yield from table.parts(column, part)
 
     def file_names(self) -> pa.Array:
-        """Return the values of `FILE_COLUMN`."""
+        """Return the column `FILE_COLUMN`: for each row, the name of its file without extensions."""
         counts = [count for _, count in self.row_counts()]
         names = arrow.text_array([_name_without_extensions(file) for file in self._files])
         return names.take(arrow.number_array(np.repeat(np.arange(len(counts)), counts)))
@@ -90,7 +90,7 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        # If a column is missing in a text file, this is more likely a mistake than a column of nulls.
+        # A column that is missing in a text file is more likely a mistake than a column of nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

@@ -1,13 +1,13 @@
-"""Read CSV, TSV and other delimited text.
+"""Read CSV, TSV and other delimited text with pyarrow.
 
-pyarrow parses the text. This module also reports a wrong delimiter, and the numbers of rows with a wrong number of
-values. Row 1 is the first row after the header. Empty lines are not counted.
+Errors name a wrong delimiter, and the rows that have too many or too few values. Row 1 is the first row after the
+header. Empty lines are not counted.
 
-The type of a column is inferred from all values. The following columns stay text:
+The type of a column is inferred from all its values. The following columns are read as text:
 
-- columns that the caller names as text, because the key 1e5 is not the key 100000
+- columns that the caller requests as text, because the key 1e5 is not the key 100000
 - columns with a value such as 007
-- columns with numbers that have more digits than a float can represent
+- columns with whole numbers that a float cannot represent exactly
 
 `NA` and an empty cell are text in a column of text, and null in other columns.
 """
@@ -52,7 +52,7 @@ _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter,
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV. The types in the schema are text, even after the text is read."""
+    """Delimited text, such as CSV or TSV. In `schema`, all columns are text, because types are inferred later."""
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)
@@ -66,7 +66,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return columns. Only the first call can choose columns that stay text."""
+        """Read columns. The first call fixes which columns are read as text; later calls ignore `text`."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
@@ -140,7 +140,7 @@ class DelimitedTable(Table):
         return read_in_blocks(read)
 
     def _check_last_quote(self, table: pa.Table) -> None:
-        # For an opening quotation mark that is never closed, pyarrow returns the remaining rows as one value.
+        # After an unclosed quotation mark, pyarrow returns the remaining rows as one value.
         last_column = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last_column.type):
             return

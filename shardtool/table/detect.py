@@ -1,4 +1,4 @@
-"""Detect tables and archives by file names and types of objects. In a folder, only a few names are read."""
+"""Detect whether a source is a table or an archive, by its name or type. In a folder, only a few names are read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
-    """Check whether an object is a pandas DataFrame. pandas is not imported."""
+    """Return whether an object is a pandas DataFrame, without importing pandas."""
     kind = type(source)
     return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def table_ending(path: str) -> str:
-    """Return the extension of a table format, without compression, or an empty text for other files."""
+    """Return the extension of a table, such as `.csv` for `a.csv.gz`, or an empty text for other files."""
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]
@@ -43,16 +43,16 @@ def table_ending(path: str) -> str:
 
 
 def is_parquet_glob(path: str) -> bool:
-    """Check whether the last component of a path is a glob for Parquet files."""
+    """Return whether the last component of a path is a glob for Parquet files."""
     is_pattern = any(mark in paths.base_name(path) for mark in "*?[") and not address.is_web(path)
     return is_pattern and table_ending(path) == PARQUET_ENDING and not lookup.is_file(path)
 
 
 def list_parquet_files(folder: str) -> list[str]:
-    """Return the sorted Parquet files that match a glob or are below a folder.
+    """Return the sorted paths of the Parquet files that match a glob or are below a folder.
 
-    The result is empty if a folder contains other files. Names that start with a dot or an underscore are ignored, such
-    as `_SUCCESS`.
+    If the folder contains other files, return nothing. Names that start with a dot or an underscore, such as
+    `_SUCCESS`, are ignored.
     """
     if is_parquet_glob(folder):
         parent = paths.folder_of(folder)
@@ -107,7 +107,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Return the path of an archive and a folder in the archive, or None. The folder is empty or ends in a slash."""
+    """Split a path into an archive and a folder in it, which is empty or ends in a slash. Otherwise, return None."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""
@@ -119,7 +119,7 @@ def find_archive(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
-    """Check whether a source is a table. If `form` sets a format, every file is a table."""
+    """Return whether a source is a table. If the user sets a format in `form`, every file is a table."""
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)

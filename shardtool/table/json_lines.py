@@ -1,15 +1,15 @@
 """Check JSON lines, and read them with pyarrow.
 
-The checks are needed because pyarrow has these problems:
+The checks are needed because of these problems of pyarrow:
 
-- A `null` line or deep nesting kills the process.
+- A line `null` or deep nesting crashes the process.
 - An object may span several lines.
 - Each name takes memory in every row.
 
 Each line must therefore be one object with at most `MAX_NESTING` levels, and the number of names times the number of
-rows is limited by the file size. Only suspicious lines are parsed here.
+rows is limited by the file size. Only suspicious lines are parsed by Python.
 
-Text stays text, even if the text is a time. Integers of more than 64 bits become floats.
+Text stays text, even if it is a time. Integers of more than 64 bits become floats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
-    """Return the objects as a table."""
+    """Return the objects as a table with one row per line."""
     with open_stream() as stream:
         check_text_start(name, stream.read(HEADER_BYTES))
     rows = check_json_lines(name, open_stream)
@@ -105,15 +105,15 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # this number of values takes half a gigabyte
+_MIN_CELL_LIMIT = 5 * 10**7  # so many values take half a gigabyte
 _CELLS_PER_BYTE = 2
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
-    """Return the number of lines that are not blank. Raise an error if the text is not safe to read."""
+    """Return the number of lines that are not blank. Raise an error if pyarrow cannot read the text safely."""
     names, rows, size = set[bytes](), 0, 0
     with open_stream() as stream:
-        for block in read_line_blocks(location, stream):
+        for block in _read_line_blocks(location, stream):
             data, size = block.strip(_WHITE), size + len(block)
             if not _is_plain_block(data):
                 block_names, rows = _collect_names(location, rows, data)
@@ -157,8 +157,7 @@ def _is_deep(line: bytes) -> bool:
     return bool(brackets)
 
 
-def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield blocks of whole lines without a byte-order mark. A block has about 1 MiB."""
+def _read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
     parts: list[bytes] = []
     buffered, first = 0, True
     while data := stream.read(READ_BLOCK_BYTES):
@@ -179,7 +178,7 @@ def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
 def _iter_rows(location: str, open_stream: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
     number = size = 0
     with open_stream() as stream:
-        for data in read_line_blocks(location, stream):
+        for data in _read_line_blocks(location, stream):
             size += len(data)
             for line in data.split(b"\n"):
                 if line.strip(_WHITE):

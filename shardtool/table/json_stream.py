@@ -1,4 +1,4 @@
-"""Read a large JSON document. Only one array element is in memory at a time."""
+"""Read a large JSON document with only one array element in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """A JSON document. Every method may raise `InvalidRequest`."""
+    """A JSON document that is read from its start. Every method may raise `InvalidRequest`."""
 
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream
@@ -30,7 +30,7 @@ class JsonStream:
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next character that is not blank, or an empty text at the end."""
+        """Return the next character that is not blank, but do not read past it. Return an empty text at the end."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -61,7 +61,7 @@ class JsonStream:
                     return value
 
     def text(self) -> str:
-        """Return the JSON text of the last value."""
+        """Return the JSON text of the value that was read last."""
         return self._text[self._start : self._at]
 
     def elements(self) -> Iterator[Any]:
@@ -99,7 +99,7 @@ class JsonStream:
             pass
 
     def end(self) -> None:
-        """Raise an error if another value follows."""
+        """Raise an error unless the document ends here."""
         if self.peek():
             raise self._problem("more than one value", self._at)
 

@@ -1,4 +1,4 @@
-"""Check keys, find their positions, and find duplicate keys."""
+"""Convert columns to keys, check keys, and find keys in other keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTROL_BYTES = bytes([*range(32), 127, 0xC2])
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Check whether a type can be the type of keys. Floats and decimals are allowed if they are whole numbers."""
+    """Return whether a column of this type can contain keys. Floats must be whole numbers."""
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return is_text_type(kind) or bool(numbers or (pa.types.is_decimal(kind) and kind.scale == 0))
 
@@ -54,7 +54,7 @@ def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
 
 
 def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.int64]]:
-    """Return the keys, and the positions of invalid keys. If a key is invalid, no keys are returned."""
+    """Concatenate keys. Return the keys, and the positions of invalid keys. If any key is invalid, return no keys."""
     parts, bad_chunks, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.byte_lengths(chunk)
@@ -82,16 +82,14 @@ def _invalid_positions(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def may_repeat(keys: PackedStrings) -> bool:
-    """Check whether a key may occur more than once, by comparing hashes."""
+    """Return whether two keys have the same hash, so that a key may occur more than once."""
     sorted_hashes = np.sort(hash_keys(keys))
     return bool(np.any(sorted_hashes[1:] == sorted_hashes[:-1]))
 
 
 def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
-    """Return the positions of each key that occurs more than once.
-
-    Hashes are compared first, because a dict of all keys would take too much memory.
-    """
+    """Return the positions of each key that occurs more than once."""
+    # Compare hashes first, because a dict of all keys would take too much memory.
     hashes = hash_keys(keys)
     sorted_hashes = np.sort(hashes)
     repeated_hashes = sorted_hashes[1:][sorted_hashes[1:] == sorted_hashes[:-1]]
@@ -104,10 +102,8 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
-    """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique.
-
-    The search is divided into parts, because a hash table of all keys takes twice the memory.
-    """
+    """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
+    # Keys are divided into parts by hash, because a hash table of all keys takes twice the memory.
     import pyarrow.compute as pc
 
     positions = np.full(len(keys), -1, np.int64)
@@ -131,7 +127,7 @@ def hash_keys(keys: PackedStrings) -> NDArray[np.uint64]:
 
 
 def contains_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which hashes are in the sorted array `ordered`. This is faster than `np.isin`."""
+    """Return for each hash whether the sorted array `ordered` contains it. This is faster than `np.isin`."""
     is_contained = np.zeros(len(hashes), bool)
     if len(ordered):
         order = np.argsort(hashes)

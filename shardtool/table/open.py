@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def read_list(name: str, data: bytes, column: str) -> pa.Table:
-    """Return a list of paths as a table with one column. Paths end with newlines or, if there is a NUL, with NULs."""
-    if b"\0" in data:
+def _read_list(name: str, data: bytes, column: str) -> pa.Table:
+    if b"\0" in data:  # as printed by `find -print0`
         lines = data.removesuffix(b"\0").split(b"\0")
     else:
         lines = data.removesuffix(b"\n").split(b"\n")
@@ -55,12 +54,13 @@ _STDIN_NAME = "stdin"
 
 
 def open_table(source: object, named: Collection[str], form: DelimitedFormat = DEFAULT_FORMAT) -> Table:
-    """Open the table `source`.
+    """Open a table.
 
     Args:
+        source: A path, several paths, a glob, `-` for standard input, or a table in memory.
         named: Columns that the user names. If the header of standard input contains one of them, the input is a table
             and not a list of paths.
-        form: The format of the text. By default, the file name determines the format.
+        form: The format of delimited text. By default, the file name determines the format.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):
@@ -68,7 +68,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     if isinstance(source, list) and all(isinstance(file, str | os.PathLike) for file in source):
         table: Table = ConcatenatedTable([*map(os.fspath, source)], lambda file: open_table(file, named, form))
     else:
-        table = open_in_memory(source) if path is None else _open_path(path, named, form)
+        table = _open_in_memory(source) if path is None else _open_path(path, named, form)
     if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable | ConcatenatedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
         raise InvalidRequest(table.location, f"used with {given}", expected="CSV or other delimited text")
@@ -147,7 +147,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns as arrays of plain types, in the order of the table. Columns in `text` are returned as text."""
+    """Read columns as arrays of plain types, in the order of the table. Columns in `text` are read as text."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
@@ -173,11 +173,11 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
             return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN_NAME)
     if path_columns and b"\0" not in data:
         data = rest
-    return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
+    return MemoryTable(name, _read_list(name, data, "path"), _STDIN_NAME)
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column with values that its type does not allow, such as invalid UTF-8. Readers do not check this."""
+    """Raise an error if a column contains an invalid value, such as invalid UTF-8. pyarrow does not check this."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -203,8 +203,7 @@ def _undecodable_rows(column: pa.ChunkedArray) -> NDArray[np.int64]:
 _NESTED_TYPES = ("list", "dict", "tuple", "ndarray")
 
 
-def open_in_memory(source: object) -> MemoryTable:
-    """Open a DataFrame, an Arrow object, or a dict of columns."""
+def _open_in_memory(source: object) -> MemoryTable:
     name = type(source).__name__
     with reading_table(name):
         if isinstance(source, pa.Table):

@@ -1,7 +1,7 @@
-"""Convert values of columns to payloads. A payload is a text, a class number or, if the field ends in npy, an array.
+"""Convert the values of columns to payloads of fields: texts, class numbers or, if the field ends in npy, arrays.
 
-All code that stores columns as fields uses these functions, and therefore refuses the same values. Nulls are allowed
-here. `missing_positions` finds them.
+All code that stores columns as fields uses these functions, and therefore rejects the same values. Nulls are allowed;
+`missing_positions` finds them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the type of values in a field, or None for arrays."""
+    """Return the type of the field's values for a column of type `kind`, or None for arrays."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column whose values the field cannot store. Nulls are ignored. For `refuse`, see `check_payload`."""
+    """Raise an error if the field cannot store the values of the column `name`. For `refuse`, see `check_payload`."""
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
@@ -65,7 +65,7 @@ def check_field_values(
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return payloads as text (see `inline_payload`). The values must be checked with `check_field_values`."""
+    """Return the payloads of a field as text (see `inline_payload`). Call `check_field_values` first."""
     if _ending(field) == "npy":
         return _npy_texts(values)
     return render_column(pa.table({field: values}), render_values)
@@ -103,7 +103,7 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
-    # Each list of numbers becomes an encoded `.npy` file, and a null becomes an array of zeros.
+    # Each list of numbers becomes an `.npy` file as hexadecimal text, and a null becomes an array of zeros.
     # Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
     while arrow.is_list_type(level.type):
@@ -152,8 +152,7 @@ def nul_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return arrow.true_positions(pc.match_substring(column, "\0"))
 
 
-def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the positions of numbers that do not fit into int64."""
+def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
@@ -185,24 +184,23 @@ def _has_infinite(column: pa.Array) -> bool:
 def check_payload(
     name: str, column: pa.ChunkedArray, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse column values that no field can store.
+    """Raise an error if a column contains values that no field can store.
 
-    `refuse` is called like `TableRows.refuse`. `class_names` are the names if the column contains class numbers.
+    `refuse` is a function like `TableRows.refuse`. `class_names` are the names if the column contains class numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
-    refuse(over_int64_positions(column), too_large, expected="a number that fits into int64")
+    refuse(_over_int64_positions(column), too_large, expected="a number that fits into int64")
     if class_names is not None:
         expected, remedy = f"0 to {len(class_names) - 1:,}", f"Exclude such rows with {option_text('where')}."
         found = f"column {name!r}: a number without a class"
-        refuse(unknown_class_positions(column, class_names), found, expected=expected, remedy=remedy)
+        refuse(_unknown_class_positions(column, class_names), found, expected=expected, remedy=remedy)
     if pa.types.is_nested(column.type):
         infinite = infinite_positions(column)
         refuse(infinite, f"column {name!r}: an infinite number", expected="finite numbers: JSON has no infinity")
 
 
-def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of numbers without a class. Lists are not checked."""
+def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
     if not pa.types.is_integer(column.type):
         return np.zeros(0, np.int64)
     numbers = arrow.number_values(pc.fill_null(column, 0))
@@ -210,7 +208,7 @@ def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> 
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Refuse lists of class numbers in a field that readers would read as one number."""
+    """Raise an error if the field `name` cannot store lists of class numbers, because it does not end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -218,7 +216,7 @@ def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
 
 
 def value_type(kind: pa.DataType) -> ValueType:
-    """Return the value type of an Arrow type whose values are written as text."""
+    """Return the type of values that are stored as text, given their type in Arrow."""
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"
@@ -231,13 +229,13 @@ def renumber_columns(
     requested_fields: Collection[str],
     class_lists: Classes | None,
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the columns of class numbers that become fields, with the numbers of existing class lists.
+    """Renumber class numbers to match existing class lists. Yield each changed column with its new values.
 
     Args:
-        classes: Class names of each column. They are replaced by the new class names.
+        classes: Class names by column. They are replaced by the new class names.
         fields: Pairs of field and column.
         requested_fields: The fields to which a fixed class list applies. If empty, it applies to all.
-        class_lists: Existing class lists. If None, the columns keep their numbers.
+        class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:
         return
@@ -248,7 +246,7 @@ def renumber_columns(
         is_requested = class_lists.grows or not requested_fields or field in requested_fields
         if column not in classes or not is_requested:
             continue
-        if len(unknown_class_positions(values := column_of(column), classes[column])):
+        if len(_unknown_class_positions(values := column_of(column), classes[column])):
             continue
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
         is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
@@ -271,9 +269,9 @@ def renumber_columns(
 def number_labels(
     labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
 ) -> tuple[pa.Array, list[str]]:
-    """Return labels as int64 class numbers, and the class names. No label may be null.
+    """Return the class number of each label as int64, and the class names. No label may be null.
 
-    Without `class_lists`, names are in byte order.
+    If `class_lists` is None, classes are numbered in the byte order of their names.
     """
     encoded = labels.dictionary_encode()
     texts = render_column(pa.table({"": encoded.dictionary}), render_values)

@@ -1,4 +1,4 @@
-"""Convert rows to JSON and values to text, with Arrow.
+"""Convert the rows of Arrow tables to JSON, and values to text.
 
 Only the sizes of the texts are kept in memory. A text is created again when its shard is written.
 
@@ -47,10 +47,10 @@ _PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Pyt
 
 @dataclass(frozen=True, slots=True)
 class ArrowStrings:
-    """Texts that are created on demand.
+    """A sequence of texts that are created when they are read.
 
     Attributes:
-        render: A function that creates the texts of a slice or at given positions, each followed by NUL.
+        render: Function that creates the texts in a slice or at given positions, each followed by NUL.
         positions: The positions of the selected texts, or None for all texts.
         size: The size of each payload, if all texts are encoded (see `inline_payload`) and have the same size.
     """
@@ -65,7 +65,7 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return the texts at the given positions, in that order."""
+        """Return the texts at `positions` without creating them."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
@@ -79,11 +79,11 @@ class ArrowStrings:
         return lengths
 
     def span(self, first: int, last: int) -> bytes:
-        """Return texts `first` to `last` (exclusive), each followed by a NUL."""
+        """Create the texts `first` to `last` (exclusive), each followed by a NUL."""
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Return the texts at the given positions, each followed by a NUL."""
+        """Create the texts at `positions`, each followed by a NUL."""
         return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:
@@ -93,7 +93,7 @@ class ArrowStrings:
 
 
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:
-    """Return a text for each row of a table. Each column must be one chunk."""
+    """Return one text per row of a table, created by `render`. Each column of the table must be one chunk."""
 
     def texts(rows: NDArray[np.int64] | slice) -> pa.Array:
         if isinstance(rows, slice):
@@ -105,13 +105,13 @@ def render_column(table: pa.Table, render: Render) -> ArrowStrings:
 
 
 def render_rows(table: pa.Table) -> pa.Array:
-    """Return each row as a JSON object, followed by NUL."""
+    """Return each row of a table as a JSON object, followed by NUL."""
     values = [_render_json(arrow.to_one_chunk(column)) for column in table.columns]
     return _render_object(table.column_names, values, "}\0")
 
 
 def render_values(table: pa.Table) -> pa.Array:
-    """Return the values of a table with one column, without quotes, each followed by NUL. Booleans are 0 or 1."""
+    """Return the values of a one-column table as text without quotes, each followed by NUL. Booleans are 0 or 1."""
     array = arrow.to_plain(arrow.to_one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
@@ -240,7 +240,7 @@ def _escape_json(array: pa.Array) -> pa.Array:
 
 
 def number_type(kind: pa.DataType) -> NumberType | None:
-    """Return the number type of an Arrow type, or None."""
+    """Return the number type for an Arrow type, or None if its values are not numbers."""
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None

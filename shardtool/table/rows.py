@@ -1,4 +1,4 @@
-"""The selected rows of a table, and errors that name rows. Row 1 is the first row after the header."""
+"""Raise errors that name rows of a table. Row 1 is the first row after the header."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_SHOWN_CHARS = 120
 
 
 def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
-    """Return the error for a column with several types. `kinds` maps each type to its rows."""
+    """Return the error for a column that mixes types. `kinds` maps each type to its rows, counted from 1."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {format_rows(kinds[kind])}" for kind in rare]
     problem = f"column {column!r} mixes types: {most} in {pluralize(len(kinds[most]), 'row')}, {format_list(found)}"
@@ -43,7 +43,9 @@ def format_rows(rows: list[int], *, total: int | None = None) -> str:
 class TableRows(NamedTuple):
     """The selected rows of a table.
 
-    `numbers` are the row numbers (int64, counted from 0), or None if all rows are selected.
+    Attributes:
+        numbers: The row numbers, counted from 0, or None if all rows are selected.
+        files: The path and row count of each file if the table is several files.
     """
 
     location: str
@@ -59,8 +61,7 @@ class TableRows(NamedTuple):
             number -= count
         return f"row {number + 1:,}"
 
-    def format_positions(self, positions: NDArray[np.int64]) -> str:
-        """Describe the rows at the given positions, as `format_rows` does."""
+    def _format_positions(self, positions: NDArray[np.int64]) -> str:
         first = positions[:_MAX_LISTED_ROWS]
         shown = first if self.numbers is None else self.numbers[first]
         if self.files:
@@ -68,15 +69,15 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise `InvalidRequest` for the rows at `positions`. Do nothing if `positions` is empty."""
+        """Raise `InvalidRequest` about the rows at `positions`, unless `positions` is empty."""
         if len(positions):
-            found = f"{found} in {self.format_positions(positions)}"
+            found = f"{found} in {self._format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def refuse_differing(self, names: Iterable[str], first: NDArray[np.int64], *, expected: str, remedy: str) -> None:
-        """Raise `InvalidRequest` if a value differs from the value in the first row with the same key.
+        """Raise `InvalidRequest` if rows with the same key have different values in a column.
 
-        `first` contains the number of this first row for each row.
+        `first` is, for each row, the first row with the same key.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -94,10 +95,10 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if a key occurs more than once among the keys at `positions`, or among all keys."""
+        """Raise `InvalidRequest` if a key occurs more than once. Compare only the keys at `positions`, if given."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
-            rows = [self.format_positions(at if positions is None else positions[at]) for at in position_lists]
+            rows = [self._format_positions(at if positions is None else positions[at]) for at in position_lists]
             pairs = zip(repeated, rows, strict=False)
             examples = [f"'{shorten(printable(key))}' ({row_text})" for key, row_text in pairs]
             listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
@@ -105,7 +106,7 @@ class TableRows(NamedTuple):
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
-        """Return the first few values at the given positions."""
+        """Return the first values at the given positions as text for messages."""
         values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
         shown = [f"'{shorten(printable(str(value)))}'" for value in values]
         return format_list(shown, _MAX_EXAMPLES, total=len(positions))

@@ -1,4 +1,4 @@
-"""The verbs, with one public function for each command.
+"""The public functions, one for each command.
 
-The functions are in this package because a module `shardtool.create`, once imported, would hide the function.
+The modules are in this package because a module `shardtool.create` would hide the function `shardtool.create`.
 """

@@ -1,4 +1,4 @@
-"""`create` and `reshard`: write the samples of a source, or of datasets, as a dataset."""
+"""`create` and `reshard`: pack the samples of a source, or of existing datasets, into shards."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     With `dry_run`, return the plan and write nothing. The sizes in the plan are exact unless samples are transformed.
-    With `plan_only`, write only the plan, to the given file.
+    With `plan_only`, only write the plan to the given file.
 
     Args:
-        source: A folder, a list of folders, or a zip or tar archive, in which files that share a key are one sample. Or
-            a manifest with one row per sample or file. A manifest is a path, `-` for standard input, or a table in
+        source: A folder, a list of folders, or a zip or tar archive. Files with the same key form one sample. Or a
+            manifest, which is a table with one row per sample or file: a path, `-` for standard input, or a table in
             memory (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for `resume=True`.
+        SampleFailed: A sample cannot be read, or it changed during the run. `resume=True` reuses finished shards.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker process was killed.
 
@@ -49,11 +49,11 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 
 @accepts_options(ReshardOptions)
 def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
-    """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
+    """Write the samples of one or more datasets into new shards, with sidecars and a dataset file.
 
-    Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
-    index. If no sample changes, the output must have the content fingerprint of the source. With `dry_run`, return the
-    plan and write nothing.
+    Payloads are copied without decoding unless a transform changes them. They are verified by the checksums in the
+    index. If no sample changes, the content fingerprint must stay the same. With `dry_run`, return the plan and write
+    nothing.
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.

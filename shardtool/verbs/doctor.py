@@ -1,7 +1,7 @@
-"""`doctor`: check, step by step, what a folder, store or server allows, and how to fix what fails.
+"""`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes.
 
-Each step uses the functions of the other verbs. The write check creates one small file or object under an unused name
-and deletes it. If this file cannot be deleted, its name is reported.
+Each step calls the same functions as the other verbs. The write check creates one small file or object under an unused
+name and deletes it. If it cannot be deleted, its name is reported.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # list at most this many to find a readable object
+_MAX_LISTED_OBJECTS = 100  # number of objects to list in search of one that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
-_EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds, and stores refuse clocks that differ by 5 or 15 minutes
-_SECOND_REMOVAL_S = 0.3  # a write that a signal interrupted may complete before the second removal
+_EXACT_S = 2  # smaller differences are ignored, because the header `Date` has whole seconds
+_SKEW_S = 300  # stores reject requests if the clocks differ by more than 5 minutes (some: 15)
+_SECOND_REMOVAL_S = 0.3  # time after which to delete again, because a store may complete an interrupted write
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -63,11 +64,11 @@ _PERMISSIONS = {
 
 @accepts_options(DoctorOptions)
 def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> DoctorResult:  # noqa: ARG001
-    """Check what a location allows.
+    """Check which operations a location allows.
 
     Args:
-        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shards that are not on the
-            web, their folder is checked.
+        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard that is not on the web,
+            its folder is checked.
 
     Raises:
         InvalidRequest: `place` is not a location, or a required library is not installed.
@@ -90,7 +91,7 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
 
 
 class _StepFailed(Exception):
-    """A step failed that the following steps need."""
+    """A step failed on which later steps depend."""
 
 
 class _Steps:
@@ -101,7 +102,7 @@ class _Steps:
         self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
     def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step that later steps need. Return its result, or record a failure and raise `_StepFailed`."""
+        """Run a step, record whether it succeeded, and return its result. Raise `_StepFailed` if it failed."""
         try:
             result = step()
         except (ShardError, OSError, TransientError) as error:
@@ -169,7 +170,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        # test deletion first, because an object that cannot be deleted would remain
+        # Test deletion before writing, because an object that cannot be deleted would remain.
         steps.require("delete", partial(_run_step, remove))
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 
@@ -224,7 +225,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # locks are renewed and dataset files replaced by such a conditional write
+    put_object(probe, b"3", version)  # this conditional write renews locks and replaces dataset files
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -279,7 +280,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
-    if existing not in (path, parent):  # the path is a new folder or misspelled
+    if existing not in (path, parent):  # the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
@@ -312,7 +313,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # the check and its steps for each location or scheme
+_LOCATION_CHECKS = {  # the function and its steps, by kind of location
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

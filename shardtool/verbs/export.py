@@ -33,14 +33,14 @@ def export(
     """Write the index files that other tools need for the shards of a dataset.
 
     Args:
-        dataset_file: The path, such as `out.json`.
+        dataset_file: The path of the dataset file, such as `out.json`.
         formats: One or more of `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`,
             `dali-tfrecord` and `tfrecord`.
 
     Raises:
         InvalidRequest: The request is invalid.
         CorruptShard: The dataset file, a sidecar or a shard is damaged.
-        OutputExists: Other files have these names, or another run is writing here. Nothing was changed.
+        OutputExists: Other files have the names of the index files, or another run is writing. Nothing was changed.
         OutputFailed: The index files cannot be written.
         WorkerDied: A worker process was killed.
     """
@@ -64,7 +64,7 @@ def export(
 
 
 def check_index_names(dataset: DatasetLike, formats: Sequence[str]) -> None:
-    """Check, before shards are indexed, that the index files of other tools can have unique names."""
+    """Raise an error if two index files would have the same name. This check runs before shards are indexed."""
     found = find_dataset(dataset)
     names = [base_name(path) for path in found.paths]
     exports = select_exports(formats, found.shards[0].format if names else "")

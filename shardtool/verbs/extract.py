@@ -1,8 +1,8 @@
-"""`extract`: write the samples of datasets to files.
+"""`extract`: write the fields of a dataset's samples to files.
 
-Each file is named after the key and field of its sample, such as `cat/0001.jpg`. If `portable` changed the key, the
-file gets its original name. The result contains options with which `create` packs the folder into the same samples. The
-content fingerprint is also the same unless a field of a TFRecord contains a list.
+Each file is named after the sample's key and the field, such as `cat/0001.jpg`. If `portable` changed the key, the file
+gets its original name. The result lists the options with which `create` packs the folder into the same samples. Their
+content fingerprint is also the same, unless a TFRecord field contains a list.
 
 During a run, the file `.extract.unfinished` in the folder identifies the request. The next run with the same request
 keeps complete files and rewrites truncated files. Other existing files are only replaced with `overwrite`. Nothing is
@@ -66,7 +66,6 @@ _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task if there are few shards
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with this many shards per worker, tasks may be this many times larger
 
-# options of `create` that change names, if recorded
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
 _MAX_LISTED_NAMES = 5
@@ -79,16 +78,16 @@ def extract(
     options: ExtractOptions,
     observer: Observer,
 ) -> ExtractResult:
-    """Write each field of each sample to a file in a folder, and tables of the files and the metadata.
+    """Write each field of each sample to its own file, and write tables that list the files and the metadata.
 
     Args:
         dataset: One or several dataset files, patterns, globs, folders, or shards.
-        folder: A local folder, which is created if missing.
+        folder: The local folder to write to. It is created if missing.
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
         CorruptShard: A payload is damaged. The file for this payload was not written.
-        OutputExists: A file exists with other bytes, or another run is writing there or was interrupted.
+        OutputExists: A file exists with other content, or another run is writing to the folder or was interrupted.
         OutputFailed: A file cannot be written.
     """
     notes, output, started = Notes(observer), named_local_folder(folder), time.monotonic()
@@ -134,7 +133,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
     from shardtool.source.shards import DatasetSource
 
-    # `create` will add these labels and their column again.
+    # Skip these labels, because `create` derives them from folder names again.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
@@ -186,7 +185,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Check that paths are safe and distinct, and that one folder can contain all of them.
+    """Raise an error unless all paths are safe and distinct, and can exist in one folder.
 
     Args:
         folded: Whether the file system ignores case.
@@ -233,8 +232,8 @@ def _create_options(
     if options.by_key:
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
-        create_options.pop("label_from_folder", None)  # the folder contains labels as files
-    # Use the dataset's class names, because the folders would get other numbers if a class is empty.
+        create_options.pop("label_from_folder", None)  # the labels are written as files
+    # Keep the dataset's class numbers. `create` would choose other numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
     if metadata and "portable" not in create_options:  # `portable` changes keys after the join
@@ -246,7 +245,7 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    # the file system ignores case if it finds the lock under a name in capitals
+    # If the lock file is also found under a name in capitals, the file system ignores case.
     if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
@@ -264,7 +263,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # built while the workers write files
+            tables = tables or _parquet_tables(entries, names)  # while the workers write files
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content

@@ -24,7 +24,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
     Raises:
         InvalidRequest: The shards do not exist or are compressed.
         CorruptShard: A shard is damaged.
-        OutputExists: Another run is writing here, other shards have the same sidecar names, or an existing sidecar or
+        OutputExists: Another run is writing, other shards have the same sidecar names, or an existing sidecar or
             dataset file is wrong and `overwrite` is false.
         OutputFailed: The output cannot be written.
     """

@@ -1,13 +1,13 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
-Afterwards, no file of the dataset contains a byte of the removed samples. The list of skipped samples gets a row with a
-hash of each removed key, so `create --resume` and `--append` do not add the sample again. Shards keep their names and
-numbers, even if they become empty.
+Afterwards, no file of the dataset contains a byte of the removed samples. For each removed sample, a hash of its key is
+added to the list of skipped samples, so `create --resume` and `--append` do not add the sample again. Shards keep their
+names and numbers, even if they become empty.
 
-Either all files are replaced or no file. First, all new files are staged. Then the new dataset file is published as a
-plan, under the name `.out.replacing`. Now the old dataset file is deleted, the staged files and the new dataset file
-get their names, and the plan is deleted. If this is interrupted, the next run finishes it, and until then no other run
-gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or none. First, all new files are staged. Then the new dataset file is published as a plan
+with the name `.out.replacing`. Now the old dataset file is deleted, the staged files and the new dataset file get their
+final names, and the plan is deleted. If these steps are interrupted, the next run finishes them. Until then, no other
+run can lock the dataset (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from datasets in place. The samples are in `keys` or `keys_from`, or match `where`.
+    """Remove the samples whose keys are in `keys` or `keys_from`, or that match `where`, from existing datasets.
 
     Args:
         dataset: One or several datasets with a dataset file, such as splits. Each dataset is processed separately.
@@ -112,7 +112,7 @@ def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
     return open_staging_folder(dataset.folder), base_name(dataset.dataset_file).removesuffix(DATASET_SUFFIX)
 
 
-def _open_removal(folder: OutputFolder, base: str) -> Removal:
+def _open_removal(folder: OutputFolder, base: str) -> _Removal:
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
 
@@ -146,12 +146,12 @@ def _open_removal(folder: OutputFolder, base: str) -> Removal:
         if prefix and name.startswith(prefix) and name.endswith(suffix) and name not in own_names
     ]
     similar_names = tuple(sorted(name for name in numbered if name[len(prefix) : len(name) - len(suffix)].isdecimal()))
-    return Removal(
+    return _Removal(
         folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, existing, appends=False), similar_names
     )
 
 
-def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
+def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finished: bool) -> list[_Removal]:
     import numpy as np
 
     from shardtool.entries.strings import PackedStrings
@@ -166,7 +166,7 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # the interrupted removal, which is now finished, has removed these samples
+        if finished:  # this run finished an interrupted removal, which removed these samples
             return []
         raise
     if options.key_list is not None:
@@ -191,12 +191,12 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
 
 
 @dataclass(slots=True)
-class Removal:
+class _Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        similar_names: Unlisted files that are named like shards except for the number of digits.
-        rows: Row indexes of the samples to remove, by shard number.
+        similar_names: Unlisted files whose names differ from shard names only in the number of digits.
+        rows: The index in its shard of each sample to remove, by shard number.
     """
 
     folder: OutputFolder
@@ -211,21 +211,19 @@ class Removal:
 
     @property
     def path(self) -> str:
-        """The path of the dataset file."""
         return self.folder.full_path(self.base + DATASET_SUFFIX)
 
     @property
     def shards(self) -> list[StoredShard]:
-        """The shards to rewrite."""
         return [shard for shard in self.dataset.shards if shard.number in self.rows]
 
     def removed_hashes(self) -> set[str]:
-        """Return the key hashes of samples that earlier runs removed."""
+        """Return the key hashes of samples that were removed before."""
         return {row.key for row in read_skipped_rows(self.file, self.folder.path) if row.code == "removed"}
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
-        """Rewrite the shards without the samples, and replace the dataset. With `dry`, only return the summary."""
+        """Rewrite the shards without the samples, and replace the dataset. If `dry`, only return the summary."""
         import numpy as np
 
         from shardtool.plan.plan import plan_by_counts
@@ -282,7 +280,7 @@ class Removal:
         return file
 
     def _abandon(self, publication: Publication) -> None:
-        """Delete temporary files, also of interrupted runs of any verb, because these files may contain the samples."""
+        # Temporary files of any interrupted run may contain the samples, too.
         own_names = filter(self.pattern.owns, self.folder.staged_names())
         publication.abandon([*own_names, self.file.skipped_file, f"{self.pattern.base}.spool"])
 
@@ -351,10 +349,6 @@ class Removal:
         )
 
     def _skipped_list(self) -> bytes:
-        """Return the list of skipped samples.
-
-        Removed samples are added as hashes, and rows with their keys are deleted.
-        """
         why = "removed from the dataset; this is a hash of its key"
         new = [Skipped(hash_key(key), "", "removed", why) for key in self.keys]
         old = drop_keys(read_skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
@@ -370,7 +364,7 @@ class Removal:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
-        with suppress(ShardError):  # damage may be the reason for the removal
+        with suppress(ShardError):  # the user may remove samples because they are damaged
             removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):

@@ -1,1 +1,1 @@
-"""Copy finished datasets."""
+"""Copy datasets."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @accepts_options(CopyOptions)
 def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptions, observer: Observer) -> CopyResult:
-    """Copy datasets into a folder, and verify each file against the dataset file while copying.
+    """Copy datasets into a folder, and verify each file by the checksum in the dataset file while copying.
 
     Shards, sidecars, the list of skipped samples, valid indexes of other tools and the dataset file keep their names.
     Files that already exist with the right bytes are not copied, so the same command continues an interrupted copy.
@@ -58,9 +58,9 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing or differs from the dataset file. This file was not copied.
+        CorruptShard: A file is missing, or differs from the dataset file. It was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
-        OutputFailed: The copy cannot be written.
+        OutputFailed: A file cannot be written.
         StoreFailed: A store or server keeps failing.
     """
     notes, started = Notes(observer), time.monotonic()
@@ -129,7 +129,7 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
             try:
                 pending = shards_to_copy(target, options, notes)
                 _check_space(target, pending)
-                Transfer(target, pending, options, notes).run()
+                _Transfer(target, pending, options, notes).run()
                 indexes = copy_indexes(source.path, source.file, target.folder, notes)
             finally:
                 _remove_leftovers(target)
@@ -163,9 +163,7 @@ def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
     check_space(target.folder, sum(shard.size for shard in pending), "copied")
 
 
-class Transfer:
-    """The copy of one dataset, under its lock."""
-
+class _Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
         self._options, self._refusal = options, ""  # the reason why the store refuses server-side copies
@@ -177,7 +175,6 @@ class Transfer:
         self._publication.old_list = target.source.old_list
 
     def run(self) -> None:
-        """Copy the pending shards, and publish the dataset."""
         observer, target = self._notes.observer, self.target
         observer.start(
             sum(shard.samples for shard in self.pending), sum(shard.size for shard in self.pending), len(self.pending)
@@ -211,7 +208,7 @@ class Transfer:
         original, is_right = part
         if is_right:
             return None
-        # If the source is wrong, the existing file may be right.
+        # A copy inside a store replaces an existing file before it is verified, which may damage a valid dataset.
         use_server_copy = is_right is None or not self._grows
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None

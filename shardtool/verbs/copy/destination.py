@@ -1,7 +1,7 @@
-"""Open the source of a copy. Find which files of the destination exist, which are right, and which may be replaced.
+"""Open a dataset to copy, and find which files at the destination exist, are right, or may be replaced.
 
-In a folder, existing files are read completely. In a store, objects are not read. A shard is right if its size, its
-sidecar's bytes and the MD5 reported by the store are right.
+Existing files in a folder are read completely. Shards in a store are not read. Such a shard is right if its size, the
+bytes of its sidecar and the MD5 that the store reports are right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ShardCopy(NamedTuple):
-    """A shard and its sidecar, and whether the destination already has them.
+    """A shard and its sidecar, and whether the files with their names at the destination are right.
 
     `shard_right` and `sidecar_right` are None if the destination has no such file.
     """
@@ -51,7 +51,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def wrong(self) -> list[str]:
-        """The names of existing files that are not right."""
+        """The names of the wrong files at the destination."""
         return [original.name for original, right in self.parts if right is False]
 
     @property
@@ -61,7 +61,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard and the sidecar, each with whether the destination has the right file."""
+        """The shard with `shard_right`, and the sidecar with `sidecar_right`."""
         return (self.shard, self.shard_right), (self.sidecar, self.sidecar_right)
 
 
@@ -70,8 +70,8 @@ class CopySource(NamedTuple):
 
     Attributes:
         data: The bytes of the dataset file, which are copied even if the file changes during the run.
-        pairs: The shards and sidecars in order, before they are compared with the destination.
-        skipped: The list of skipped samples, or b"" without a list.
+        pairs: The shards and sidecars in order, not yet compared with the destination.
+        skipped: The bytes of the list of skipped samples, or b"" if there is none.
     """
 
     path: str
@@ -87,7 +87,7 @@ class CopySource(NamedTuple):
 
     @property
     def old_list(self) -> str:
-        """The name under which a copy keeps the dataset file that it replaces, until the copy is complete."""
+        """The name to which a replaced dataset file is renamed until the copy is complete."""
         return old_list_name(self.name.removesuffix(DATASET_SUFFIX))
 
     @property
@@ -97,7 +97,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of the files in `folder`, of the new and old dataset files, and of the shards."""
+        """The names of all files except shards, and the names of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
@@ -110,7 +110,7 @@ class CopySource(NamedTuple):
 
 
 def open_source(given: DatasetLike) -> CopySource:
-    """Return a dataset after checking that all of its files exist with the right sizes."""
+    """Open a dataset to copy, and check that all its files exist with the right sizes."""
     dataset = find_dataset(given)
     if dataset.dataset_file is None or not dataset.has_own_file:
         check_not_damaged(dataset)
@@ -138,7 +138,7 @@ def _original_file(folder: str, name: str, size: int, crc: int | None) -> Origin
 
 
 def read_dataset_bytes(path: str) -> bytes:
-    """Return the bytes of a dataset file."""
+    """Return the bytes of a dataset file. Raise `CorruptShard` if it cannot be read."""
     try:
         return files.read_small(path)
     except OSError as error:
@@ -152,12 +152,12 @@ def _check_sizes(originals: Sequence[OriginalFile]) -> None:
 
 
 class CopyTarget(NamedTuple):
-    """The destination of a copy, and its existing files.
+    """The destination of a copy, and the files of the dataset that already exist there.
 
     Attributes:
         below: The folder of the shards, which is `folder` or a subfolder.
-        facts: Existing files in `folder` and in `below` that have names of the dataset.
-        data: The bytes of the existing dataset file, or of the dataset file that an interrupted copy has renamed.
+        facts: Size and time of existing files of the dataset, by name, in `folder` and in `below`.
+        data: The bytes of the existing dataset file, even if an interrupted copy renamed it.
         old: The parsed `data`, or None if it is missing or damaged.
         old_below: The folder of the shards that `old` lists.
     """
@@ -177,7 +177,7 @@ class CopyTarget(NamedTuple):
 
     @property
     def has_grown(self) -> bool:
-        """Whether the existing dataset is the source, or the source before shards were appended."""
+        """Whether the source contains all shards of the existing dataset, so that none must be replaced."""
         if self.data is None:
             return True
         if self.old is None or self.old.shards_folder != self.source.file.shards_folder:
@@ -185,7 +185,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the files in `folder`, and the shards in `old_below`, that only the old dataset file lists."""
+        """Return the names of files in `folder`, and of shards in `old_below`, that only the old dataset has."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -199,10 +199,10 @@ class CopyTarget(NamedTuple):
 
 
 def open_target(source: CopySource, where: str) -> CopyTarget:
-    """Inspect the destination.
+    """Open the destination `where` of a copy, and find its existing files.
 
     Raises:
-        OutputExists: An entry that is not a file of a dataset has one of the dataset's file names.
+        OutputExists: Something that cannot be a file of a dataset has one of the dataset's file names.
     """
     folder = open_folder(where)
     below = open_subfolder(folder, to_local_name(source.file.shards_folder))
@@ -226,10 +226,10 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
-    """Compare existing files. Return the shards to copy, with new shards before replacements.
+    """Compare existing files with the source. Return the shards to copy; new shards come first, then replacements.
 
     Raises:
-        OutputExists: Another dataset or other files would be replaced, and `overwrite` is not set.
+        OutputExists: Another dataset or other files would be replaced, and `overwrite` is false.
     """
     pairs, (folder_facts, shard_facts) = target.source.pairs, target.facts
     existing = [pair for pair in pairs if pair.shard.name in shard_facts or pair.sidecar.name in folder_facts]
@@ -283,7 +283,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         right: bool | None = True
     elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
         right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
-    else:  # an interrupted run into a store may have copied the shard only
+    else:  # compare the bytes even in a store, if an interrupted run copied the shard without its sidecar
         right = _is_right(target.below, target.facts[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 
@@ -304,14 +304,12 @@ def _is_right(
 
 
 def _is_trusted(target: CopyTarget, shard: OriginalFile, fact: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
-    """Return whether to trust a shard of the right size without reading it. Between stores, the MD5s must match."""
     if address.is_url(shard.path):
         return trust == "size" and (target.below.has_staging or _is_same_object(target.below, shard, meter))
     return trust == "size" or (target.below.has_staging and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:
-    """Return whether the store's MD5 equals the original's, or either is unknown."""
     stored_md5 = folder.md5(original.name)
     if stored_md5 is None or address.is_web(original.path):
         return True

@@ -1,4 +1,4 @@
-"""Run copies in several threads or in the calling thread, with a limit on bytes per second."""
+"""Run copy tasks in several threads, or in the calling thread, and limit their total rate in bytes per second."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _POLL_S = 0.2
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-_MAX_SILENT_S = 10  # time between two blocks of a thread, because S3 closes a connection that is silent for 20 s
+_MAX_SILENT_S = 10  # maximum time between two blocks of a thread, because S3 closes connections that are idle for 20 s
 
 
 class ByteMeter:
-    """Count the bytes of all threads, limit their rate, and stop them.
+    """Count the bytes that all threads copy, limit their total rate, and stop the threads.
 
     Args:
-        limit: Maximum bytes per second of all threads together, or None for no limit.
-        report: Function that the copying thread calls with the number of bytes of each block.
+        limit: Maximum total rate in bytes per second, or None for no limit.
+        report: Function that is called with the size of each copied block.
 
     Attributes:
-        stopped: Set when the run is over. Threads stop at their next block, and requests stop immediately.
+        stopped: Event that stops all threads at their next block, and requests immediately.
     """
 
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        self._limit, self._free_at = limit, 0.0  # time at which the bytes so far are within the limit
+        self._limit, self._free_at = limit, 0.0  # time from which more bytes can be copied without exceeding the limit
 
     def add(self, size: int) -> None:
-        """Count bytes, and wait until the rate is within the limit.
+        """Count copied bytes, and wait while the rate is above the limit.
 
         Raises:
-            RequestCancelled: The run is over.
+            RequestCancelled: `stopped` is set.
         """
         wait_s = 0.0
         self._report(size)
@@ -59,18 +59,18 @@ class ByteMeter:
             raise RequestCancelled
 
     def take_count(self) -> int:
-        """Return the bytes since the last call."""
+        """Return the number of bytes copied since the last call."""
         with self._lock:
             size, self._bytes = self._bytes, 0
         return size
 
 
 class ThreadCount:
-    """Number of concurrent tasks, which is fixed or adapted to the measured throughput.
+    """Choose how many tasks run concurrently: the `requested` number, or a number adapted to the throughput.
 
-    The number starts at four. A measurement lasts at least a second, and until as many tasks have finished as run
-    concurrently. If throughput grew by a fifth since the previous measurement, the number is doubled. Otherwise, the
-    number is halved, and no longer changes.
+    The adapted number starts at four. Throughput is measured for at least a second, and until as many tasks have
+    finished as run concurrently. If it grew by a fifth since the previous measurement, the number is doubled.
+    Otherwise, the number is halved, and no longer changes.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -79,8 +79,8 @@ class ThreadCount:
         self._progress = self._finished = 0
 
     def note(self, size: int, finished: int, now: float) -> None:
-        """Record transferred bytes and finished tasks; `now` is a time of `time.monotonic`."""
-        self._progress += size + finished  # `finished` is added because tasks without bytes count, too
+        """Record copied bytes and finished tasks. `now` is the current time (`time.monotonic`)."""
+        self._progress += size + finished  # `finished` is added because a task may copy no bytes
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
@@ -92,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    """Return how many threads can each transfer a block in time under a limit. None means the default."""
+    # Each thread must be able to copy a block every `_MAX_SILENT_S` within the limit. None means the default.
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 
@@ -100,9 +100,9 @@ def _threads_for_limit(limit: int | None) -> int | None:
 def run_in_threads(
     work: Callable[[Task, ByteMeter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield each task and its result when the task finishes. With `workers=0`, run the tasks one by one in this thread.
+    """Run tasks in threads, or in this thread if `options.workers` is 0. Yield each finished task with its result.
 
-    When the iteration ends, even with an error, no other thread is still running.
+    No thread is running after the iteration, even if it fails.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

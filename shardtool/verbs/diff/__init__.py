@@ -1,1 +1,1 @@
-"""Compare two datasets, or a dataset and its source."""
+"""Compare a dataset with another dataset or with its source."""

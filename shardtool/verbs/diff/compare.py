@@ -1,4 +1,4 @@
-"""Read the two sides of a comparison as columns, and compare them by key. Only samples that differ become objects."""
+"""Compare two datasets, or a dataset and its source, by key. Only samples that differ become Python objects."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 
 class ComparedSide(NamedTuple):
-    """The samples of one side.
+    """The samples of one side of the comparison.
 
     Attributes:
-        split: The split name of each sample, or "" if unknown.
+        split: The name of each sample's split, or "" if unknown.
     """
 
     entries: SampleTable
@@ -63,16 +63,18 @@ class ComparedSide(NamedTuple):
     source: Source | None = None
 
     def take(self, samples: Rows) -> ComparedSide:
-        """Return only these samples."""
+        """Return a side with only these samples."""
         return self._replace(entries=self.entries.take(samples), split=self.split[samples])
 
 
 class Uncompared(NamedTuple):
-    """What is not compared between a dataset and its source.
+    """Parts of the samples that are not compared with the source.
 
     Attributes:
         fields: Fields from a table that is no longer available.
-        as_numbers: Whether the dataset stores numbers as TFRecord does.
+        added: Whether samples that only the source has are ignored.
+        keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
+        as_numbers: Whether the dataset stores numbers as TFRecord does, not as text.
     """
 
     fields: tuple[str, ...] = ()
@@ -86,7 +88,7 @@ class Uncompared(NamedTuple):
 def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
-    """Return the samples of datasets. If only one side is TFRecord, its numbers become texts, as in tar shards."""
+    """List the samples of two groups of datasets. If only one is TFRecord, its numbers become texts, as in a tar."""
     forms = [{shard.format for side_a in datasets for shard in side_a.shards} for datasets in (first, second)]
     same_format = len(forms[0] | forms[1]) == 1
     side_a, side_b = (
@@ -108,7 +110,7 @@ def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *
 def dataset_and_source(
     datasets: list[StoredDataset], given: Any, options: DiffOptions, pool: Pool, notes: Notes
 ) -> tuple[tuple[ComparedSide, ComparedSide], Uncompared]:
-    """Return the datasets of one run, and its source in its current state."""
+    """List the samples of datasets that one run created, and the current samples of its source."""
     files = [dataset.file for dataset in datasets if dataset.file is not None]
     for dataset in datasets[1:]:
         if dataset.file is None or not dataset.file.made.is_sibling_split_of(files[0].made):
@@ -171,7 +173,7 @@ _SPLIT_COLUMN = "split"
 
 
 class SideComparison:
-    """A comparison of two sides. Samples are paired by key. Samples with the same key are paired in their order."""
+    """Compare two sides. Samples are paired by key. If a key is repeated, its samples are paired in order."""
 
     def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
@@ -179,10 +181,10 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        self._width = len(self._names) + 1  # the last id of a sample stands for all its metadata columns
+        self._width = len(self._names) + 1  # ids are sample * width + field; the last field is all the metadata
 
     def result(self) -> DiffResult:
-        """Return the differences, without the names of the sides."""
+        """Return the differences. The caller fills in the names of the sides."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.added:
@@ -194,7 +196,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # `np.unique` would hash millions of numbers, at ten times the cost
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes numbers
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -222,7 +224,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # `zip` ignores names that only one side has.
+        # `zip` ignores classes that were added at the end of one list.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
@@ -293,10 +295,7 @@ def _key_text(side: ComparedSide, sample: int) -> str:
 
 
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
-    """Return an id for each key.
-
-    Equal keys of the two sides get the same id. If a key is repeated on one side, each repetition gets another id.
-    """
+    # If a key is repeated on one side, each repetition gets another id.
     codes = number_values(pa.concat_arrays([first.array(), second.array()]).dictionary_encode().indices)
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
     counts = [_occurrences(side_codes) for side_codes in (ours, theirs)]

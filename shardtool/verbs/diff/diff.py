@@ -1,7 +1,4 @@
-"""`diff`: compare two datasets, or a dataset with its source.
-
-If both sides have checksums, no payload is read.
-"""
+"""`diff`: compare two datasets, or a dataset with its source. No payload is read if both sides have checksums."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ if TYPE_CHECKING:
 
 @accepts_options(DiffOptions)
 def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
-    """Return the samples that only one of two datasets has, that differ, or that are in another split.
+    """List the samples that are only in one of two datasets, that differ, or that are in another split.
 
     Args:
         a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass
             a list, or a name with `{split}`.
-        b: Other datasets, in the same form as `a`, or the source of `a`, which is a folder or a manifest. Differences
-            from the source are the changes that `create` would make.
+        b: Other datasets in the same form, or the source of `a`, which is a folder or a manifest. Differences from the
+            source are the changes that `create` would make.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the source cannot be compared with it.
@@ -62,7 +59,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    # The result is None for a folder of samples, a manifest or an archive.
+    # Return None if `given` is the source of a dataset: a folder of samples, a manifest or an archive.
     several = isinstance(given, list | tuple)
     if not several and is_table(given):
         return None

@@ -1,1 +1,1 @@
-"""Check a dataset, and report problems as findings."""
+"""Check datasets, and report problems as findings."""

@@ -1,4 +1,4 @@
-"""Check names in the folder, duplicate keys, totals, and the content fingerprint of all shards together."""
+"""Check all shards of a dataset together: file names, duplicate keys, totals, and the content fingerprint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
 def check_numbering(subject: VerifiedDataset) -> Findings:
-    """Find gaps, unlisted shards, and sidecars without a shard."""
+    """Find gaps in the numbers of shards, files that the dataset file does not list, and sidecars without a shard."""
     findings, file = Findings(), subject.file
     if file is None and subject.dataset.has_own_file:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
@@ -71,7 +71,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If there is no valid dataset file, check that all shards of the plan in the sidecars exist."""
+    """If the dataset file is missing or damaged, find missing shards by the plan that the sidecars record."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
@@ -92,13 +92,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    """Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
-
-    Return nothing if no shard has a sidecar, because the dataset files then belong to other shards with the same names.
-    """
+    # Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets
+        return datasets  # without sidecars, dataset files describe other shards that had the same names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed
@@ -185,7 +182,10 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
-    """Check duplicate keys, totals and the fingerprint. `scans` maps shard numbers to contents."""
+    """Find duplicate keys, and compare totals and the fingerprint with the dataset file.
+
+    `scans` maps shard numbers to scanned shards.
+    """
     findings = _find_duplicate_keys(subject, scans)
     file, unchecked = subject.file, findings.unchecked
     if file is None:
@@ -233,7 +233,10 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of the sample at an index. Scan the shard if `read` does not contain it."""
+    """Return the shard number and key of a sample. `index` counts the samples of all shards that were read.
+
+    If `read` does not contain the shard, scan and add it.
+    """
     ends = subject.ends()
     position = bisect_right(ends, index)
     number, _ = subject.read[position]

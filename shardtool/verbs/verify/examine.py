@@ -1,4 +1,4 @@
-"""Examine a shard in a worker: scan the shard, compute checksums and, if requested, decode fields."""
+"""Examine a shard in a worker process: scan it, compute checksums and, if requested, decode its fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY_HASH_BYTES = 16
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
-# A payload is decoded in memory, and decompression can expand it a thousandfold.
+# Larger payloads are not decoded, because decompression can expand a payload a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
 MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
 _MAX_NUMBER_DIGITS = 100
@@ -32,7 +32,7 @@ _MAX_NUMBER_BYTES = 2**12
 
 
 class ExamineTask(NamedTuple):
-    """A shard to examine. `classes` is the number of classes by field."""
+    """A shard to examine. `classes` is the number of classes of each label field."""
 
     shard: StoredShard
     decode: bool = False
@@ -44,10 +44,13 @@ class ShardExamination:
     """The result of examining a shard.
 
     Attributes:
-        scan: The content of the shard, or None if it cannot be opened. Its columns are dropped after the checks.
-        fields: Number of samples with each field. To save memory, this is emptied after the totals are computed.
-        unrecognised: Number of members that do not belong to a sample.
+        scan: The scanned shard, or None if it cannot be opened. After the checks, its columns are dropped.
+        fields: Number of samples with each field. Emptied after the totals are computed, to save memory.
+        unrecognised: Number of tar members that do not belong to a sample.
+        hashes: The hashes of the samples' keys.
         content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
+        more: Number of further findings by code, which are not in `findings`.
+        undecoded: Number of payloads that are too large to decode.
     """
 
     scan: ShardScan | None
@@ -62,11 +65,11 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Examine a shard, or a damaged shard up to the damage."""
+    """Scan a shard, up to its damage if it is damaged, and decode fields if requested."""
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
-        if not failed.affects_one_file:  # the machine or network has failed, not the shard
+        if not failed.affects_one_file:  # the machine or the network failed
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
@@ -81,7 +84,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return the id of each sample's content. The parent calls this, because a worker would have to import NumPy."""
+    """Return the id of each sample's content. The main process calls this, because workers do not import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content
@@ -95,7 +98,7 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
 
 
 class DigestTask(NamedTuple):
-    """Samples of a shard, by their row numbers, and the fields that are not content."""
+    """Indexes of samples in a shard whose content is compared, and the fields that are not content."""
 
     shard: StoredShard
     labels: frozenset[str]
@@ -103,7 +106,7 @@ class DigestTask(NamedTuple):
 
 
 def digest_samples(task: DigestTask) -> list[bytes]:
-    """Return the digest of each sample's content, which is b"" if the sample cannot be read completely."""
+    """Return the digest of each sample's content, or b"" if the sample cannot be read completely."""
     from shardtool.dataset.duplicates import index_content, sample_digests
     from shardtool.dataset.shard_index import scanned_index
 
@@ -112,11 +115,11 @@ def digest_samples(task: DigestTask) -> list[bytes]:
 
 
 class _PayloadCheck(NamedTuple):
-    """How to check the payloads of a field by decoding them.
+    """How to check the payloads of a field.
 
     Attributes:
         decode: Function that returns the problem of a payload, "" for a valid payload, or None if it is too large.
-        skip_large: Whether larger payloads are skipped. Otherwise they are invalid.
+        skip_large: Whether payloads larger than `limit` are skipped. Otherwise they are invalid.
     """
 
     code: str
@@ -178,7 +181,7 @@ def _image_problem(data: bytes) -> str | None:
         # the image exceeds the memory limit, but may be valid
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
-        return "" if error.code == "image-depth" else error.message  # the image is valid, but its values are unusual
+        return "" if error.code == "image-depth" else error.message  # an unusual depth is valid
     return ""
 
 

@@ -1,6 +1,7 @@
-"""Compare the index files of other tools with their shards.
+"""Compare the index files of other tools, such as DALI, with their shards.
 
-No checksum covers these files. A file with the name of an index but another format is reported as unchecked.
+The dataset file has no checksums of these files. A file with the name of an index, but an unknown format, is reported
+as unchecked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXPORT_STALE = "export-stale"
 
 
 def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
-    """Find index files that do not match the shards that were read."""
+    """Find index files of other tools that do not match their shards. Only shards that were read are compared."""
     findings, names = Findings(), set(list_folder_names(subject.folder))
     other_names = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[ShardScanTask, Sequence[str]]] = {}
@@ -42,18 +43,17 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
         if files and case.scan is not None and is_shard_name(name):
             tasks[number] = ShardScanTask(case.shard.path, dots=case.shard.dots), files
     numbers = [*tasks]
-    for index, (problems, unknown_names) in pool.map(compare_exports, iter(tasks.values())):
+    for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    if subject.file is not None and subject.is_all:  # an index of a whole folder can only be compared with all shards
+    if subject.file is not None and subject.is_all:  # an index of the folder can only be compared with all its shards
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, *_check_readme(subject, subject.file, names))
     return findings
 
 
-def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
-    """Return findings about index files of a shard, and the names of files in an unknown format."""
+def _compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
     (shard_task, files), formats = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), to_output_name(base_name(shard_task.path))
     for name in files:

@@ -1,7 +1,4 @@
-"""Findings of `verify`, with a stable code, the location, the problem, the expected state, and the fix.
-
-docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
-"""
+"""The findings and the report of `verify`. docs/findings.md explains the causes and fixes of each finding code."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
 MAX_LISTED_PER_FILE = 100  # further findings with the same code and file are only counted
-_MAX_TEXT_CHARS = 1000  # names in a tar can have a million characters and occur in thousands of findings
+_MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters and occur in thousands of findings
 
 
 class FindingKind(NamedTuple):
     """The meaning of a finding code, and its fix.
 
     Attributes:
-        fix: What to do. A placeholder such as `{resume}` becomes the option's name on the command line or in the
-            library.
+        fix: What to do. Placeholders such as `{resume}` stand for options and commands.
     """
 
     meaning: str
@@ -34,7 +30,7 @@ class FindingKind(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """The fix, with placeholders filled in."""
+        """The fix. Options and commands are spelled as on the command line or in Python."""
         if "{" not in self.fix:
             return self.fix
         source = choose_text("source=...", "--source SOURCE")
@@ -114,10 +110,10 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem.
+    """One problem in a file.
 
     Attributes:
-        offset: The offset in the file, in bytes, or None for the whole file.
+        offset: The offset of the problem in bytes, or None for the whole file.
     """
 
     code: str
@@ -142,7 +138,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """The location as text for messages."""
+        """The file, offset, key and field as text for messages."""
         parts = [self.file]
         if self.offset is not None:
             parts.append(f"at {self.offset:,}")
@@ -154,7 +150,7 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """The problem and the expected state in one line for messages."""
+        """The problem and what was expected, in one line."""
         return printable(self.found + (f"; expected {self.expected}" if self.expected else ""))
 
     def __str__(self) -> str:
@@ -173,8 +169,8 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. There are at most
-            `MAX_LISTED_PER_FILE` for each code and file.
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding, up to `MAX_LISTED_PER_FILE` for each
+            code and file. `counts` includes further findings.
         uncompared: Fields that were not compared with the source.
     """
 
@@ -186,12 +182,12 @@ class Findings:
     _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, number: int, *findings: Finding) -> None:
-        """Add findings about shard `number`."""
+        """Add findings about shard `number`, or about the whole dataset if it is -1."""
         self.counts.update(finding.code for finding in findings)
         self._append_to_listed((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Add the first of `total` findings with one code. Count the other findings."""
+        """Add `total` findings with the same code. List only the first of them, and count the others."""
         self._append_to_listed((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
@@ -212,7 +208,7 @@ class Findings:
 
 
 def finding_from_error(code: str, file: str, error: ShardError) -> Finding:
-    """Turn an error into a finding."""
+    """Create a finding from an error about a file."""
     if isinstance(error, CorruptShard):
         return Finding(code, file, error.problem, error.expected, error.offset)
     return Finding(code, file, error.found, error.expected)
@@ -223,10 +219,11 @@ class Report(Displayed):
     """The result of `verify`.
 
     Attributes:
-        findings: Problems in the order of the shards. There are at most `MAX_LISTED_PER_FILE` for each code and file.
-        read: With `sample`, the number and the bytes of the shards that were read, or None if all were read.
-        datasets: The reports of several datasets. The other attributes then cover all datasets.
-        uncompared: With `source`, the fields that were not compared with the source.
+        findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file. `counts`
+            includes further problems.
+        read: The number and total size of the shards that `sample` selected, or None without `sample`.
+        datasets: One report per dataset if several were verified. The other attributes then cover all datasets.
+        uncompared: The fields that were not compared with `source`.
     """
 
     dataset: str

@@ -1,7 +1,7 @@
-"""`verify --for`: find what another tool's reader would misread.
+"""`verify --for`: find names and fields that readers of other tools would misread.
 
-tests/clients/test_targets.py confirms each result with the reader itself. DALI ignores names if each shard has an
-index. Without an index, DALI finds fields by member names.
+tests/clients/test_targets.py confirms each rule with the reader itself. If a shard has an index for DALI, DALI ignores
+the names of tar members. Otherwise, DALI finds fields by these names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# These rules lead to notes only, or `_find_missing_fields` reports them.
+# These problems are only worth a note when a dataset is written, or `_find_missing_fields` reports them.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # readers that cannot read compressed shards
@@ -31,7 +31,7 @@ _INSPECTED_SAMPLES = 5  # number of samples from which `load_dataset` infers the
 
 
 def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Findings:
-    """Return findings about the target readers."""
+    """Find what the readers in `targets` would misread in the scanned shards."""
     findings, last = Findings(), len(subject.cases)
     findings.checked += [f"names for {target}" for target in targets]
     if any(target.format != "tar" for target in shards):

@@ -1,13 +1,13 @@
-"""`verify --repair`: rebuild files whose content can be derived without guessing.
+"""`verify --repair`: rebuild files whose right content is certain.
 
-- A missing, damaged or stale sidecar is rebuilt from its shard, if the dataset file verifies the shard.
-- A missing or damaged dataset file is rebuilt, if a valid sidecar verifies every shard.
-- Shards are rebuilt only with the source. `create` runs again with the recorded options that can be repeated, and with
-  the user's options (`--map`, `--root`). Nothing changes unless the result is exactly what the dataset file lists. For
-  splits, `reshard`, a `--join` table or appended samples, a message names the command to run instead.
+- A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
+- A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
+- Shards are rebuilt only with the source. `create` runs again with the recorded options, and with the user's options
+  (`--map`, `--root`). Nothing is replaced unless the result is exactly what the dataset file lists. For splits,
+  `reshard`, a `--join` table or appended samples, a message names the command to run instead.
 
 Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. An interrupted run has
-changed nothing, or the next run finishes it. Finally the dataset is verified again.
+changed nothing, or the next run finishes it. Finally, the dataset is verified again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ DATASET_FILE_CODES = frozenset({"dataset-file-missing", "dataset-file-damaged"})
 DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 
 
-def why_not_repeatable(file: DatasetFile) -> str:
-    """Return why shards cannot be rebuilt from the source, and what to do instead, or "" if they can be rebuilt."""
+def _why_not_repeatable(file: DatasetFile) -> str:
     verb, which = file.made.verb, ""
     if file.appends:
         overwrite, append = flag_text("overwrite"), flag_text("append")
@@ -77,8 +76,7 @@ def why_not_repeatable(file: DatasetFile) -> str:
     return which and f"shards {which}: {again}"
 
 
-def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the names of the files to rebuild, given the finding codes by file name."""
+def _files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
     names = []
     for entry in file.shards:
         if SHARD_CODES.intersection(codes.get(entry.name, ())):
@@ -88,11 +86,8 @@ def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) ->
     return names
 
 
-def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
-    """Return the options to rerun `create`.
-
-    Names of functions to run come from the user, never from the dataset file.
-    """
+def _repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
+    # The function to run for `map` comes from the user, never from the dataset file.
     from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map
@@ -109,8 +104,7 @@ def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
     return replace(run.options, map=function, resume=True, on_error=on_error, **asdict(options.pick(WorkerOptions)))
 
 
-def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[str]) -> list[str] | str:
-    """Return the output of `create`, with the folder and names that the dataset file lists."""
+def _repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[str]) -> list[str] | str:
     if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
         problem = f"files that the dataset file does not list ({format_list(sorted(extra))})"
         expected = "none, because they would be deleted"
@@ -128,7 +122,7 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
 
 
 class Repair:
-    """The repair of a dataset. `unresolved` lists failed repairs and their reasons."""
+    """Repair a dataset that has findings. `unresolved` lists failed repairs and their reasons."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions) -> None:
         self.subject, self.options = subject, options
@@ -143,9 +137,9 @@ class Repair:
         self.unresolved: list[str] = []
 
     def run(self) -> None:
-        """Run all possible repairs."""
+        """Rebuild all files that can be rebuilt."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
-        instead = why_not_repeatable(file) if file is not None and files else ""
+        instead = _why_not_repeatable(file) if file is not None and files else ""
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._add_unresolved(instead)
@@ -198,7 +192,7 @@ class Repair:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
-        """Return a shard's new sidecar and its columns. Class numbers are the only metadata that can be recovered."""
+        # Class numbers are the only metadata that a shard contains.
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import SHARD_COLUMN
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -237,9 +231,10 @@ class Repair:
     def _recreate_shards(self, file: DatasetFile) -> None:
         from shardtool.pack.pack_dataset import pack_dataset
 
-        damaged = files_to_rebuild(file, self.by_file)
+        damaged = _files_to_rebuild(file, self.by_file)
         try:
-            options, output = repeat_options(file, self.options), repeat_output(file, self.subject.dataset, self.codes)
+            options = _repeat_options(file, self.options)
+            output = _repeat_output(file, self.subject.dataset, self.codes)
             self._check_plan(file, output, options)
             pack_dataset(self.options.source, output, options, Observer(), expected=file)
         except ShardError as error:

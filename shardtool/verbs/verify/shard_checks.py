@@ -1,4 +1,4 @@
-"""Independent checks of a shard and its sidecar, after a worker has examined the shard. Each check yields findings."""
+"""Check a shard and its sidecar, after a worker has scanned the shard. Each check yields findings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONTROL_CHARS = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def check_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Check the shard's existence, readability, size and checksum."""
+    """Check that the shard exists, can be read, and has the recorded size and checksum."""
     if case.size is None:
         problem, fetch = describe_missing(case.shard.path)
         code = "shard-unreadable" if problem == "not a regular file" else "shard-missing"
@@ -39,7 +39,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        # such a size means that the upload was truncated
+        # Such a size means that the upload was truncated.
         if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:
             expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
@@ -56,8 +56,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
             return
 
 
-def check_content(case: ShardCheck) -> Iterator[Finding]:
-    """Report what the scan and the decoders found."""
+def _check_content(case: ShardCheck) -> Iterator[Finding]:
     scan = case.scan
     if scan is None or case.examined is None:
         return
@@ -81,7 +80,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
         if field in RESERVED_NAMES:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
-        # TFRecord features such as image/encoded often contain a slash. Fields of a tar cannot.
+        # TFRecord features, such as image/encoded, may contain a slash.
         if field[:1] == b"/" or has_parent_part(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
@@ -115,7 +114,7 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    # A hard link is relative to the archive root.
+    # The target of a symbolic link is relative to its folder, and of a hard link to the root of the archive.
     folder = os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
     target = os.path.normpath(os.path.join(folder, member.link))
     inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
@@ -134,7 +133,7 @@ def _link_above(name: bytes, links: set[bytes]) -> bytes:
 
 
 def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> Iterator[Finding]:
-    # `more` counts the findings above the limit.
+    # `more` counts findings that are not listed because there are too many.
     import numpy as np
 
     counts, codes = np.frombuffer(scan.counts, np.uint32), np.frombuffer(scan.codes, np.uint32)
@@ -151,11 +150,11 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
 
 
 class SidecarFile(NamedTuple):
-    """A sidecar as a file.
+    """The content of a sidecar.
 
     Attributes:
         data: The bytes of the file, or b"" if the file does not exist, cannot be read, or belongs to another tool.
-        fact: The sidecar's description of the shard, or None if the sidecar is damaged.
+        fact: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
     """
 
     data: bytes = b""
@@ -164,7 +163,7 @@ class SidecarFile(NamedTuple):
 
 
 def read_sidecar(case: ShardCheck) -> SidecarFile:
-    """Read the sidecar. Check its existence, size, checksum and format."""
+    """Read the sidecar, and check that it exists, and that its size, checksum and format are right."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
     entry, name = case.entry, case.sidecar
@@ -190,8 +189,7 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
     return SidecarFile(data, fact, tuple(findings))
 
 
-def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Check that the sidecar contains this shard's name, size and checksum."""
+def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
     fact, entry = case.fact, case.entry
     if fact is None:
         return
@@ -204,7 +202,7 @@ def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Compare the columns in the sidecar's bytes with the shard, if the shard was read."""
+    """Parse the sidecar, and compare its samples with the samples of the shard, if the shard was read."""
     from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 
@@ -234,8 +232,8 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
         yield Finding("index-differs", case.sidecar, problem, expected, scan.starts[difference.sample], key, field)
 
 
-def check_entry(case: ShardCheck) -> Iterator[Finding]:
-    """Compare the dataset file's number of samples and first and last key with the shard."""
+def _check_entry(case: ShardCheck) -> Iterator[Finding]:
+    # The dataset file records the number of samples, and the first and last key.
     entry, scan = case.entry, case.scan
     if entry is None or scan is None or scan.error is not None:
         return
@@ -250,9 +248,9 @@ def check_entry(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Run all checks of one shard. `sidecar` contains the bytes of its sidecar."""
+    """Run all checks of one shard. `sidecar` is the content of its sidecar."""
     yield from check_shard(case)
-    yield from check_sidecar_matches_shard(case)
-    yield from check_content(case)
+    yield from _check_sidecar_matches_shard(case)
+    yield from _check_content(case)
     yield from check_index(case, sidecar)
-    yield from check_entry(case)
+    yield from _check_entry(case)

@@ -1,4 +1,4 @@
-"""`verify --source`: compare a dataset with its source, by key. Order and sharding do not matter."""
+"""`verify --source`: compare the samples of a dataset with its source, by key."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 class SourceComparison:
     """The comparison of a dataset with its source.
 
-    After an append of other sources, only the first run's shards are compared.
+    If samples of other sources were appended, only the shards of the first run are compared.
     """
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
         recorded = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
-        # The pattern covers all shards, not only the given shards.
+        # The recorded pattern covers all shards of the dataset, even those that were not given.
         if subject.file is not None and (pattern := recorded_range(subject.file)) is not None:
             outputs.append(replace(pattern, folder=outputs[0].folder))
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")
@@ -64,7 +64,7 @@ class SourceComparison:
         self.recorded, self._given, self.findings = recorded, options.source, subject.findings
 
     def run(self, all_scans: Scans, pool: Pool) -> None:
-        """Compare the readable shards, `all_scans`, with the source."""
+        """Compare the scanned shards with the source, and add findings."""
         recorded, unchecked = self.recorded, self.findings.unchecked
         if recorded.map:
             unchecked.append(f"the source: {option_text('map')} created the samples, and is not run again")

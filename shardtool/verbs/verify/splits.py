@@ -1,8 +1,8 @@
-"""Verify several datasets, then find samples that two splits of one dataset share.
+"""Verify several datasets, and find leaks: samples that are in two splits of the same dataset.
 
-Datasets are splits of one dataset if their dataset files record the same run, or if their names differ only in a word
-such as `train` or `val`. One run writes each key to one split only, so a shared key is a leak. Separate runs may use
-the same keys for different samples, so in these a shared key is a leak only if the samples are duplicates.
+Datasets are splits of the same dataset if their dataset files record the same run, or if their names differ only in a
+word such as `train` or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may
+use the same key for different samples, so it is a leak only if the samples are duplicates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 def verify_several(
     datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
 ) -> Report:
-    """Verify several datasets. Report datasets that cannot be opened, and verify the other datasets."""
+    """Verify several datasets, and find leaks between splits. Datasets that cannot be opened are reported, too."""
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}
@@ -89,11 +89,7 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
-    """For each sample in both splits, add a finding to the second split.
-
-    If no shard of a split was read, add nothing. Workers of `pool` compare the content of samples with the same key. If
-    `pool` is None, only keys are compared.
-    """
+    # Workers of `pool` compare the content of samples with the same key. If `pool` is None, the same key is a leak.
     import numpy as np
 
     if not (first.read and second.read):

@@ -1,4 +1,4 @@
-"""A dataset under verification, with the state of each shard, the findings so far, and the report."""
+"""The state of a dataset while it is verified, and its report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShardCheck:
 
     Attributes:
         size: The size in bytes, or None if the file does not exist.
-        fact: The sidecar's description of the shard, or None if the sidecar is damaged.
+        fact: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
         examined: The worker's result, or None if the shard was not read.
     """
 
@@ -76,7 +76,7 @@ class ShardCheck:
 
     @property
     def crcs(self) -> list[int]:
-        """The recorded checksums of the shard."""
+        """The checksums of the shard in the dataset file and the sidecar."""
         return [record.crc for record in (self.entry, self.fact) if record is not None and record.crc is not None]
 
     @property
@@ -88,12 +88,12 @@ class ShardCheck:
 
 @dataclass(slots=True)
 class VerifiedDataset:
-    """A dataset under verification.
+    """A dataset, and the results of its checks so far.
 
     Attributes:
-        dataset: The dataset. Its `file` is None without a valid dataset file.
+        dataset: The dataset. Its `file` is None if the dataset file is missing or damaged.
         fields: Number of samples with each field, in the shards that were read.
-        unresolved: Failed repairs and comparisons, with reasons. The report lists these last.
+        unresolved: Failed repairs and comparisons, with reasons.
     """
 
     dataset: StoredDataset
@@ -106,17 +106,17 @@ class VerifiedDataset:
 
     @property
     def file(self) -> DatasetFile | None:
-        """The parsed dataset file."""
+        """The parsed dataset file, or None."""
         return self.dataset.file
 
     @property
     def folder(self) -> str:
-        """The folder of the dataset file or, without one, of the shards."""
+        """The folder of the dataset file, or of the shards if there is no dataset file."""
         return self.dataset.folder
 
     @property
     def name(self) -> str:
-        """The name of the dataset file or, without one, of the folder."""
+        """The name of the dataset file, or of the folder if there is no dataset file."""
         return printable_name(self.dataset.where)
 
     @property
@@ -127,7 +127,7 @@ class VerifiedDataset:
 
     @property
     def read(self) -> list[tuple[int, ShardExamination]]:
-        """The numbers and contents of the shards that were read."""
+        """The number and the examination of each shard that was read."""
         return [(number, case.examined) for number, case in enumerate(self.cases) if case.examined is not None]
 
     @property
@@ -142,18 +142,18 @@ class VerifiedDataset:
         return recorded_labels(self.file)
 
     def hashes(self) -> NDArray[np.void]:
-        """Return the key hashes of all samples that were read, as pairs of uint64."""
+        """Return the key hash of each sample that was read, as two uint64."""
         import numpy as np
 
         return np.frombuffer(b"".join(shard.hashes for _, shard in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
 
     def ends(self) -> list[int]:
-        """Return the cumulative number of samples at the end of each shard that was read."""
+        """Return, for each shard that was read, the number of samples in it and all shards before."""
         return [*accumulate(len(shard.hashes) // KEY_HASH_BYTES for _, shard in self.read)]
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
-    """Return a dataset, and findings about its dataset file."""
+    """Open a dataset. Return the dataset, and findings about its dataset file."""
     dataset, findings = find.find_dataset(given, lacking=True), Findings()
     path = dataset.dataset_file
     try:
@@ -169,7 +169,7 @@ def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
 
 
 def open_verified(given: DatasetLike) -> VerifiedDataset:
-    """Return a dataset to verify. For errors, see `read_dataset_file`."""
+    """Open a dataset, and get the sizes of its shards."""
     dataset, findings = read_dataset_file(given)
     cases = (
         ShardCheck(shard, dataset.has_own_file and (dataset.file is None or shard.entry is not None), size)
@@ -179,7 +179,7 @@ def open_verified(given: DatasetLike) -> VerifiedDataset:
 
 
 def printable_name(path: str) -> str:
-    """Return the printable last part of a path."""
+    """Return the last component of a path as printable text."""
     return to_output_name(paths.base_name(path) or path)
 
 
@@ -228,7 +228,7 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
 
 
 def combine_reports(reports: Sequence[Report]) -> Report:
-    """Return one report for several datasets."""
+    """Combine the reports of several datasets into one report."""
     read = [report.read for report in reports if report.read is not None]
     return Report(
         dataset=format_list([report.dataset for report in reports], 3),

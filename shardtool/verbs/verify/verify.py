@@ -1,7 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged.
 
-Workers scan each shard and compute its checksums. The parent compares the results with the sidecar and the dataset
-file. The parent also checks all shards together for gaps, extra files, and duplicate keys.
+Worker processes scan each shard and compute its checksums. The main process compares the results with the sidecar and
+the dataset file. It also checks all shards together for gaps, extra files, and duplicate keys.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
 @accepts_options(VerifyOptions)
 def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Check one or several datasets like `verify`, and rebuild wrong files from verified data.
+    """Check one or several datasets like `verify`, and rebuild missing or wrong files from verified data.
 
-    Shards can only be repaired with `source`.
+    Shards can only be rebuilt if `source` is given.
     """
     return verify(dataset, replace(options, repair=True), observer=observer)
 
@@ -90,7 +90,7 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    # otherwise workers must be forked before requests start threads
+    # If stores are accessed, fork the workers early, before requests start threads.
     lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
@@ -223,7 +223,7 @@ def _examine_shards(
         examined.fields = Counter()
         if scan is not None:
             examined.content_ids = examine.content_ids(scan, subject.labels()) if contents else b""
-            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # drop the columns
+            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # keep no columns, to save memory
             short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
             if options.source is not None or options.target:
                 scans[number] = scan
@@ -245,7 +245,7 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the existing shards to read, which are at least one."""
+    """Choose the shards to read. Return their numbers. If shards exist, at least one is chosen."""
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
         return existing
@@ -253,11 +253,11 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
 
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    # 1 is added, so that an empty shard can be chosen
+    # Add 1 to each size, so that an empty shard can be chosen.
     ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # the sample is a part of one large shard
+    if not chosen:  # the share is smaller than one large shard
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)
