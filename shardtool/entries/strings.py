@@ -123,16 +123,6 @@ class PackedStrings:
         hashes = [hash_strings(names, person, seed) for _, names in self.chunks()]
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
-    def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions in sorted order, and where each run of equal strings starts in this order."""
-        order = self.sorted_order()
-        is_first, last = np.ones(len(order), np.bool_), b"\0"
-        for chunk in chunk_slices(len(order)):
-            for index, name in enumerate(self.gather(order[chunk]).split(b"\0")[:-1], chunk.start):
-                is_first[index] = name != last
-                last = name
-        return order, np.flatnonzero(is_first)
-
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
     """Return the 8-byte BLAKE2b hash (RFC 7693) of each text as a number, which is the same on every machine.

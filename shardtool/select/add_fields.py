@@ -62,9 +62,8 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     sizes = [field.texts.lengths()[field.has_value] for field in new_fields]
     codes = [np.full(len(size), fields.index(name), np.uint16) for name, size in zip(names, sizes, strict=True)]
     codes.append(field_codes(entries, fields))
-    order, first = order_rows(
-        [*(np.append(0, np.cumsum(field.has_value)) for field in new_fields), entries.first], codes
-    )
+    firsts = [np.append(0, np.cumsum(field.has_value)) for field in new_fields]
+    order, first = order_rows([*firsts, entries.first], codes)
     new_rows = sum(map(len, sizes))
 
     def extend(values: NDArray[_Number], value: int) -> NDArray[_Number]:
@@ -80,6 +79,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         # Samples that keep the existing field may have a value of another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
+    columns = {field.name: field.column for field in new_fields}
     field_values = FieldValues(
         inline={field.name: field.texts for field in new_fields},
         types={field.name: field.kind for field in new_fields if field.kind and is_one_type(field)},
@@ -99,9 +99,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         ),
         values=values.select({*fields}.difference(names)).merge(field_values),
         spans=spans,
-        metadata=metadata_columns.with_number_columns(
-            entries.metadata, {field.name: field.column for field in new_fields}
-        ),
+        metadata=metadata_columns.with_number_columns(entries.metadata, columns),
     )
 
 
@@ -152,9 +150,8 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
 def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
     spans, other_spans = entries.known_spans, other.known_spans
     file_numbers = [table.file_numbers(np.arange(len(table.rows.code))) for table in (entries, other)]
-    list_flags = [
-        np.zeros(len(one.offset), np.bool_) if one.is_list is None else one.is_list for one in (spans, other_spans)
-    ]
+    flags = [(side.is_list, len(side.offset)) for side in (spans, other_spans)]
+    list_flags = [np.zeros(count, np.bool_) if is_list is None else is_list for is_list, count in flags]
     return replace(
         spans,
         files=(*spans.files, *other_spans.files),

@@ -67,12 +67,9 @@ def resolve_duplicate_keys(
 
 
 def _find_key_groups(keys: PackedStrings, existing_keys: PackedStrings | None) -> list[_KeyGroup]:
-    existing_count, groups = 0, []
+    groups, existing_count = [], len(existing_keys or ())
     if existing_keys is not None:
-        existing_count, keys = (
-            len(existing_keys),
-            PackedStrings.parse(existing_keys.span(0, len(existing_keys)) + keys.span(0, len(keys))),
-        )
+        keys = PackedStrings.parse(existing_keys.span(0, existing_count) + keys.span(0, len(keys)))
     for key, positions in find_repeated(keys).items():
         samples = [position - existing_count for position in positions if position >= existing_count]
         if samples:
@@ -115,9 +112,9 @@ def _rename_duplicates(
     entries: SampleTable, groups: list[_KeyGroup], existing_keys: PackedStrings | None
 ) -> tuple[SampleTable, str]:
     bases = {group.key for group in groups}
-    used_names = {
-        name for keys in (entries.keys, existing_keys) if keys is not None for name in _derived_names(keys, bases)
-    }
+    tables = [keys for keys in (entries.keys, existing_keys) if keys is not None]
+    old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
+    used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
     for group in groups:  # groups cannot get equal new keys, because each starts with the group's key
         number = 2
@@ -133,10 +130,6 @@ def _rename_duplicates(
     index[[*names]] = len(keys) + np.arange(len(names))
     all_names = PackedStrings.parse(keys.span(0, len(keys)) + b"".join([name + b"\0" for name in names.values()]))
     return replace(entries, keys=all_names.take(index)), note
-
-
-def _derived_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
-    return {name for _, names in keys.chunks() for name in names if name.rpartition(b"-")[0] in bases}
 
 
 def _keep_one_each(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.table.collect import RowGroups
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
@@ -81,9 +82,8 @@ def order_rows(
     for samples in chunk_slices(len(firsts[0]) - 1):  # in chunks, to limit memory
         bounds = [first[samples.start : samples.stop + 1] for first in firsts]
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
-        rows = np.concatenate(
-            [np.arange(part.start, part.stop) + start for part, start in zip(ranges, part_starts, strict=False)]
-        )
+        numbered = zip(ranges, part_starts, strict=False)
+        rows = np.concatenate([np.arange(part.start, part.stop) + start for part, start in numbered])
         owner = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
         code = np.concatenate([part_codes[part] for part, part_codes in zip(ranges, codes, strict=True)])
         order = np.lexsort((code, owner))
@@ -96,35 +96,18 @@ def order_rows(
     return np.concatenate(orders), np.cumsum(np.concatenate(counts))
 
 
-class SampleGroups(NamedTuple):
-    """Parts, such as files, that are merged into samples.
-
-    Attributes:
-        first: int64[samples], the first part of each sample.
-        of_part: int64[parts], the sample to which each part belongs.
-    """
-
-    first: NDArray[np.int64]
-    of_part: NDArray[np.int64]
+def sort_groups(groups: RowGroups, keys: PackedStrings) -> RowGroups:
+    """Sort groups of rows by their keys. `keys` contains the key of each row."""
+    order = keys.take(groups.first).sorted_order()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return groups._replace(first=groups.first[order], of_row=rank[groups.of_row])
 
 
-def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts with the same key. Sort the groups by key if `by_key`, otherwise by their first parts."""
-    order, starts = keys.runs()
-    first, sizes = order[starts], np.diff(np.append(starts, len(order)))
-    rank = np.arange(len(first))
-    if not by_key:
-        rank[np.argsort(first)] = np.arange(len(first))
-        first = np.sort(first)
-    of_part = np.empty(len(order), np.int64)
-    of_part[order] = np.repeat(rank, sizes)
-    return SampleGroups(first, of_part)
-
-
-def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge the parts of each sample, which must have different fields. The metadata of the first part is kept."""
+def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
+    """Merge the samples of each group, which must have different fields. Metadata is from the first sample."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
-    sample, code = groups.of_part[part], entries.rows.code
+    sample, code = groups.of_row[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))
     rows = kept[np.lexsort((code[kept], sample[kept]))]
     counts = np.bincount(sample[kept], minlength=len(groups.first))

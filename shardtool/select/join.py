@@ -282,12 +282,8 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
     """Return the first keys at `positions` as text for messages."""
-    return (
-        format_list(
-            [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]
-        )
-        or "none"
-    )
+    first_keys = [keys[position][:_MAX_KEY_LETTERS] for position in positions[:_MAX_LISTED_KEYS].tolist()]
+    return format_list([f"'{printable(key)}'" for key in first_keys]) or "none"
 
 
 def _match_notes(

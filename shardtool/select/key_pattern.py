@@ -22,7 +22,8 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import to_bytes, to_text
-from shardtool.select.field_rows import check_field_count, group_by_key, list_source_paths, merge_groups
+from shardtool.select.field_rows import check_field_count, list_source_paths, merge_groups, sort_groups
+from shardtool.table.collect import group_rows
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
         fields=tuple(map(to_text, fields)),
         rows=replace(entries.rows, code=codes, paths=list_source_paths(entries)),
     )
-    merged = merge_groups(renamed, group_by_key(keys, by_key=True))
+    merged = merge_groups(renamed, sort_groups(group_rows(keys.array()), keys))
     owners, code = np.repeat(np.arange(len(merged)), merged.counts()), merged.rows.code
     twice = np.flatnonzero((owners[1:] == owners[:-1]) & (code[1:] == code[:-1]))
     if len(twice):

@@ -448,11 +448,8 @@ class _Evaluator:
             raise self._unsupported_error(node)
         left, right = self._value_of_kind(node.left, "a number"), self._value_of_kind(node.right, "a number")
         constant = left.constant and right.constant
-        if (
-            isinstance(node.op, ast.Pow)
-            and constant
-            and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT)
-        ):
+        is_power = constant and isinstance(node.op, ast.Pow)
+        if is_power and (abs(left.data) > _MAX_POWER_BASE or abs(right.data) > _MAX_EXPONENT):
             raise self._query.error(node, "power too large")  # 9**9**9 would never finish
         return _Value("a number", calculate_pair(_ARITHMETIC[type(node.op)], left.data, right.data), node, constant)
 
@@ -479,7 +476,9 @@ class _Evaluator:
         match name:
             case "isna" | "isnull" | "notna" | "notnull":
                 self._arguments(node)
-                missing = self._missing(self._check_varies(self._value(owner)))
+                value = self._check_varies(self._value(owner))
+                is_empty = value.kind == "empty"
+                missing = np.ones(self._table.num_rows, np.bool_) if is_empty else missing_rows(value.data)
                 return missing if name.startswith("is") else ~missing
             case "contains":
                 (item,), _ = self._arguments(node, 1, 1)
@@ -508,11 +507,6 @@ class _Evaluator:
             return self._any(())
         pair = self._comparable(elements, self._class_to_number(item, elements))
         return rows_with_element(value.data, compare(operator.eq, *pair))
-
-    def _missing(self, value: _Value) -> Bools:
-        if value.kind == "empty":
-            return np.ones(self._table.num_rows, np.bool_)
-        return missing_rows(value.data)
 
     def _text_method(self, node: ast.Call, owner: ast.expr, name: str) -> _Value:
         method = _TEXT_METHODS[name]

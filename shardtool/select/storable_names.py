@@ -62,11 +62,9 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
     total = len(keys) + len(fields)
     summary = f"{pluralize(total, 'name')} that a shard cannot store ({', '.join(kinds)})"
     found = f"{summary}: {format_list(names, total=total)}"
-    expected = (
-        f"keys and fields in UTF-8 of at most {MAX_NAME_BYTES:,} bytes, without control characters or a part `..`"
-    )
+    limits = f"at most {MAX_NAME_BYTES:,} bytes, without control characters or a part `..`"
     remedy = f"Rename them, or pack them under portable names with {flag_text('portable')}{skip_hint}."
-    raise InvalidRequest(where, found, expected=expected, remedy=remedy)
+    raise InvalidRequest(where, found, expected=f"keys and fields in UTF-8 of {limits}", remedy=remedy)
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
@@ -100,11 +98,9 @@ def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tup
     key = next((sample for sample in range(len(entries)) if has_early_dot(entries.keys[sample])), None)
     example = "" if key is None else f", such as '{shorten(printable(entries.keys[key]))}'"
     last, safe = option_text("dots", "last"), f"or make the keys safe with {flag_text('portable')}"
-    keys, dotted = (
-        f"keys with dots in their last part{example}",
-        f"fields with dots: {format_list([*map(repr, fields)])}",
-    )
+    keys = f"keys with dots in their last part{example}"
     if fields:
+        dotted = f"fields with dots: {format_list([*map(repr, fields)])}"
         choice = {"last": f"or omit {last}, ", None: f"use {last} if they come from the endings of paths, "}
         found, remedy = f"{keys}, and {dotted}", f"Rename these fields, {choice.get(requested, '')}{safe}"
         if requested == "last":

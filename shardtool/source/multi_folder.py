@@ -61,7 +61,8 @@ class MultiFolderSource(FolderSource):
         scans = [tree.scan(pool, observer) for tree in self._trees]
         import numpy as np
 
-        from shardtool.select.field_rows import group_by_key, merge_groups
+        from shardtool.select.field_rows import merge_groups, sort_groups
+        from shardtool.table.collect import group_rows
 
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, scans, strict=True):
@@ -73,9 +74,9 @@ class MultiFolderSource(FolderSource):
             skipped += [row._replace(path=f"{to_text(label)}/{row.path}") for row in failed]
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
-        groups = group_by_key(joined.keys, by_key=True)
+        groups = sort_groups(group_rows(joined.keys.array()), joined.keys)
         has = np.zeros((len(trees), len(groups.first)), np.bool_)
-        has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_part] = True
+        has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_row] = True
         self._check_shared(trees, has)
         entries = merge_groups(joined, groups)
         notes = system_file_notes([part for parts in scans for part in parts])

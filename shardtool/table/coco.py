@@ -98,12 +98,9 @@ def _read_objects(location: str, document: JsonStream, name: str) -> Iterator[di
                 expected = f"{_WHOLE_NUMBER}, or text"
                 raise _value_error(location, name, index, (property_name, item[property_name]), expected)
         for property_name in _SIDE_NAMES if name == "images" else ():
-            if (
-                item.get(property_name) is not None
-                and not _is_int64(item[property_name])
-                and not isinstance(item[property_name], float)
-            ):
-                raise _value_error(location, name, index, (property_name, item[property_name]), "a number")
+            value = item.get(property_name)
+            if value is not None and not _is_int64(value) and not isinstance(value, float):
+                raise _value_error(location, name, index, (property_name, value), "a number")
         yield item
 
 
@@ -139,9 +136,8 @@ def _to_array(values: list[Any], property_name: str, first: int, location: str) 
         pass
     if len(values) == 1:
         raise _value_error(location, "annotations", first, (property_name, values[0]), expected)
-    return pa.concat_arrays(
-        [_to_array([value], property_name, number, location) for number, value in enumerate(values, first)]
-    )
+    numbered = enumerate(values, first)
+    return pa.concat_arrays([_to_array([value], property_name, number, location) for number, value in numbered])
 
 
 def _number_labels(location: str, categories: dict[Any, Any], category_ids: pa.Array) -> tuple[list[str], pa.Array]:

@@ -24,10 +24,10 @@ ALL_COLUMNS = "all"
 
 
 class RowGroups(NamedTuple):
-    """Rows that share a key.
+    """Groups of rows with the same key.
 
     Attributes:
-        first: int64[groups], the first row of each group, in ascending order.
+        first: int64[groups], the first row of each group.
         of_row: int64[rows], the group of each row.
     """
 
@@ -36,7 +36,7 @@ class RowGroups(NamedTuple):
 
 
 def group_rows(keys: pa.Array) -> RowGroups:
-    """Group the rows that have the same key. No key may be null."""
+    """Group the rows with the same key. The groups are in the order of their first rows. No key may be null."""
     of_row = arrow.number_values(keys.dictionary_encode().indices).astype(np.int64)
     highest = np.maximum.accumulate(of_row)
     return RowGroups(np.flatnonzero(np.diff(highest, prepend=-1)), of_row)

@@ -185,10 +185,8 @@ class ArrowTable(_FileTable):
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of the columns."""
-        with (
-            reading_table(self.location),
-            self._reader(columns, pa.memory_map) as reader,
-        ):  # use a memory map, because a batch may be the whole file
+        # Use a memory map, because a batch may be the whole file.
+        with reading_table(self.location), self._reader(columns, pa.memory_map) as reader:
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)

@@ -55,40 +55,44 @@ def list_parquet_files(folder: str) -> list[str]:
     `_SUCCESS`, are ignored.
     """
     if is_parquet_glob(folder):
-        parent = paths.folder_of(folder)
-        names = fnmatch.filter(lookup.list_folder_names(parent), paths.base_name(folder))
-        return [paths.join(parent, name) for name in sorted(names, key=os.fsencode) if name[0] != "."]
-    if address.is_url(folder):
-        return _parquet_objects(folder)
-    files, folders = [], [folder]
-    try:
-        while folders:
-            # Stop at the first other file, because there may be millions of files.
-            for entry in lookup.iter_entries(folders.pop()):
-                if entry.name[0] in "._":
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.name.lower().endswith(PARQUET_ENDING):
-                    files.append(entry.path)
-                else:
-                    return []
-    except OSError:
-        return []
-    return sorted(files, key=os.fsencode)
-
-
-def _parquet_objects(folder: str) -> list[str]:
-    files = []
+        return [path for path in match_glob(folder) if paths.base_name(path)[0] != "."]
     if address.is_web(folder):
         return []
-    for item in lookup.iter_objects(folder):
-        if any(part[0] in "._" for part in item.key.split("/")) or not item.size:
-            continue
-        if not item.key.lower().endswith(PARQUET_ENDING):
-            return []
-        files.append(paths.join(folder, item.key))
+    files = list[str]()
+    try:
+        for path in _iter_objects(folder) if address.is_url(folder) else _iter_files(folder):
+            if not path.lower().endswith(PARQUET_ENDING):
+                return []  # stop at the first other file, because there may be millions of files
+            files.append(path)
+    except OSError:
+        if address.is_url(folder):
+            raise
+        return []
     return sorted(files, key=os.fsencode)
+
+
+def match_glob(path: str) -> list[str]:
+    """Return the sorted paths of the files whose names match the glob in the last component of `path`."""
+    folder = paths.folder_of(path)
+    names = fnmatch.filter(lookup.list_folder_names(folder), paths.base_name(path))
+    return [paths.join(folder, name) for name in sorted(names, key=os.fsencode)]
+
+
+def _iter_files(folder: str) -> Iterator[str]:
+    folders = [folder]
+    while folders:
+        for entry in lookup.iter_entries(folders.pop()):
+            if entry.name[0] not in "._":
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry.path
+
+
+def _iter_objects(folder: str) -> Iterator[str]:
+    for item in lookup.iter_objects(folder):
+        if item.size and not any(part[0] in "._" for part in item.key.split("/")):
+            yield paths.join(folder, item.key)
 
 
 _MAX_NAMES_READ = 8

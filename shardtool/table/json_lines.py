@@ -227,8 +227,7 @@ def _has_too_many_cells(count: int, rows: int, size: int) -> bool:
 
 def _check_each_line(location: str, open_stream: Opened) -> int:
     top_names, names = set[str](), set[tuple[str, ...]]()
-    rows = 0
-    size = 0
+    rows = size = 0
     for rows, row, size in _iter_rows(location, open_stream):
         top_names.update(row)
         _add_names(row, (), names)

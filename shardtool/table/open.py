@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
+import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -98,11 +98,9 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 def _expand_glob(path: str) -> list[str]:
     if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
         return []
-    folder = paths.folder_of(path)
-    names = fnmatch.filter(lookup.list_folder_names(folder), paths.base_name(path))
-    if not names:
+    if not (files := detect.match_glob(path)):
         raise InvalidRequest(path, "a glob that matches no file", expected="a table, or a glob of tables")
-    return [paths.join(folder, name) for name in sorted(names, key=os.fsencode)]
+    return files
 
 
 def _open_file(path: str, form: DelimitedFormat) -> Table:
@@ -229,24 +227,19 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        path_columns = [
-            index
-            for index in range(len(columns))
-            if any(isinstance(value, os.PathLike) for value in frame.iloc[:, index])
-        ]
-        if path_columns:
-            return _from_pandas(name, _with_paths_as_text(frame, path_columns))
+        has_paths = [any(isinstance(value, os.PathLike) for value in values) for _, values in frame.items()]
+        if any(has_paths):
+            return _from_pandas(name, _with_paths_as_text(frame, has_paths))
         for index, column in enumerate(columns):
             _check_frame_column(name, column, frame, index)
         raise
 
 
-def _with_paths_as_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
+def _with_paths_as_text(frame: pd.DataFrame, has_paths: list[bool]) -> pd.DataFrame:
     converted: pd.DataFrame = frame.copy(deep=False)
-    for index in columns:
-        converted.isetitem(
-            index, [os.fsdecode(value) if isinstance(value, os.PathLike) else value for value in frame.iloc[:, index]]
-        )
+    for index in itertools.compress(itertools.count(), has_paths):
+        values = frame.iloc[:, index]
+        converted.isetitem(index, [os.fsdecode(value) if isinstance(value, os.PathLike) else value for value in values])
     return converted
 
 

@@ -123,9 +123,8 @@ class _Steps:
 
     def checks(self) -> tuple[Check, ...]:
         why = f"not checked: {self._failed_step} failed"
-        return tuple(
-            Check(name, "unknown", why) if check is _NOT_CHECKED else check for name, check in self._checks.items()
-        )
+        skipped = {name: Check(name, "unknown", why) for name, check in self._checks.items() if check is _NOT_CHECKED}
+        return tuple((self._checks | skipped).values())
 
     def _failed_check(self, name: str, error: ShardError | OSError | TransientError) -> Check:
         if not isinstance(error, ShardError):
@@ -191,9 +190,7 @@ def _check_bucket(place: str, response: FirstResponse) -> str:
 
 def _list_and_read(place: str, steps: _Steps) -> None:
     try:
-        objects = steps.require(
-            "list", lambda: [*islice(lookup.iter_objects(place), _MAX_LISTED_OBJECTS)], _describe_objects
-        )
+        objects = steps.require("list", partial(_first_objects, place), _describe_objects)
     except _StepFailed:
         steps.skip("read", "not checked: list failed")
         return
@@ -201,6 +198,10 @@ def _list_and_read(place: str, steps: _Steps) -> None:
         steps.check("read", partial(_run_step, lambda: open_remote(paths.join(place, first)).read(0, 1)))
     else:
         steps.skip("read", "there is no object to read")
+
+
+def _first_objects(place: str) -> list[BucketEntry]:
+    return [*islice(lookup.iter_objects(place), _MAX_LISTED_OBJECTS)]
 
 
 def _describe_objects(objects: list[BucketEntry]) -> str:
@@ -304,9 +305,8 @@ def _check_locks(path: str) -> str:
     for lock in held:
         lock.close()
     if len(held) > 1:
-        raise OutputFailed(
-            path, "two processes can hold the same lock", remedy="Make sure that only one run writes here at a time."
-        )
+        remedy = "Make sure that only one run writes here at a time."
+        raise OutputFailed(path, "two processes can hold the same lock", remedy=remedy)
     return "supported (flock)"
 
 

@@ -207,16 +207,15 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
     if conflicts := sorted(folders.intersection(name for _, chunk in names.chunks() for name in chunk)):
         remedy = f"Nothing was written. {option_text('where')} can exclude some of them."
         problem = "both a file and a folder"
-        raise InvalidRequest(
-            format_list([*map(printable, conflicts[:_MAX_LISTED_NAMES])], total=len(conflicts)), problem, remedy=remedy
-        )
+        listed = format_list([*map(printable, conflicts[:_MAX_LISTED_NAMES])], total=len(conflicts))
+        raise InvalidRequest(listed, problem, remedy=remedy)
     hashes = hash_keys(PackedStrings(names.data.lower(), names.starts) if folded else names)
     _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     if len(duplicates := first[counts > 1]):
-        listed = [printable(names[index]) for index in duplicates[:_MAX_LISTED_NAMES].tolist()]
+        shown = [printable(names[index]) for index in duplicates[:_MAX_LISTED_NAMES].tolist()]
         problem = "differ only in case, which this folder ignores" if folded else "several fields would have"
         remedy = "Extract them one by one, into separate folders."
-        raise InvalidRequest(format_list(listed, total=len(duplicates)), f"names that {problem}", remedy=remedy)
+        raise InvalidRequest(format_list(shown, total=len(duplicates)), f"names that {problem}", remedy=remedy)
 
 
 def _create_options(
@@ -350,8 +349,6 @@ def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, 
 
 
 def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> None:
-    import os
-
     from shardtool.storage.folders import check_space
 
     size = int(entries.rows.size.sum())
@@ -379,9 +376,8 @@ def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, 
     if previous not in (b"", mark) and not overwrite:
         found = f"an unfinished {printable(previous.splitlines()[0])[:200]}"
         remedy = f"Run that command again to finish it, or use {flag_text('overwrite')}; its files stay."
-        raise OutputExists(
-            folder.full_path(_UNFINISHED_NAME), found, expected="none, or a run with the same samples", remedy=remedy
-        )
+        expected = "none, or a run with the same samples"
+        raise OutputExists(folder.full_path(_UNFINISHED_NAME), found, expected=expected, remedy=remedy)
     if not previous:
         folder.publish_bytes(_UNFINISHED_NAME, mark)
     yield bool(previous)

@@ -13,6 +13,7 @@ run can lock the dataset (docs/decisions/024-removing-and-extracting.md).
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -139,16 +140,11 @@ def _open_removal(folder: OutputFolder, base: str) -> _Removal:
         listing = format_list(sorted(unlisted), _MAX_LISTED_KEYS)
         found = f"{pluralize(len(unlisted), 'file')} that the dataset does not list: {listing}"
         raise OutputExists(path, found, expected="none", remedy=remedy)
-    prefix, suffix = (pattern.prefix, pattern.suffix) if pattern.names is None else ("", "")
-    numbered = [
-        name
-        for name in existing
-        if prefix and name.startswith(prefix) and name.endswith(suffix) and name not in own_names
-    ]
-    similar_names = tuple(sorted(name for name in numbered if name[len(prefix) : len(name) - len(suffix)].isdecimal()))
-    return _Removal(
-        folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, existing, appends=False), similar_names
-    )
+    stale_indexes, similar_names = StaleIndexes(folder, pattern, existing, appends=False), ()
+    if pattern.names is None and pattern.prefix:
+        numbered = re.compile(rf"{re.escape(pattern.prefix)}\d+{re.escape(pattern.suffix)}", re.DOTALL)
+        similar_names = tuple(sorted(filter(numbered.fullmatch, {*existing} - own_names)))
+    return _Removal(folder, base, pattern, dataset, file, stale_indexes, similar_names)
 
 
 def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finished: bool) -> list[_Removal]:
@@ -292,26 +288,19 @@ class _Removal:
         from shardtool.write.pack_shard import pack_shard
 
         observer, packed, now_ns = notes.observer, {}, time.time_ns()
-        tasks = [
-            ShardTask(
-                number,
-                to_local_name(shard.name),
-                plan.format,
-                self.folder,
-                build_shard_samples(plan, number),
-                "raise",
-                now_ns,
-            )
-            for number, shard in enumerate(self.shards)
-        ]
+        tasks = []
+        for number, shard in enumerate(self.shards):
+            samples, name = build_shard_samples(plan, number), to_local_name(shard.name)
+            tasks.append(ShardTask(number, name, plan.format, self.folder, samples, "raise", now_ns))
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
-        for number, result in pool.map(
-            pack_shard, tasks, lambda _, *progress: observer.advance(progress[0], progress[1], 0)
-        ):
+
+        def advance(_: int, samples: int, size: int) -> None:
+            observer.advance(samples, size, 0)
+
+        for number, result in pool.map(pack_shard, tasks, advance):
             task, before = tasks[number], self.shards[number].index()
-            index = sidecar_write.written_index(
-                plan.format, task.samples.content, plan.metadata(number), result.field_crcs
-            )
+            content, metadata = task.samples.content, plan.metadata(number)
+            index = sidecar_write.written_index(plan.format, content, metadata, result.field_crcs)
             fact = before.facts._replace(size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar_write.encode_sidecar(index, fact)
             publication.add(result.staged, data, task.name)

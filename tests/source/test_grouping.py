@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.entries.strings import PackedStrings
-from shardtool.select.field_rows import group_by_key
+from shardtool.select.field_rows import sort_groups
+from shardtool.table.collect import group_rows
 from tests.helpers import members, shards, write_tree
 
 if TYPE_CHECKING:
@@ -28,10 +29,12 @@ _FILES = {"a/1.jpg": b"1", "a/1.txt": b"{}", "a/2.jpg": b"22", "b/3.jpg": b"3", 
 @settings(max_examples=15)
 def test_equal_keys_form_groups(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
     """Parts with the same key form a group; samples are in the order of keys, or of first parts."""
-    groups = group_by_key(PackedStrings.of(keys), by_key=by_key)
-    wanted = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
-    assert groups.first.tolist() == [keys.index(key) for key in wanted]
-    assert groups.of_part.tolist() == [wanted.index(key) for key in keys]
+    strings = PackedStrings.of(keys)
+    groups = group_rows(strings.array())
+    expected = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
+    groups = sort_groups(groups, strings) if by_key else groups
+    assert groups.first.tolist() == [keys.index(key) for key in expected]
+    assert groups.of_row.tolist() == [expected.index(key) for key in keys]
 
 
 def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder: Path) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from shardtool.entries.sample_table import FieldValues, SampleTable
 from shardtool.errors import InvalidRequest, SampleFailed, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import MAX_FIELDS
-from shardtool.select.field_rows import SampleGroups, group_by_key, merge_groups
+from shardtool.select.field_rows import merge_groups
 from shardtool.select.splits import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
@@ -62,7 +62,7 @@ from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.table import columns as tables
 from shardtool.table import keys, payloads, render
 from shardtool.table.base import reading_table
-from shardtool.table.collect import collect_rows, collected_note, group_rows
+from shardtool.table.collect import RowGroups, collect_rows, collected_note, group_rows
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import check_column, open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
@@ -210,7 +210,7 @@ class ManifestSource(Source):
         if any(map(options.is_given, ("keys_from", "sample", "head"))):  # before files are examined
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
-            groups = None if groups is None else group_by_key(names, by_key=False)
+            groups = None if groups is None else group_rows(names.array())
             paths, urls = ([column.take(rows_to_take) for column in columns] for columns in (paths, urls))
             sizes = sizes if isinstance(sizes, int) else sizes[sampled]
             endings = None if endings is None else endings.take(sampled)
@@ -360,7 +360,7 @@ class ManifestSource(Source):
         where = f"{printable(common)}, their common folder (change with {option_text('root')})"
         self.notes.append(f"paths are relative to {where}")
 
-    def _find_keys(self, rows: TableRows, endings: PathEndings | None) -> tuple[PackedStrings, SampleGroups | None]:
+    def _find_keys(self, rows: TableRows, endings: PathEndings | None) -> tuple[PackedStrings, RowGroups | None]:
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
@@ -382,16 +382,16 @@ class ManifestSource(Source):
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
             checks.check_unique(rows, source, names)
         elif keys.may_repeat(names):
-            groups = group_by_key(names, by_key=False)
-            checks.check_endings_differ(rows, source, names, groups.of_part * MAX_FIELDS + endings.codes)
+            groups = group_rows(names.array())
+            checks.check_endings_differ(rows, source, names, groups.of_row * MAX_FIELDS + endings.codes)
             columns = [*roles.meta, *roles.columns_of("values")]
             expected = "one value for all files of a sample"
             remedy = f"Exclude it from {option_text('meta')}, or from {option_text('field')}."
-            rows.refuse_differing(columns, groups.first[groups.of_part], expected=expected, remedy=remedy)
+            rows.refuse_differing(columns, groups.first[groups.of_row], expected=expected, remedy=remedy)
             return names, groups if len(groups.first) < len(names) else None
         return names, None
 
-    def _keep_chosen_rows(self, names: PackedStrings, groups: SampleGroups | None) -> NDArray[np.int64]:
+    def _keep_chosen_rows(self, names: PackedStrings, groups: RowGroups | None) -> NDArray[np.int64]:
         options = self._options
         keys = names if groups is None else names.take(groups.first)
         samples = np.arange(len(keys))
@@ -403,7 +403,7 @@ class ManifestSource(Source):
             sampled, notes = sample_with_notes(keys, options.sample)
             samples, self.notes = samples[sampled], [*self.notes, *notes]
         samples = samples[: options.head]
-        rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
+        rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_row, samples))
         self.keep_rows(rows)
         return rows
 
@@ -532,7 +532,7 @@ class ManifestSource(Source):
         return texts, FieldValues(inline=texts, types=types, classes=self._classes)
 
     def _drop_failed(
-        self, entries: SampleTable, groups: SampleGroups | None, problems: list[Problem], problem: NDArray[np.int64]
+        self, entries: SampleTable, groups: RowGroups | None, problems: list[Problem], problem: NDArray[np.int64]
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
         bad = np.flatnonzero(problem.any(axis=1))
         if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
@@ -543,7 +543,7 @@ class ManifestSource(Source):
             if not is_address(self._root) and (folder := self._find_root(first)):
                 remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
-        owner = np.arange(self._count) if groups is None else groups.of_part
+        owner = np.arange(self._count) if groups is None else groups.of_row
         numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
         rows = self._rows()
         for row, column in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):

@@ -157,9 +157,8 @@ def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
     largest = target.below.largest
     if largest is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > largest]):
         found, expected = format_size(too_large[0].size), f"at most {format_size(largest)}, the limit of the store"
-        raise errors.InvalidRequest(
-            too_large[0].path, found, expected=expected, remedy="`reshard` writes smaller shards."
-        )
+        remedy = "`reshard` writes smaller shards."
+        raise errors.InvalidRequest(too_large[0].path, found, expected=expected, remedy=remedy)
     check_space(target.folder, sum(shard.size for shard in pending), "copied")
 
 
@@ -175,10 +174,8 @@ class _Transfer:
         self._publication.old_list = target.source.old_list
 
     def run(self) -> None:
-        observer, target = self._notes.observer, self.target
-        observer.start(
-            sum(shard.samples for shard in self.pending), sum(shard.size for shard in self.pending), len(self.pending)
-        )
+        observer, target, pending = self._notes.observer, self.target, self.pending
+        observer.start(sum(shard.samples for shard in pending), sum(shard.size for shard in pending), len(pending))
         if not self._grows and not target.folder.has_staging:
             self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
             self._publication.withdraw()

@@ -125,9 +125,8 @@ def dataset_and_source(
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
     source = format_list(files[0].made.source.split(", ")) if files else ""
     made = f"{datasets[0].where} was created by {run.verb} {source}; " if files else ""
-    source_errors = partial(
-        verify_options_in_errors, given, options.join, f"{made}B is that source or another dataset."
-    )
+    advice = f"{made}B is that source or another dataset."
+    source_errors = partial(verify_options_in_errors, given, options.join, advice)
     with source_errors():
         recorded_source = RecordedSource(run, datasets, given, outputs)
     stored = _side_of_datasets(datasets, pool, notes, as_stored=True)
@@ -149,9 +148,8 @@ def dataset_and_source(
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
     if kept is not stored:  # exclude appended samples that the source contains now
-        in_stored, in_kept = (
-            find_positions(theirs.entries.keys, dataset.entries.keys) >= 0 for dataset in (stored, kept)
-        )
+        keys = theirs.entries.keys
+        in_stored, in_kept = (find_positions(keys, dataset.entries.keys) >= 0 for dataset in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
     return (kept, theirs), excluded
 
@@ -244,22 +242,19 @@ class SideComparison:
 
     def _payloads_differ(self, rows_a: Rows, rows_b: Rows) -> NDArray[np.bool_]:
         a, b, as_numbers = self._a, self._b, self._excluded.as_numbers
-        sizes, sums = zip(
-            *(inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in ((a, rows_a), (b, rows_b))),
-            strict=True,
-        )
+        sides = (a, rows_a), (b, rows_b)
+        inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
+        sizes, sums = zip(*inline, strict=True)
         fetched = b.entries.rows.kind[rows_b] == URL  # the content of the URL may have changed since packing
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")
             self._notes.add(f"not compared: {count} from URLs, which are not fetched again")
         same_size = np.flatnonzero(~differ & ~fetched)
-        for side, rows, checksums in ((a, rows_a, sums[0]), (b, rows_b, sums[1])):
-            unknown = same_size[checksums[same_size] < 0]
+        for (side, rows), checksums in zip(sides, sums, strict=True):
+            unknown, observer = same_size[checksums[same_size] < 0], self._notes.observer
             self._report_reads(side, rows[unknown])
-            checksums[unknown] = source_checksums(
-                side.source, side.entries, rows[unknown], self._pool, self._notes.observer
-            )
+            checksums[unknown] = source_checksums(side.source, side.entries, rows[unknown], self._pool, observer)
         differ[same_size] = sums[0][same_size] != sums[1][same_size]
         return differ
 

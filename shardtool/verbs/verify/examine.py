@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import field
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -142,11 +143,8 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
                 check, offset, length = checks[scan.codes[row]], scan.offsets[row], scan.lengths[row]
                 if check is None:
                     continue
-                problem = (
-                    None
-                    if check.skip_large and length > check.limit
-                    else _payload_problem(check, shard, offset, length)
-                )
+                is_skipped = check.skip_large and length > check.limit
+                problem = None if is_skipped else _payload_problem(check, shard, offset, length)
                 if problem is None:
                     examination.undecoded += 1
                 elif problem and len(examination.findings) >= MAX_LISTED_PER_FILE:
@@ -228,7 +226,6 @@ _PAYLOAD_CHECKS = {
 def _payload_check(name: str, classes: int | None) -> _PayloadCheck | None:
     ending = name.rpartition(".")[2].lower()
     if ending not in _PAYLOAD_CHECKS and (classes is not None or ending in _INT_FIELDS):
-        return _PayloadCheck(
-            "number-bad", lambda data: _number_problem(data, classes), _MAX_NUMBER_BYTES, skip_large=False
-        )
+        decode = partial(_number_problem, classes=classes)
+        return _PayloadCheck("number-bad", decode, _MAX_NUMBER_BYTES, skip_large=False)
     return _PAYLOAD_CHECKS.get(ending)

@@ -120,6 +120,5 @@ def _check_readme(subject: VerifiedDataset, file: DatasetFile, names: set[str]) 
     if listed & shards and (missing := sorted(shards - listed)):
         yield Finding(EXPORT_STALE, huggingface.README_FILE, f"{missing[0]} is not listed", "all shards of the dataset")
     if listed & shards and (unknown := sorted(listed - existing - shards)):
-        yield Finding(
-            EXPORT_STALE, huggingface.README_FILE, f"{unknown[0]} is listed, but is not a shard", "shard names"
-        )
+        problem = f"{unknown[0]} is listed, but is not a shard"
+        yield Finding(EXPORT_STALE, huggingface.README_FILE, problem, "shard names")

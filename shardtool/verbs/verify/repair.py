@@ -164,13 +164,13 @@ class Repair:
         return base_name(self.subject.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
 
     def _rebuild_sidecars(self, file: DatasetFile) -> None:
-        damaged = [case for case in self.subject.cases if self.by_file.get(case.sidecar, set()) & SIDECAR_CODES]
-        verified = [
-            case for case in damaged if case.sound and case.scan and case.entry and case.scan.crc == case.entry.crc
-        ]
-        for case in damaged:
-            if case not in verified:
-                self._add_unresolved(f"{case.sidecar}: its shard is not verified")
+        verified: list[ShardCheck] = []
+        for case in self.subject.cases:
+            if self.by_file.get(case.sidecar, set()) & SIDECAR_CODES:
+                if case.sound and case.scan and case.entry and case.scan.crc == case.entry.crc:
+                    verified.append(case)
+                else:
+                    self._add_unresolved(f"{case.sidecar}: its shard is not verified")
         if not verified:
             return
         path = self.subject.dataset.dataset_file or ""
@@ -219,9 +219,8 @@ class Repair:
             return
         try:
             overwrite, dots = "dataset-file-damaged" in self.codes, self.subject.dataset.shards[0].dots
-            result = index_shards(
-                dataset, self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite), Observer()
-            )
+            options = self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite)
+            result = index_shards(dataset, options, Observer())
         except ShardError as error:
             self._add_unresolved(f"the dataset file: {error}")
             return

@@ -73,9 +73,8 @@ class SourceComparison:
         with self._source_errors():
             listed, _ = self.recorded_source.list_samples(pool, self.observer)
         self.recorded = recorded = self.recorded_source.run
-        if recorded.selecting_options and any(
-            skipped.code == "duplicate" and not has_same_content(skipped) for skipped in listed.skipped
-        ):
+        ambiguous = any(row.code == "duplicate" and not has_same_content(row) for row in listed.skipped)
+        if recorded.selecting_options and ambiguous:
             unchecked.append(f"the source: several samples have the same key, and {recorded.selection_problem}")
             self._add_uncompared(all_scans)
             return
@@ -153,9 +152,8 @@ class SourceComparison:
         skipped, unread = self.recorded_source.skipped_keys()
         if unread:
             self.findings.unchecked.append(f"skipped samples: the list of {format_list(unread)} cannot be read")
-        missing = [
-            index for index in np.flatnonzero(~is_present).tolist() if not is_skipped_key(entries.keys[index], skipped)
-        ]
+        absent = np.flatnonzero(~is_present).tolist()
+        missing = [index for index in absent if not is_skipped_key(entries.keys[index], skipped)]
         parts = ("source-missing", self.subject.name, "not in the dataset", "a sample, as in the source")
         findings = (Finding(*parts, key=index_text(entries.keys[index])) for index in missing)
         self._add("source-missing", len(missing), findings)
@@ -174,9 +172,8 @@ class SourceComparison:
         added = {*names}.difference(fields) if self.recorded.has_added_fields else set[bytes]()
         self.findings.uncompared += sorted(map(index_text, added))
         ignored = {*map(to_bytes, self.recorded.made_fields), *added}
-        name_ids = {
-            name: -1 if name in ignored else index for index, name in enumerate(dict.fromkeys([*fields, *names]))
-        }
+        all_names = dict.fromkeys([*fields, *names])
+        name_ids = {name: -1 if name in ignored else index for index, name in enumerate(all_names)}
         theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, name_ids)
         ends = part_offsets([len(shard.names) for shard in shards])
         codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")

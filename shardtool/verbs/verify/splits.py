@@ -131,12 +131,10 @@ def _content_digests(split: VerifiedDataset, indexes: NDArray[np.int64], pool: P
     ends, labels = np.array([0, *split.ends()]), split.labels()
     positions = np.searchsorted(ends, indexes, "right") - 1
     chosen = [np.flatnonzero(positions == position) for position in np.unique(positions)]
-    tasks = [
-        DigestTask(
-            split.cases[split.read[positions[at[0]]][0]].shard, labels, (indexes[at] - ends[positions[at]]).tolist()
-        )
-        for at in chosen
-    ]
+    tasks = []
+    for at in chosen:
+        number, _ = split.read[positions[at[0]]]
+        tasks.append(DigestTask(split.cases[number].shard, labels, (indexes[at] - ends[positions[at]]).tolist()))
     digests = [b""] * len(indexes)
     for number, values in pool.map(digest_samples, tasks):
         for index, digest in zip(chosen[number].tolist(), values, strict=True):

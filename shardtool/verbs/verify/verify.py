@@ -70,11 +70,10 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
     datasets = expand_datasets(dataset)
     with nullcontext() if options.repair else _open_pool(options, observer, dataset) as pool:
         check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
-        report = (
-            verify_several(datasets, options, check, pool or Pool())
-            if len(datasets) > 1
-            else build_report(check(datasets[0]), options)
-        )
+        if len(datasets) > 1:
+            report = verify_several(datasets, options, check, pool or Pool())
+        else:
+            report = build_report(check(datasets[0]), options)
     return replace(report, seconds=time.time() - started)
 
 
