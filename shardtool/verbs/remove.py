@@ -140,7 +140,8 @@ def _open_removal(folder: OutputFolder, base: str) -> _Removal:
         listing = format_list(sorted(unlisted), _MAX_LISTED_KEYS)
         found = f"{pluralize(len(unlisted), 'file')} that the dataset does not list: {listing}"
         raise OutputExists(path, found, expected="none", remedy=remedy)
-    stale_indexes, similar_names = StaleIndexes(folder, pattern, existing, appends=False), ()
+    stale_indexes = StaleIndexes(folder, pattern, existing, appends=False)
+    similar_names: tuple[str, ...] = ()
     if pattern.names is None and pattern.prefix:
         numbered = re.compile(rf"{re.escape(pattern.prefix)}\d+{re.escape(pattern.suffix)}", re.DOTALL)
         similar_names = tuple(sorted(filter(numbered.fullmatch, {*existing} - own_names)))

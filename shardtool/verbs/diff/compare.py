@@ -148,8 +148,8 @@ def dataset_and_source(
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
     if kept is not stored:  # exclude appended samples that the source contains now
-        keys = theirs.entries.keys
-        in_stored, in_kept = (find_positions(keys, dataset.entries.keys) >= 0 for dataset in (stored, kept))
+        source_keys = theirs.entries.keys
+        in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
     return (kept, theirs), excluded
 
