@@ -49,7 +49,7 @@ _SIGNAL_GRACE_S = 0.2  # a signal that kills all processes of a group reaches th
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that the process may use, according to CPU affinity and the container's quota."""
+    """Return the number of CPU cores that CPU affinity and the container's quota allow."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
@@ -93,9 +93,9 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core, and further workers when there are enough tasks. The start method `auto`
-    forks if this process has no other thread. A `lazy` pool with the start method `auto` runs all tasks in this process
-    until `start` is called with more than one task.
+    The pool first starts one worker per core, and more if there are enough tasks. The start method `auto` forks if no
+    other thread runs. A `lazy` pool with `auto` runs all tasks in this process until `start` is called with more than
+    one task.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class LocalPool(Pool):
             self._start_workers()
 
     def start(self, tasks: int) -> None:
-        """Start the workers if there is more than one task and no worker runs yet."""
         if tasks > 1 and not self._workers:
             self._start_workers()
 
@@ -139,7 +138,6 @@ class LocalPool(Pool):
         return self._workers[-1]
 
     def close(self) -> None:
-        """Kill the workers and wait for them. The caller discards their staged files."""
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -151,7 +149,6 @@ class LocalPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Run a function on tasks in the workers, as `Pool.map` describes."""
         if self._workers:
             yield from self._map(function, tasks, progress)
         else:

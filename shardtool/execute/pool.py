@@ -36,12 +36,9 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Check that the machines of all workers have the same input files, output folder and user's function.
+        """Raise `InvalidRequest` if a worker's machine lacks the input files, the output folder or the user's function.
 
-        `function` is the name of the user's function, as in `--map`.
-
-        Raises:
-            InvalidRequest: A machine differs from this one. Workers on this machine never do.
+        `function` is the name of the function, as in `--map`.
         """
 
     def start(self, tasks: int) -> None:
@@ -52,12 +49,11 @@ class Pool:
     ) -> Iterator[tuple[int, Result]]:
         """Run a function on tasks, and yield the number and result of each task as it finishes.
 
-        A task is not taken from `tasks` until a worker is free. `progress` is called with the number of a task and the
-        counts that the function reports.
+        A task is not taken from `tasks` until a worker is free. `progress` is called with the task number and counts.
 
         Raises:
-            ShardError: `function` raised this error.
-            Bug: `function` raised an exception of another kind.
+            ShardError: Raised by `function`.
+            Bug: `function` raised another exception.
         """
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
@@ -76,7 +72,7 @@ class Pool:
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return the first, middle and last path if there are more than six, else all paths."""
+    """Return the first, middle and last path if there are many paths, else all paths."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 
@@ -88,7 +84,7 @@ def describe_task(function: Callable[..., object], task: object) -> str:
 
 
 def as_reportable(location: str, error: Exception) -> Exception:
-    """Convert an exception that a task raised to the exception that the parent process raises."""
+    """Convert an exception from a task to the exception that the parent process raises."""
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):

@@ -58,7 +58,7 @@ _CONNECT_ADVICE = (
 
 
 class Node(NamedTuple):
-    """A node, which runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is for messages."""
+    """A node that runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is for messages."""
 
     key: str
     name: str
@@ -93,7 +93,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise an error if no server answers at the cluster's address, because Ray would wait for a minute."""
+    """Raise an error if nothing answers at the cluster's address, because Ray would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return
@@ -110,7 +110,7 @@ def check_reachable(address: str | None) -> None:
 
 
 def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
-    """Return the error for a failed connection to a cluster. `error` is the exception that Ray raised."""
+    """Return the error for a failed connection to a cluster."""
     option = option_text("executor", "ray") if address is None else option_text("address", address)
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
@@ -121,7 +121,7 @@ def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
 
 
 def connect_ray(address: str, **options: Any) -> Exception | None:
-    """Connect to a cluster, or start a cluster if the address is `local`. Return the error if that fails, else None."""
+    """Connect to a cluster, and return the error if that fails. The address `local` starts a new cluster."""
     try:
         with own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def connect_ray(address: str, **options: Any) -> Exception | None:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers of this process after the `with` block, because Ray replaces that of SIGTERM."""
+    """Restore this process's signal handlers after the `with` block, because Ray replaces the handler of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,8 +161,8 @@ class RayPool(Pool):
 
     Args:
         options: `workers` is the maximum number of concurrent tasks, or None for all cores of the cluster. `address` is
-            `auto`, `ray://host:port` or `host:port`. If `address` is None, use the cluster in RAY_ADDRESS, else a
-            running cluster, else start one.
+            `auto`, `ray://host:port` or `host:port`, or None for the cluster in RAY_ADDRESS, a running cluster, or a
+            new one.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
@@ -275,7 +275,6 @@ class RayPool(Pool):
         refuse_nodes(problems, "Install the same versions on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Check that all nodes have the same files and function as this process, as `Pool.check` describes."""
         if output is not None and is_url(output):
             return
         environment = ray_task.TaskEnvironment.here(function)
@@ -319,7 +318,6 @@ class RayPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Run a function on tasks in the cluster, as `Pool.map` describes."""
         queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
         reports = None if progress is None else _TaskReports(self._count_actor(), progress)
 
@@ -375,7 +373,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Passes the progress of running tasks to `progress`, as long as the actor that collects the counts works."""
+    """Reports the progress of running tasks, unless the actor that collects the counts is lost."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress

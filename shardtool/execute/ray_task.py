@@ -37,12 +37,10 @@ class TaskEnvironment(NamedTuple):
     """The state of the parent process that each task restores.
 
     Attributes:
-        folder: Current folder of the parent.
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
-        command_line: Whether messages show command-line options instead of Python names.
         variables: Environment variables that options for remote stores have set.
-        storage: Options that were passed as `storage_options`, by the key in the marker of an address.
-        sources: Source code of the modules that the `--map` function needs, by module name.
+        storage: Options passed as `storage_options`, by the key in an address.
+        sources: Source code of the modules of the `--map` function, by module name.
     """
 
     folder: str
@@ -55,7 +53,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process. If the user passes a function, include its source code."""
+        """Return the state of this process. Include the source code of the user's function, if there is one."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)
@@ -106,7 +104,7 @@ def _function_sources(function: str) -> dict[str, str]:
 
 
 class _SentModules:
-    """Imports modules whose source code was sent with a task. If the node has a module, its own module is used."""
+    """Imports modules whose source code was sent with a task. The node's own modules take precedence."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.sources = sources
@@ -136,7 +134,7 @@ class _SentModules:
 
 
 class TaskResult(NamedTuple):
-    """The result or the error of a task. The task does not raise the error, because Ray would change its type."""
+    """The result or the error of a task. The error is not raised, because Ray would change its type."""
 
     result: object = None
     error: Exception | None = None
@@ -145,7 +143,7 @@ class TaskResult(NamedTuple):
 def run_task(
     environment: TaskEnvironment, function: Callable[..., object], number: int, task: object, counts: Any
 ) -> TaskResult:
-    """Run one task in a Ray worker process. Send its progress to `counts`, a `TaskCounts` actor or None."""
+    """Run one task in a Ray worker process. Send the progress to `counts`, a `TaskCounts` actor or None."""
     from shardtool.storage import staging
 
     environment.enter()
@@ -170,17 +168,17 @@ class TaskCounts:
         self._done: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, samples: int, size: int) -> None:
-        """Replace the progress of a task by the progress of its latest attempt. `size` is in bytes."""
+        """Store the progress of the latest attempt at a task."""
         self._done[number] = samples, size
 
     def take(self) -> dict[int, tuple[int, int]]:
-        """Return the progress that was stored since the last call, by task number."""
+        """Return the progress stored since the last call, by task number."""
         done, self._done = self._done, {}
         return done
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe what is at a path, to compare nodes: a folder, the size and time of a file, or the error."""
+    """Describe a folder, the size and time of a file, or an error, so that nodes can be compared."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -196,8 +194,7 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return how this node differs from the parent, as pairs (found, expected).
 
-    `expected_paths` are paths with their `describe_path` in the parent. `marker` is the path of a file that the parent
-    has created in `output`. The other arguments are as in `Pool.check`.
+    `marker` is a file that the parent created in `output`. `expected_paths` maps paths to the parent's `describe_path`.
     """
     environment.enter()
     problems = [

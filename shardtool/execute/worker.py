@@ -3,8 +3,8 @@
 Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian). A worker exits when
 its parent closes the pipe for tasks.
 
-A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe closes when the parent dies, and
-the kernel then sends SIGIO, which terminates the worker.
+A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe then closes, and the kernel sends
+SIGIO, which terminates the worker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _read_exactly(fd: int, size: int) -> bytearray:
 
 
 def run_worker(tasks: int, results: int, lifeline: int) -> None:
-    """Run tasks from the pipe `tasks` until the parent closes it, and write messages to the pipe `results`."""
+    """Run tasks from the pipe `tasks` until the parent closes it."""
     # Ctrl-C sends SIGINT to all processes, but only the parent handles it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

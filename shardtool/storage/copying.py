@@ -25,7 +25,6 @@ class OriginalFile(NamedTuple):
     """A file to copy.
 
     Attributes:
-        size: Expected size in bytes.
         crc: Expected CRC-32C, or None if unknown.
         name: File name of the copy.
     """
@@ -36,7 +35,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Raise `CorruptShard` if the size or CRC-32C of the bytes read differs from the expected one."""
+        """Raise `CorruptShard` if the size or CRC-32C is not the expected one."""
         if size != self.size or self.crc not in (None, crc):
             found = f"{size:,} bytes with checksum {crc:08x}"
             expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")
@@ -50,13 +49,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify its size and checksum while copying. A local copy is only staged.
+    """Copy a file, and verify its size and checksum. A local copy is only staged.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `report_bytes` is called with the size of each block. `keep_mtime` applies only to local files.
-
-    Raises:
-        CorruptShard: The size or checksum was wrong twice.
+    arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -80,10 +76,9 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy one of its own objects, and verify the copy.
+    """Ask a store to copy its own object, and verify the copy. Return None if `copy_verified` is needed instead.
 
-    Return None if the caller must call `copy_verified` instead, because the store cannot copy this file, or because its
-    copy was wrong. A wrong copy is visible in the store until this function deletes it.
+    A wrong copy is visible until this function deletes it.
 
     Raises:
         NotCopied: The store made no copy.
@@ -105,10 +100,7 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename staged files from `path` to `name`. In a store, copy and then delete them.
-
-    After an interruption in a store, the same call can be repeated.
-    """
+    """Rename staged files from `path` to `name`. In a store, copy and then delete them; the call can be repeated."""
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))
         return

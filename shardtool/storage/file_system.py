@@ -1,4 +1,4 @@
-"""Create, check and delete local files and folders. Only regular files and links to them may be replaced."""
+"""Create, check and delete local files and folders. Only regular files may be replaced."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class EntryInfo(NamedTuple):
-    """The size, modification time and type of an entry in a folder.
+    """The size, time and type of an entry in a folder.
 
     Attributes:
-        special: Type of an entry that a file must not replace, such as `a folder`. Empty for other entries.
+        special: Type of an entry that a file must not replace, such as `a folder`. Otherwise empty.
     """
 
     size: int
@@ -47,7 +47,7 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Raise `OutputExists` if a path must not be replaced: a folder, device, FIFO or socket, or a link to one of them.
+    """Raise `OutputExists` for a folder, device, FIFO or socket, or a link to one of them.
 
     `folder` is the descriptor of the folder that contains a relative `path`.
     """
@@ -56,7 +56,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryInfo]) -> None:
-    """Raise `OutputExists` if one of the existing entries, by name, must not be replaced by an output file."""
+    """Raise `OutputExists` if a file must not replace one of these entries of a folder."""
     for name in sorted(entries):
         _check_kind(full_path(name), entries[name].special)
 
@@ -67,7 +67,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise `InvalidRequest` if a path is an address or `-`, or has no file name. The message shows `example`."""
+    """Raise `InvalidRequest` for an address, a path without file name, or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -76,7 +76,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
     """Raise `OutputExists` if the output file exists and must not be replaced.
 
     With `overwrite`, an empty file may be replaced, and a file that starts with `magic` and contains `marker` near
-    its start or end. `option` is the name of the overwrite option in messages.
+    its start or end. `option` is the name of the overwrite option.
     """
     if is_url(path):
         if not is_file(path):
@@ -100,7 +100,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the type of an entry that a file must not replace, such as `a link to a folder`. Otherwise, return ""."""
+    """Return the type of an entry that a file must not replace, such as `a link to a folder`, or ""."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
@@ -111,20 +111,20 @@ def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str
 
 
 def unlink_file(path: str | bytes, folder: int | None = None) -> None:
-    """Delete a file or a symbolic link, but not the target of the link."""
+    """Delete a file or a symbolic link, but not the link's target."""
     check_replaceable(path, folder)
     os.unlink(path, dir_fd=folder)
 
 
 def create_file(path: str) -> int:
-    """Create a file and return its descriptor. An existing file, left by an interrupted run, is deleted first."""
+    """Create a file and return its descriptor. A file from an interrupted run is replaced."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create a folder and its missing parents. Return the created folders."""
+    """Create a folder and its missing parents, and return the created folders."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
@@ -135,7 +135,7 @@ def make_folders(path: str) -> list[Path]:
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
-    """Return the error for a path that should be a folder. `mode` is the `st_mode` of the path."""
+    """Return the error for a path that should be a folder."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
@@ -157,7 +157,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for a path that cannot be written, with advice for this kind of `OSError`."""
+    """Return the error for a path that cannot be written, with advice."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
@@ -174,7 +174,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 def write_errors(
     where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Convert an `OSError` that is raised in the `with` block to an error that names the path `where`."""
+    """Convert an `OSError` in the `with` block to an error that names `where`."""
     try:
         yield
     except OSError as error:

@@ -54,10 +54,9 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
-    """Return the whole content of a regular file or object.
+    """Return the whole content of a file or object. Raise `OSError` if it is larger than `limit` bytes.
 
-    Raises:
-        OSError: The file is larger than `limit` bytes, or is larger than 32 MiB and does not end with `ending`.
+    A file of more than 32 MiB must also end with `ending`.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -85,7 +84,7 @@ def read_optional(path: str) -> bytes | None:
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first `limit` bytes of a regular file, and the size of the file in bytes."""
+    """Return the first `limit` bytes of a regular file, and its size."""
     with open_file(path, flags) as file:
         return file.read(0, limit), file.stat().st_size
 
@@ -102,7 +101,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: Two ranges with a gap of at most this size are read together, to save a system call.
+        max_gap_bytes: Ranges with a gap of at most this size are read together, to save a system call.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
@@ -114,7 +113,6 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         self.close()
 
     def stat(self) -> os.stat_result:
-        """Return the size, times and type of the file."""
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -125,7 +123,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` with the bytes at `offset`. Return their number, which is less at the end of the file."""
+        """Fill `into` with the bytes at `offset`, and return the number of bytes read."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -133,10 +131,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill up to `MAX_IOVEC` buffers one after another with the `total` bytes at `offset`.
-
-        Return the number of bytes read, which is lower at the end of the file.
-        """
+        """Fill up to `MAX_IOVEC` buffers with the `total` bytes at `offset`, and return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
@@ -155,7 +150,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object that starts at the current position. The caller must close it separately."""
+        """Return a file object at the current position, which the caller must close, too."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -164,14 +159,13 @@ class LocalFile(AbstractContextManager["LocalFile"]):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
-        """Close the descriptor."""
         _close(self._fd)
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
     """An object in a store or on a web server, with the methods of `LocalFile`.
 
-    If `read_into` is called for consecutive bytes, the next bytes are requested in advance.
+    Sequential reads request the next bytes in advance.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
@@ -185,15 +179,12 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         self.close()
 
     def stat(self) -> ObjectInfo:
-        """Return the size and version of the object."""
         return self._object.stat()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`, or fewer at the end of the object."""
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill the buffer `into` with the bytes at `offset`, as `LocalFile.read_into` does."""
         done = 0
         while done < len(into) and offset + done < self._object.size:
             start = offset + done - self._window_start
@@ -206,7 +197,6 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill buffers with the `total` bytes at `offset`, as `LocalFile.read_parts` does."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
@@ -217,14 +207,12 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object that reads the object from its start."""
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing, because random reads from an object are not read ahead."""
+        """Do nothing, because only sequential reads are read ahead."""
 
     def close(self) -> None:
-        """Cancel the request that reads ahead."""
         if self._next_request is not None:
             self._next_request[1].cancel()
 
@@ -258,11 +246,9 @@ class ReadAheadStream(io.RawIOBase):
         self._thread: threading.Thread | None = None
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill the buffer `into`. Return the number of bytes read, which is lower at the end of the object."""
         view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next_piece()):
             chunk = self._piece[: len(view) - done]
@@ -331,10 +317,7 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return a seekable file object that reads the object at an address with range requests.
-
-    Without support for range requests, an object of at most 1 GiB is read into memory.
-    """
+    """Return a seekable file object that reads an object with range requests, if the server supports them."""
     source = remote.objects.open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -342,7 +325,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Open a local file. Return its descriptor and stat result, or raise `OSError` if it is not a regular file."""
+    """Open a regular file, and return its descriptor and stat result."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -358,15 +341,14 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file or object for random access. The caller must check that a local file is regular."""
+    """Open a source file or object. The caller must check that a local file is regular."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Read a source file into the buffer `into`. Return the number of bytes read, and the stat result after reading.
+    """Read a source file into `into`. Return the number of bytes read, and the stat result after reading.
 
-    The caller must compare stat results to detect changes of the file. `folder` is the descriptor of the folder that
-    contains a relative `path`.
+    `folder` is the descriptor of the folder that contains a relative `path`.
     """
     if folder is None and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
@@ -399,7 +381,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield the content of a file or object in blocks. Each block may overwrite the previous block in memory."""
+    """Yield the content of a file or object in blocks. Each block may overwrite the previous one."""
     if is_url(path):
         yield from remote.objects.open_remote(path).pieces()
         return
@@ -408,9 +390,9 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return the size and CRC-32C of an object or a regular file. A symbolic link raises `OSError`.
+    """Return the size and CRC-32C of an object or a regular file. A link raises `OSError`.
 
-    `report_bytes` is called with the size of each block that was read.
+    `report_bytes` is called with the size of each block.
     """
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):

@@ -24,11 +24,7 @@ _INDEX_SPACE_FACTOR = 1.01
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder at a local path, or at an address in an object store.
-
-    Raises:
-        InvalidRequest: The address is invalid, or its server is read-only.
-    """
+    """Return the output folder at a local path or an address. Raise `InvalidRequest` if the address is read-only."""
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
@@ -52,7 +48,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Raise `OutputFailed` if a file that was published in a store is missing or has another size than in `sizes`."""
+    """Raise `OutputFailed` if a store does not list all published files with these sizes."""
     if folder.has_staging:  # no file has been published yet
         return
     listed = folder.find_entries(sizes)
@@ -65,11 +61,10 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 
 
 def check_space(folder: OutputFolder, size: int, action: str, *, old_stays: bool = False) -> None:
-    """Raise `OutputFailed` if the folder has no space for `size` bytes of shards and for their sidecars.
+    """Raise `OutputFailed` if there is no space for `size` bytes of shards and their sidecars.
 
-    Args:
-        action: What the run would do with the shards, as a participle for the message, such as `copied`.
-        old_stays: Whether the old dataset is deleted only after the new dataset is complete.
+    The message contains `action`, such as `copied`. With `old_stays`, the old dataset is kept until the new one is
+    complete.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -61,8 +61,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file. Return None if another process holds a conflicting lock.
 
-    If the file is deleted before it is locked, open the path again, because other processes cannot see a lock on a
-    deleted file. With `create`, create the file if it does not exist.
+    Open the path again if the file was deleted meanwhile, because a lock on a deleted file has no effect.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.

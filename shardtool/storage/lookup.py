@@ -1,7 +1,7 @@
 """Look up sizes and types of files and objects, and list folders. Symbolic links are followed.
 
-Functions raise `OSError` if a file is missing or not accessible, unless they describe another result for this case.
-They raise `ShardError` if the machine, a store or a server fails. Web servers cannot be listed.
+Functions raise `OSError` if a file is missing or not accessible, unless they say otherwise. They raise `ShardError` if
+the machine, a store or a server fails. Web servers cannot be listed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_file(path: str) -> bool:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file. Return False for a link to a file."""
+    """Return whether a local path is a regular file. A link does not count."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -54,7 +54,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object in bytes, or None for anything else."""
+    """Return the size of a regular file or object, or None for anything else."""
     try:
         if is_url(path):
             return remote.objects.open_remote(path).size
@@ -68,7 +68,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the size of each file or object as `plain_size` does, with few requests to a store."""
+    """Return the size of each file or object as `plain_size` does, with few requests."""
     paths = list(paths)
     folders = [*{folder_of(path) for path in paths}]
     if len(paths) > _MAX_SINGLE_LOOKUPS and len(folders) == 1 and is_url(folders[0]) and not is_web(folders[0]):
@@ -86,10 +86,7 @@ def recorded_crc(path: str) -> int | None:
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield `look_up(item)` for each item, in order.
-
-    If the path of any item, as returned by `path_of`, is an address, the calls run in parallel threads.
-    """
+    """Yield `look_up(item)` for each item, in order. If any path is an address, calls run in parallel threads."""
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
@@ -136,7 +133,7 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the subfolders of a folder, unsorted. Links to folders are excluded."""
+    """Return the names of the subfolders of a folder, unsorted, without links to folders."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder) if entry.is_folder]
     return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
@@ -149,7 +146,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
-    """Yield all objects below an address. Their keys are relative to the address.
+    """Yield all objects below an address, with keys relative to the address.
 
     An empty object may represent a folder. Its key is returned without the slash at its end.
     """

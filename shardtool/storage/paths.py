@@ -30,12 +30,12 @@ def join(folder: str, name: str) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Return the location of the folder that contains a file, or "" for a file name without a folder."""
+    """Return the folder of a file, or "" for a file name without a folder."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
 def base_name(path: str) -> str:
-    """Return the file name at the end of a location. The name in a web address is percent-decoded."""
+    """Return the file name at the end of a location, percent-decoded in a web address."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
@@ -45,15 +45,15 @@ def is_same_location(first: str, second: str) -> bool:
 
 
 def real_path(path: str) -> str:
-    """Return a local path with all symbolic links resolved, or an address without the slash at its end."""
+    """Return a local path with all links resolved, or an address without the slash at its end."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source folder. To get the path of a source file for `read_file`, append its relative path.
+    """Return the root of a source folder. The path of a source file is the root followed by a relative path.
 
-    A root ends with a slash. The root of a web address ends with `#` instead, because the address may have a query.
-    With `needed`, raise `InvalidRequest` if a local folder does not exist.
+    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query. With
+    `needed`, raise `InvalidRequest` if a local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -63,7 +63,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a local path does not exist but a path with a similar name does, else ""."""
+    """Return `Did you mean PATH?` if a path does not exist but a similar path does, else ""."""
     from difflib import get_close_matches
 
     if is_url(path) or os.path.exists(path):
@@ -84,10 +84,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a string that identifies a source folder: its address, or the device and inode of a local folder.
-
-    A renamed local folder keeps its identity.
-    """
+    """Return the address of a source, or the device and inode of a local folder. A renamed folder keeps them."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)
@@ -97,7 +94,7 @@ def source_identity(root: bytes) -> str:
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
     """Return the path of an output folder relative to a source, or None if the folder is outside the source.
 
-    The relative path is "" or ends with a slash.
+    The path is "" or ends with a slash.
     """
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
@@ -110,12 +107,12 @@ def path_inside_source(folder: str, root: bytes) -> bytes | None:
 
 
 def is_address(path: bytes) -> bool:
-    """Return whether the path of a source file is an address, not a local path."""
+    """Return whether the path of a source file is an address."""
     return b"://" in path and is_url(to_text(path))
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a remote source file as a string, from its path in bytes."""
+    """Return the address of a remote source file, from its path in bytes."""
     text = to_text(path)
     folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
     return address.join_address(folder, relative_path) if separator else folder

@@ -36,10 +36,10 @@ _NS_PER_SECOND = 10**9
 class RemoteFolder:
     """An output folder in an object store, with the methods of `Folder`.
 
-    The process that publishes files must hold the lock of the dataset.
+    The process that publishes must hold the dataset's lock.
 
     Attributes:
-        has_staging: Whether files are invisible until they are published. The store then writes each shard twice.
+        has_staging: Whether files are invisible until they are published. Each shard is then written twice.
     """
 
     path: str
@@ -48,7 +48,6 @@ class RemoteFolder:
 
     @property
     def temporary(self) -> Folder:
-        """Local folder for temporary files."""
         from tempfile import gettempdir
 
         return Folder(gettempdir())
@@ -57,14 +56,12 @@ class RemoteFolder:
         """Do nothing, because stores need no folders."""
 
     def names(self) -> list[str]:
-        """Return the names of all entries in the folder."""
         return [*self._list_entries()]
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the size and type of the entries in `names` that exist, by name.
+        """Return the entries in `names` that exist, by name.
 
-        Their times have no fraction of a second, so they never equal a recorded time. In a store, the same time does
-        not prove that an object is unchanged.
+        Their times never equal a recorded time, because a time in a store does not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -75,7 +72,7 @@ class RemoteFolder:
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Create a local temporary file, which `StagedObject.finish` uploads as an object."""
+        """Create a local temporary file, which `finish` uploads as an object."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
@@ -89,10 +86,9 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write an object of `size` bytes. Return the result of `fill`, and the written file.
+        """Let `fill` write an object of `size` bytes. Without `has_staging`, the object is visible at once.
 
-        Without `has_staging`, the object is visible at once. If `size` is None, the bytes are first written to a local
-        temporary file. If the upload fails, `fill` is called again.
+        If `size` is None, the bytes are first written to a local file. If the upload fails, `fill` is called again.
         """
         if size is not None:
             with suppress(TruncatedUpload):
@@ -116,60 +112,48 @@ class RemoteFolder:
             check_held(self.path)
 
     def publish_bytes(self, name: str, data: bytes) -> None:
-        """Write a small file and verify the object in the store."""
         check_held(self.path)
         with failures.write_conflicts(self.full_path(name)):
             _put_verified(self.full_path(name), data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Do nothing, because only the store sets the modification time of an object."""
+        """Do nothing, because the store sets the modification time."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete the staged files that would be published under these names."""
         final_names = {*names}
         self.remove([base_name(file.path) for file in self.staged() if file.name in final_names])
 
     def staged_names(self) -> list[str]:
-        """Return the names under which the staged files would be published."""
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files, or an empty list without `has_staging`."""
         return find_staged(self, self.names()) if self.has_staging else []
 
     def remove(self, names: list[str]) -> None:
-        """Delete objects by name. Names that do not exist are ignored."""
         if names:
             check_held(self.path)
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
     def read_staged(self, name: str) -> bytes:
-        """Return the content of a small file before it is published."""
         return files.read_small(self.written_path(name))
 
     def version(self, name: str) -> str:
-        """Return the ETag of an object, or ""."""
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 that the store has recorded, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
-        """Return the address of `name`."""
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
-        """Return None, because a store has no limit."""
         return None
 
     @contextmanager
     def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
-        """Hold the lock of the dataset `base` during the `with` block, as `Folder.lock` does."""
         with hold_lock(self.path, base, shared=shared):
             if not finishes and self.find_entries([plan := replacement_plan_name(base)]):
                 raise unfinished_error(self.full_path(plan))
@@ -185,7 +169,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of an object if the ETag of the object is an MD5, else None."""
+    """Return the MD5 of an object if its ETag is an MD5, else None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
@@ -204,7 +188,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A new object of unknown size. Its bytes are written to an unnamed local file, and then uploaded."""
+    """A new object of unknown size, which is first written to an unnamed local file."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
@@ -218,10 +202,9 @@ class StagedObject(StagedFile):
         self.abandon()
 
     def sync(self) -> None:
-        """Do nothing, because the local file is deleted when this process exits."""
+        pass
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
-        """Upload the local file as an object."""
         check_held(self._folder.path)
         upload(self._folder.written_path(self._name), self.size, self._copy_to)
         self.abandon()

@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A thread lock that is replaced in a forked child, so that the child never inherits a locked lock."""
+    """A thread lock that is replaced in a forked child, which must not inherit a locked lock."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -46,7 +46,7 @@ class ForkLock:
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Replace the lock by a free lock."""
+        """Replace the lock."""
         self._lock = threading.Lock()
 
 
@@ -83,7 +83,7 @@ def _file_identity(fd: int) -> tuple[int, int]:
 class SharedBlocks:
     """Numbered blocks that processes share. Only block numbers below 2**20 are stored.
 
-    All methods are thread-safe. A process that unpickles an instance shares the same blocks.
+    All methods are thread-safe. An unpickled instance shares the same blocks.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class SharedBlocks:
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Open the file again in a forked child, because `flock` does not exclude processes that share an open file."""
+        """Open the file again in a child, because `flock` does not exclude processes that share an open file."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -122,7 +122,7 @@ class SharedBlocks:
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
-        """Return the block with this number, or None if no process has created it."""
+        """Return the block with this number, or None if it does not exist."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         entry = os.pread(self._fd, _ENTRY.size, self._entry_offset(number))
@@ -135,9 +135,9 @@ class SharedBlocks:
             return memoryview(self._mappings[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
-        """Create a block of `size` bytes and return it, or None if there is no space.
+        """Create a block and return it, or None if there is no space.
 
-        `parts` are pairs of an offset within the block and the bytes to write there.
+        `parts` are pairs of an offset in the block and data.
         """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
@@ -155,7 +155,7 @@ class SharedBlocks:
         return self.read(number)
 
     def release_pages(self) -> None:
-        """Allow the operating system to reclaim the memory of all blocks that this process has read."""
+        """Let the operating system reclaim the pages that this process has mapped."""
         with self._lock:
             for mapping in self._mappings if hasattr(mmap, "MADV_DONTNEED") else ():
                 mapping.madvise(mmap.MADV_DONTNEED)
@@ -187,7 +187,7 @@ class SharedBlocks:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold a lock during the `with` block that excludes other threads and processes."""
+        """Exclude other threads and processes during the `with` block."""
         with self._lock:
             is_open = self._is_open()
             if is_open:

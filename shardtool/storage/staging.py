@@ -46,8 +46,7 @@ class DurableFile(NamedTuple):
     """A complete file that is synced to disk but not yet published.
 
     Attributes:
-        name: Name of the file after it is published.
-        path: Location of the staged file, or "" if the object already has its name or is still in memory.
+        path: Location of the staged file. Empty for an object that has its final name or is in memory.
         data: Content of a small file that must still be uploaded, or None.
     """
 
@@ -64,9 +63,9 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A new file with a temporary name. Call `finish` to complete the file, or `abandon` to delete it.
+    """A new file with a temporary name. Call `finish` to complete it, or `abandon` to delete it.
 
-    An exception in the `with` block deletes the file, too.
+    An exception in the `with` block also deletes it.
     """
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
@@ -92,16 +91,16 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the file descriptor, which is open for reading and writing."""
+        """Return the descriptor, which is open for reading and writing."""
         return self._fd
 
     def sync(self) -> None:
-        """Sync the bytes written so far to disk. Another thread may call `write` at the same time."""
+        """Sync the bytes written so far to disk. Another thread may write meanwhile."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Set the modification time if given, sync the file to disk, and close it."""
+        """Set the modification time, sync the file to disk, and close it."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
@@ -125,7 +124,6 @@ class Folder:
 
     Attributes:
         path: The user's path, or "" for the current folder.
-        has_staging: Whether files are invisible until they are published.
     """
 
     path: str
@@ -144,7 +142,7 @@ class Folder:
                 sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names of all entries in the folder, or an empty list if the folder does not exist."""
+        """Return the names of all entries, or an empty list if the folder does not exist."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
@@ -160,12 +158,12 @@ class Folder:
         return entries
 
     def stage(self, name: str) -> StagedFile:
-        """Create a file with a temporary name, to be published as `name`."""
+        """Create a file with a temporary name."""
         check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Write a small file with a temporary name, to be published as `name`."""
+        """Write a small file with a temporary name."""
         with self.stage(name) as file:
             file.write(data)
             return file.finish()
@@ -173,7 +171,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write a file with a temporary name. Return the result of `fill`, and the finished file."""
+        """Let `fill` write a file with a temporary name. Return its result, and the finished file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -186,7 +184,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, and sync the folder to disk, so that the names survive a crash."""
+        """Rename staged files to their final names, and sync the folder to disk."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -204,7 +202,7 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete the staged files that would be published under these names."""
+        """Delete the staged files with these final names."""
         final_names = {*names}
         with suppress(OutputFailed):
             self.discard(*(os.path.basename(file.path) for file in self.staged() if file.name in final_names))
@@ -216,11 +214,11 @@ class Folder:
                 unlink_file(self.full_path(name))
 
     def staged_names(self) -> list[str]:
-        """Return the names under which the staged files would be published."""
+        """Return the final names of the staged files."""
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files in the folder, including incomplete files."""
+        """Return the staged files, including incomplete files."""
         return find_staged(self, self.names())
 
     def remove(self, names: list[str]) -> None:
@@ -237,10 +235,7 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Append data to an existing file. If the process is killed, part of the data may have been appended.
-
-        With `durable`, sync the file to disk.
-        """
+        """Append data to an existing file. A killed process may have appended only part of its data."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -256,11 +251,11 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return a string that changes whenever the file is replaced, such as an ETag. A local folder returns ""."""
+        """Return a string that changes with the content of a file, or ""."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
-        """Return the MD5 that a store has recorded for a file. A local folder returns None."""
+        """Return the MD5 that a store has recorded for a file, or None."""
         return None
 
     def full_path(self, name: str) -> str:
@@ -284,12 +279,11 @@ class Folder:
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder during the `with` block.
+        """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Whether other runs may hold a shared lock, too. The lock file is then kept.
-            finishes: Whether this run completes a replacement of shards that another run has started.
-            what: Description of the output for messages.
+            shared: Allow other shared locks. The lock file is then kept.
+            finishes: Whether this run continues an interrupted replacement of shards.
 
         Raises:
             OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
@@ -313,13 +307,13 @@ class Folder:
 
 
 def unfinished_error(plan_path: str) -> OutputExists:
-    """Return the error for a dataset in which a run was interrupted while it replaced shards."""
+    """Return the error for a dataset whose shards were being replaced when a run was interrupted."""
     remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return the local folder at a path. For a URL, raise `InvalidRequest` with `remedy` as advice."""
+    """Return a local folder. For a URL, raise `InvalidRequest` with `remedy`."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -329,17 +323,17 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that the user named. Raise `InvalidRequest` for "", as from an unset shell variable."""
+    """Return the folder that the user named. Raise `InvalidRequest` for "", as from an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
 
 
 class NamedFiles(Protocol):
-    """A folder that returns the full paths of its files."""
+    """A folder that returns the paths of its files."""
 
     def full_path(self, name: str, /) -> str:
-        """Return the full path of the file `name`."""
+        """Return the path of the file `name`."""
 
 
 def staged_path(folder: NamedFiles, name: str) -> str:
@@ -348,28 +342,28 @@ def staged_path(folder: NamedFiles, name: str) -> str:
 
 
 def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
-    """Return the staged files in a folder, which are recognised among the `names` of its entries."""
+    """Return the staged files among the names of a folder's entries."""
     matches = {name: _STAGED_NAME.fullmatch(name) for name in names}
     return [DurableFile(match[1], folder.full_path(name)) for name, match in matches.items() if match]
 
 
 def set_attempt(token: str) -> None:
-    """Add `token`, eight hexadecimal digits, to the temporary names of this process. With "", add nothing.
+    """Add `token`, eight hexadecimal digits or "", to the temporary names of this process.
 
-    Two attempts at the same task may write at the same time, so each attempt uses its own names.
+    Two attempts at a task may write at the same time, so their names must differ.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 
 
 def spool_advice() -> str:
-    """Return the advice in the message that a temporary file cannot be written."""
+    """Return advice for an error while writing temporary files."""
     gather = option_text("method", "gather")
     return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
 
 
 class SpoolFile:
-    """A temporary file, created by `Folder.spool`, that is open for writing."""
+    """A temporary file from `Folder.spool`, open for writing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)

@@ -1,4 +1,4 @@
-"""Write a single output file, such as an export, to a local path or an address."""
+"""Write a single output file to a local path or an address."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ class TargetFile(RawIOBase):
         self._file, self._failed = file, False
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, data: Buffer, /) -> int:
-        """Append bytes, or raise `OutputFailed`."""
         view = memoryview(data)
         if not self._failed:
             self._failed = True
@@ -41,7 +39,6 @@ class TargetFile(RawIOBase):
         return view.nbytes
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
         return self._file.size
 
     def written(self) -> IO[bytes]:
@@ -51,7 +48,7 @@ class TargetFile(RawIOBase):
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Create the output file at `path`. Yield a file object, and publish the file if the `with` block succeeds."""
+    """Create an output file. Yield a file object, and publish the file if the `with` block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.create()
     with folder.stage(paths.base_name(path)) as file:
@@ -68,7 +65,7 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file that can be memory-mapped. An object is first copied to a temporary file.
 
-    If the object does not start with `magic`, raise `OSError` before reading the rest of the object.
+    If the object does not start with `magic`, raise `OSError` before reading the rest.
     """
     if not is_url(path):
         refuse_near_url(path)
@@ -83,7 +80,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Raise `InvalidRequest` for a path or address that cannot be an output file. The message shows `example`."""
+    """Raise `InvalidRequest` for a path or address that cannot be an output file."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))
     else:

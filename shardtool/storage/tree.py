@@ -36,15 +36,15 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Check all paths at once. If the result is False, check each path with `path_problem`.
+    """Check NUL-separated paths at once. If the result is False, check each path with `path_problem`.
 
-    `paths` are the NUL-separated paths, and `longest` is the length of the longest path.
+    `longest` is the length of the longest path.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
 def path_problem(path: bytes) -> str:
-    """Return the reason why a file with this path cannot be created safely below a folder, or ""."""
+    """Return why a file cannot be created at a path below a folder, or ""."""
     if _UNSAFE_PART.search(path) or b"\0" in path:
         return "not a path below the folder"
     too_long = len(path) > _MAX_PATH_BYTES or max(map(len, path.split(b"/"))) > _MAX_NAME_BYTES
@@ -52,7 +52,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, which is created if it does not exist. The folder's own path may contain links."""
+    """A folder to write files into, created if missing. Its own path may contain links."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -77,9 +77,8 @@ class FolderTree:
         If writing fails, the file is deleted.
 
         Args:
-            data: The bytes of the file, or a function that yields them in blocks.
-            if_exists: `keep` keeps an existing file with the same bytes, and raises an error for other files.
-                `finish` also replaces an incomplete copy of `data` that an interrupted run left.
+            if_exists: `keep` keeps a file with the same bytes and raises an error for others. `finish` also replaces an
+                incomplete copy of `data` from an interrupted run.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
@@ -106,7 +105,7 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Raise `OutputExists` if one of the paths exists and is not a regular file of the expected size."""
+        """Raise `OutputExists` if one of the paths exists and is not a file of the expected size."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
             if (folder := path.rpartition(b"/")[0]) not in checked:
@@ -118,7 +117,7 @@ class FolderTree:
                     raise _tree_error(self.full_path(path), FileExistsError(errno.EEXIST, ""))
 
     def full_path(self, path: bytes) -> str:
-        """Return the full path of a file, from its path below the folder."""
+        """Return the full path of a file below the folder."""
         return os.path.join(self._folder, os.fsdecode(path))
 
     def _check_parents(self, folder: bytes) -> None:

@@ -25,7 +25,7 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits per tag, which exclude maker 
 def read_exif(data: bytes | memoryview) -> str | None:
     """Return the EXIF tags of an image as a JSON object, or None if there is no readable EXIF.
 
-    `latitude` and `longitude` are in degrees. Values that are long, or that are not text or numbers, are skipped.
+    `latitude` and `longitude` are in degrees. Long values, and values that are not text or numbers, are skipped.
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """

@@ -58,7 +58,7 @@ for _name in PILLOW_READERS:
 
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-# Maximum pixels per side, as limited by libjpeg, libwebp and the GIF format.
+# maximum pixels per side, from libjpeg, libwebp and GIF
 _MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}
 _LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
@@ -94,16 +94,14 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders. The borders are transparent if the written mode has alpha, otherwise black. If a palette has
-            neither a transparent colour nor black, the borders get its first colour.
-        only_larger: Never enlarge an image. An image that fits within `resize` is not changed, not even padded. A side
-            that is shorter than its target keeps its length.
-        encode: Output format, or None to keep the format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        quality: Quality of the encoder for jpg and lossy webp, or None for the default.
-        fields: Names of the image fields. If empty, all fields with an image suffix.
+            borders, which are transparent if the written mode has alpha, otherwise black. In a palette with neither,
+            they have colour 0.
+        only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. A side that is shorter
+            than its target keeps its length.
+        encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
+        fields: Image fields. If empty, all fields with an image suffix.
         masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
-        probe: Whether to record the size and mode of the images.
-        max_pixels: Maximum pixels of an image that is read or written. Pillow's own limit also applies.
+        max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
     """
 
     resize: tuple[int, int] | None = None
@@ -124,13 +122,13 @@ class ImageOptions:
                 raise InvalidRequest(option_text("resize"), f"{side:,} pixels", expected=expected)
 
     def applies(self, field: str) -> bool:
-        """Return whether `field` is an image field that these options apply to."""
+        """Return whether `field` is an image to process."""
         if self.fields or field in self.masks:
             return field in self.fields or field in self.masks
         return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
-        """Return the format in which `field` is encoded, or None if the format is kept."""
+        """Return the output format of `field`, or None to keep the format."""
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
@@ -154,13 +152,10 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the changed image, encoded, and its size and mode.
+    """Return the changed image and its size and mode.
 
-    If no change is necessary, the result is `data` itself. If `resize` or `encode` is set, the pixels are still decoded
-    in this case, to detect damage.
-
-    Raises:
-        BadImage: The image cannot be read, or cannot be changed as requested.
+    If nothing has to change, the result is `data` itself. With `resize` or `encode`, the pixels are still decoded, to
+    detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
         warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error
@@ -346,7 +341,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Extend the palette, because Pillow's PNG writer truncates pixels to the bits that a shorter palette needs."""
+    """Extend the palette, because Pillow's PNG writer truncates pixels to the bits that the palette needs."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

@@ -37,7 +37,7 @@ DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to 
 # limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-# An import of a reader registers its format. If the format of an image is not registered, Pillow imports all readers.
+# Importing a reader registers its format. If a format is missing, Pillow imports all readers.
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
@@ -75,7 +75,7 @@ _PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class BadImage(ValueError):
-    """An image cannot be read, or cannot be changed as requested. `code` is the reason code of the skipped sample."""
+    """An image that cannot be read, or cannot be changed as requested. `code` is the reason code."""
 
     def __init__(self, code: SkipCode, message: str) -> None:
         super().__init__(code, message)
@@ -92,13 +92,13 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    Unless `exact` is true, 16-bit grey is rounded to 8 bits. The function is thread-safe, because it does not change
-    Python's warning filters.
+    16-bit grey is rounded to 8 bits, unless `exact`. The function is thread-safe, because it does not change Python's
+    warning filters.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Whether to return stored values. Images whose values Pillow does not preserve are then an error.
-        max_bytes: Memory limit for decoding, turning and conversion to RGB.
+        max_bytes: Memory limit, including turning and conversion to RGB.
         on_loss: Function that is called if the result has fewer bits or pages than the image.
     """
     with image_errors(data):
@@ -137,11 +137,9 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        size: Width and height in display orientation.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
-        upright: Whether the stored pixels are in display orientation.
         deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: The value of white, which is the largest possible value, or 0 if white is not defined.
+        white: The largest possible value, which is white, or 0 if there is none.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
@@ -171,13 +169,12 @@ class OpenedImage:
 
         Args:
             full: Width and height in the file, if the image is decoded at a reduced size.
-            turned: Whether the pixels are turned upright after decoding.
         """
         if self._max_bytes is None:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        # memory for a copy of each pixel, as RGB, turned, or in an array
+        # bytes per pixel of a copy: RGB, turned, or an array
         copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
@@ -203,7 +200,6 @@ class OpenedImage:
 
 
 def _read_orientation(image: Any, stream: BytesIO) -> int:
-    """Return the EXIF orientation, from 1 to 8. If it cannot be read, return 1 as image viewers do."""
     if not may_have_exif(image, stream):
         return 1
     try:
@@ -211,13 +207,13 @@ def _read_orientation(image: Any, stream: BytesIO) -> int:
         value = tags.get(ORIENTATION_TAG)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
+    except Exception:  # noqa: BLE001 - broken EXIF raises nearly anything
         return 1
     return value if isinstance(value, int) and value in TRANSPOSES else 1
 
 
 def may_have_exif(image: Any, stream: BytesIO) -> bool:
-    """Return whether an image may have EXIF. A PNG with EXIF after its pixels is decoded, to read the EXIF."""
+    """Return whether an image may have EXIF. A PNG is decoded if its EXIF follows the pixels."""
     if image.format != "PNG":
         return True
     data = stream.getvalue()
@@ -269,8 +265,7 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size that is not smaller than `goal`. The width and height of its content
-    may then be fractions, because the content covers only a part of the last row and column of pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`. Its content may then end within the last pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -283,7 +278,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
     if missing_part := _missing_part(picture, strips):
         raise BadImage("truncated-image", f"the image ends too early: {missing_part}")
     if picture.kind == "TIFF":
-        image = image.copy()  # the copy has no TIFF tags, which Pillow would write into the output
+        image = image.copy()  # drop the TIFF tags, which Pillow would write again
     return image, extent or image.size
 
 
@@ -325,7 +320,7 @@ def _png_has_rows(data: bytes) -> bool:
 
 
 def _gif_has_end(data: bytes) -> bool:
-    """Return whether a GIF has an end mark. A GIF with a single frame needs none.
+    """Return whether a GIF has an end mark, which may be missing after a single frame.
 
     Source: GIF89a, sections 18 to 27.
     """
@@ -350,7 +345,7 @@ def _gif_has_end(data: bytes) -> bool:
 
 
 def to_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Convert to mode I. Raise `BadImage` if a value is not an integer of 16 bits."""
+    """Convert to mode I. Raise `BadImage` if a value is not a 16-bit integer."""
     if image.mode == "F":
         raise BadImage("image-depth", "floating-point values, which this format cannot store")
     image = image.convert("I")
@@ -361,7 +356,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert a grey image to eight bits per value. Raise `BadImage` if white is not defined or has over 16 bits."""
+    """Convert grey to eight bits. Raise `BadImage` if white is not defined."""
     if not 0 < picture.white <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers
@@ -379,7 +374,7 @@ def _eight_bit_table(white: int) -> Sequence[int]:
 
 
 def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Return the values stored in the file, by undoing Pillow's scaling. Raise `BadImage` if this is not possible."""
+    """Undo Pillow's scaling, and return the values stored in the file."""
     if picture.deep:
         raise BadImage("image-depth", "16 bits per colour, but Pillow reads only 8")
     white = picture.white
@@ -396,7 +391,7 @@ def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
 
 @contextmanager
 def image_errors(data: bytes | memoryview) -> Iterator[None]:
-    """Convert any exception that Pillow raises in the `with` block to `BadImage`."""
+    """Convert Pillow's exceptions to `BadImage`."""
     try:
         yield
     except (BadImage, MemoryError):  # the machine lacks memory, because the number of pixels is limited

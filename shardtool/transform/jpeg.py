@@ -54,8 +54,7 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
-        height_offset: Offset of the height in the file, in bytes.
-        block_rows: Number of pixel rows in a row of blocks.
+        block_rows: Pixel rows per row of blocks.
         is_supported: Whether simplejpeg decodes the JPEG, which must have eight bits and one or three colours.
         is_cropped: Whether `height` was reduced, so that more rows follow.
     """
@@ -92,7 +91,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Reduce the height in the header of a sequential JPEG to `rows`, so that only these pixel rows are decoded."""
+    """Reduce the height in a sequential JPEG's header to `rows`, so that only these rows are decoded."""
     view = memoryview(data)  # its slices are not copied
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
@@ -107,9 +106,7 @@ def decode_jpeg_fast(
 ) -> NDArray[np.uint8] | None:
     """Return the RGB pixels of a JPEG, writable uint8 [height, width, 3], or None if Pillow must decode the image.
 
-    Args:
-        min_size: Width and height. The JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
-        max_bytes: Memory limit for decoding.
+    A JPEG of at least twice `min_size` is decoded at a fraction of its size.
     """
     import numpy as np
 
@@ -124,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions result in the same size, so simplejpeg may not choose Pillow's fraction
+            return None  # several fractions give the same size, and simplejpeg may not choose Pillow's
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)
@@ -138,7 +135,7 @@ def decode_jpeg_fast(
 
 @functools.cache
 def jpeg_decoder() -> Callable[..., Any] | None:
-    """Return the decoder of simplejpeg, or None if simplejpeg is not installed or too old."""
+    """Return simplejpeg's decoder, or None if simplejpeg is not installed or too old."""
     import inspect
 
     try:
@@ -149,7 +146,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP contain no orientation, or the upright one. If the bytes are unclear, use Pillow."""
+    """Return whether EXIF and XMP contain no orientation, or the upright one. If in doubt, use Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:
@@ -157,5 +154,5 @@ def _is_upright(app1_data: bytes, data: bytes) -> bool:
             return bool(image.getexif().get(ORIENTATION_TAG, 1) == 1)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything; decode_image reports it
+    except Exception:  # noqa: BLE001 - Pillow may raise anything; decode_image reports it
         return False

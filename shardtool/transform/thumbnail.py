@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# Reason codes of valid images that cannot be resized. Their thumbnails show the first frame.
+# For these valid images that cannot be resized, the thumbnail shows the first frame.
 FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
 
 
 def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return a WebP thumbnail of at most `edge` x `edge` pixels, and its width and height."""
+    """Return a WebP thumbnail of at most `edge` x `edge` pixels, and its size."""
     resize = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=MAX_PIXELS)
     options = replace(resize, encode="webp", quality=WEBP_QUALITY, fields=(name,))
     try:
@@ -58,7 +58,7 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def encode_image(image: Picture, form: str, **options: object) -> bytes:
-    """Return an image, encoded in a Pillow format such as `PNG`."""
+    """Encode an image in a Pillow format, such as `PNG`."""
     out = BytesIO()
     image.save(out, form, **options)
     return out.getvalue()
@@ -69,7 +69,7 @@ _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 _MAX_MASK_CLASSES = 64  # photographs have more distinct values
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
-_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention, the value of pixels without a class, and its colour here
+_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # value of pixels without a class, by convention, and its colour
 _MIN_COLOUR_DIFFERENCE = 40  # a palette colour whose channels differ by this much is not grey
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
 _MASK_COLOURS = (
@@ -88,10 +88,7 @@ def is_mask_name(field: str) -> bool:
 def mask_thumbnail(
     data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a coloured thumbnail of a mask (a WebP with class 0 transparent), its size, and the colour of each class.
-
-    Return None if the image is not a mask. `has_photo` is as in `make_thumbnail`.
-    """
+    """Return a coloured WebP of a mask (class 0 is transparent), its size and its colours, or None for other images."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)
@@ -137,7 +134,7 @@ def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int,
 
 
 def value_colour(value: int) -> tuple[int, int, int]:
-    """Return the colour for a value or class of a mask. It is always the same, and small values differ clearly."""
+    """Return the colour of a mask value. Equal values have the same colour, and small values differ clearly."""
     if 0 <= value <= len(_MASK_COLOURS):
         return _MASK_COLOURS[value - 1]
     saturation, brightness = (0.9, 0.7, 0.5)[value % 3], (0.95, 0.75, 0.55)[value // 3 % 3]
@@ -161,12 +158,8 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        data: The encoded WebP.
-        size: Width and height of the thumbnail.
         full: Width and height of the image.
-        mode: Pillow mode of the image.
-        kind: Format of the image, such as `JPEG`.
-        colours: The values of a mask with their colours as `#rrggbb`. Empty for other images.
+        colours: The values of a mask with their colours as `#rrggbb`.
     """
 
     data: bytes
@@ -186,12 +179,11 @@ class Thumbnail(NamedTuple):
 def make_thumbnail(
     data: bytes, name: str, edge: int, max_bytes: int | None = None, *, has_photo: bool = False
 ) -> Thumbnail:
-    """Return an upright thumbnail of an image. The thumbnail of a mask is coloured.
+    """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        edge: Maximum width and height. It is reduced until the thumbnail has at most `max_bytes`.
-        max_bytes: Maximum bytes, or None for no limit. A thumbnail of 40 x 40 pixels may exceed it.
-        has_photo: Whether the sample also has a photograph. An image with few values is then shown as a mask.
+        max_bytes: Maximum bytes, except for a thumbnail of the smallest size, or None for no limit.
+        has_photo: Whether the sample also has a photograph. An image of few values is then a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")

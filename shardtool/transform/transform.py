@@ -1,6 +1,6 @@
-"""Describe how to transform samples, as values that can be pickled and sent to workers.
+"""Describe how to transform samples, as values that can be sent to workers.
 
-A transform may include a condition on values that are known only after reading a sample, such as the image size.
+A transform may include a condition on values that are known only after reading, such as the image size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The part of a query that can be evaluated only after reading a sample, because it uses measured values."""
+    """The part of a query that can be evaluated only after reading a sample."""
 
     query: str
     columns: tuple[str, ...]
@@ -43,9 +43,8 @@ class Transform(NamedTuple):
     """How to transform each sample.
 
     Attributes:
-        function: `package.module:function`, the user's function that is called with each sample, or "".
-        measured_columns: Name and type of each column with values that are measured while reading samples.
-        where: The condition that a sample must match, or None.
+        function: `package.module:function`, which is called with each sample, or "".
+        measured_columns: Names and types of values that are measured while reading samples.
     """
 
     images: ImageOptions | None = None
@@ -55,7 +54,7 @@ class Transform(NamedTuple):
     where: ReadCondition | None = None
 
     def check_fields(self, existing_fields: tuple[str, ...]) -> None:
-        """Raise `InvalidRequest` if an image field or mask that the user requested does not exist."""
+        """Raise `InvalidRequest` if a requested image field does not exist."""
         images = self.images
         for option_name, names in (("image", images.fields), ("mask", images.masks)) if images is not None else ():
             for name in names:
@@ -64,7 +63,7 @@ class Transform(NamedTuple):
                     raise InvalidRequest(option_text(option_name), found, expected=expected)
 
     def identity(self) -> str:
-        """Return a string that changes with the options, the codec versions or the source code of the function."""
+        """Return a string that changes with the options, codec versions or the function's source."""
         parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
             import PIL
@@ -84,7 +83,7 @@ class Transform(NamedTuple):
 
 
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
-    """Import and return the user's function `package.module:function`. The current folder is searched, too."""
+    """Import the user's function `package.module:function`. The current folder is searched, too."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise InvalidRequest(option_text("map"), repr(name), expected="package.module:function")

@@ -26,12 +26,10 @@ _INVALID_KEY_PARTS = {"", ".", ".."}  # parts of a key between slashes
 
 
 class BadSample(Exception):
-    """A sample cannot be transformed.
+    """A sample that a transform cannot process.
 
     Attributes:
-        code: Reason code of the skipped sample.
-        detail: Traceback of the user's function, or "".
-        field: Name of the field that caused the error, or "".
+        field: The faulty field, or "".
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
@@ -51,7 +49,7 @@ def _map_error(problem: str, detail: str = "") -> BadSample:
 
 
 class Transformer:
-    """Applies the image options and the user's function of a transform to samples."""
+    """Applies a transform in a worker."""
 
     def __init__(self, transform: Transform) -> None:
         self._images, self._measured_columns = transform.images, [name for name, _ in transform.measured_columns]
@@ -60,10 +58,7 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change the images of a sample. Return all fields and the values of `Transform.measured_columns`.
-
-        Checksums are computed of the field `checksum_field`.
-        """
+        """Change the images of a sample. Return its fields and the values of `Transform.measured_columns`."""
         values: dict[str, object] = dict.fromkeys(self._measured_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
             values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()
@@ -82,11 +77,7 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Call the user's function with a sample. Return the samples that it returns: none, one or several.
-
-        Raises:
-            BadSample: The function raised an exception, or returned an invalid sample.
-        """
+        """Call the user's function with a sample, and return its results as samples, or raise `BadSample`."""
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}

@@ -37,9 +37,9 @@ class Address(NamedTuple):
 
     Attributes:
         host: A bucket, a container, or a server with port.
-        key: Key or path without the slash at its start.
+        key: Key or path without slash at the start.
         query: Empty, or a query that starts with `?`.
-        marker: Empty, or a text that refers to settings from `source_address_for` or `address_with_options`.
+        marker: Empty, or a text from `source_address_for` or `address_with_options` that refers to settings.
     """
 
     scheme: str
@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
     def plain_text(self) -> str:
-        """Return the address as a string without its marker, for servers and other libraries."""
+        """Return the address without marker, as servers and libraries expect it."""
         return self._replace(marker="").text()
 
 
@@ -80,7 +80,7 @@ def is_web(text: str) -> bool:
 
 
 def is_huggingface(text: str) -> bool:
-    """Return whether an address is in a dataset repository on Hugging Face."""
+    """Return whether an address is in a Hugging Face dataset."""
     return _HUGGINGFACE.match(text) is not None
 
 
@@ -95,7 +95,7 @@ def is_source_address(address: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Split an address into its parts. Raise `InvalidRequest` if its scheme is unknown or its host is missing."""
+    """Split an address into its parts. Raise `InvalidRequest` if it is not valid."""
     match = _URL.match(text)
     scheme, tail = (match[1].lower(), match[2]) if match else ("", text)
     if scheme not in SCHEMES and scheme not in fsspec_schemes():
@@ -116,7 +116,7 @@ def parse_address(text: str) -> Address:
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that are read through fsspec, or none if fsspec is not installed."""
+    """Return the schemes that are read through fsspec, if it is installed."""
     try:
         from fsspec import available_protocols
     except ImportError:
@@ -138,7 +138,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Return an address for messages, without user, password and query, which may be secret."""
+    """Return an address without user, password and query, which may be secret."""
     return redact_secrets(text)
 
 
@@ -153,14 +153,14 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Split the address of a file into the address of its folder and the decoded name of the file."""
+    """Return the address of a file's folder, and the decoded file name."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name
 
 
 def check_endpoint(url: str, where: str) -> None:
-    """Raise `InvalidRequest` if a URL is not the URL of a server, or contains a user or a query."""
+    """Raise `InvalidRequest` if a URL is not that of a server, or has a user or a query."""
     parts = parse_address(url) if is_web(url) else None
     if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
         found = "not a server URL" if parts is None else "a URL with a user or a query"

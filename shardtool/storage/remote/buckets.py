@@ -25,12 +25,10 @@ _requesting_process: dict[str, int] = {}
 
 
 class BucketEntry(NamedTuple):
-    """An object in a listing, or a folder, which is a prefix of several keys.
+    """An object, or a folder, which is a prefix of several keys.
 
     Attributes:
         size: Size in bytes, or -1 for a folder.
-        version: `version_number` of the object's ETag.
-        changed_ns: Modification time in nanoseconds since 1970.
     """
 
     key: str
@@ -67,9 +65,9 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix. After a failure, restart the listing after the last object that is not empty.
+    """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
 
-    The listing cannot restart after an empty object, because obstore strips the slash at the end of its key.
+    The listing cannot continue after an empty object, because obstore strips the slash from its key.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -110,9 +108,8 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
     """Write a small object and return its version.
 
     Args:
-        expected: The version to replace. With "", the object must not exist. With None, any version is replaced.
-        lasting: Whether to write the object in the user's storage class, which may be billed by the month. Locks use
-            the default class.
+        expected: The version to replace. With "", the object must not exist. With None, replace any version.
+        lasting: Whether to use the storage class, which may be billed by the month. Locks do not use it.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.
@@ -126,9 +123,9 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version in the response headers of an object, to pass to `put_object`, or "" if there is none.
+    """Return the version in response headers, as `put_object` expects it, or "".
 
-    Google's version is the generation, because Google accepts no ETag as the condition of a write.
+    For Google, this is the generation, because Google accepts no ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
@@ -158,7 +155,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Convert an ETag to a 63-bit number, the same for a listing and a response. For an empty ETag, return 0."""
+    """Convert an ETag to a 63-bit number, the same in listings and responses. For an empty ETag, return 0."""
     tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

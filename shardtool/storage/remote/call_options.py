@@ -49,27 +49,23 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return the options of all addresses, by the key in the marker, to send them to another process."""
+    """Return all options, by the key in the marker, to send them to another process."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options that the markers in `addresses` refer to, by the key in the marker."""
+    """Return the options that markers in `addresses` refer to, by the key in the marker."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
-    """Make options available that another process has sent, by the key in the marker."""
+    """Add options from another process, by the key in the marker."""
     _known.update(options)
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the options that a marker refers to, or None for an empty marker or a marker of another kind.
-
-    Raises:
-        InvalidRequest: This process does not have the options.
-    """
+    """Return the options that a marker refers to, or None for any other marker."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _known.get(marker.removeprefix(OPTIONS_MARKER))) is None:
@@ -79,7 +75,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment for a worker process that is spawned, or None to inherit this process's environment."""
+    """Return the environment for a spawned worker, or None for the environment of this process."""
     if not _known:
         return None
     import json
@@ -102,11 +98,7 @@ def address_with_options(address: str, options: StorageOptions) -> str:
 
 
 def with_options(values: Any, options: StorageOptions | None) -> Any:
-    """Add a marker for `options` to an address, or to all addresses in a list, tuple or dict.
-
-    Raises:
-        InvalidRequest: The options are not valid, or apply to none of the addresses.
-    """
+    """Add a marker for `options` to an address, or to all addresses in a list, tuple or dict."""
     if options is None:
         return values
     if not isinstance(options, Mapping):
@@ -133,7 +125,7 @@ def with_options(values: Any, options: StorageOptions | None) -> Any:
 
 
 def without_markers(value: Any) -> Any:
-    """Return a string, list, tuple, dict or dataclass with all markers removed from its addresses."""
+    """Return a string, container or dataclass with all markers removed from its addresses."""
     from dataclasses import fields, is_dataclass, replace
 
     if isinstance(value, str):
@@ -150,7 +142,6 @@ def without_markers(value: Any) -> Any:
 
 
 def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
-    """Return the options for an address. If they are given by the start of addresses, use the longest matching one."""
     by_prefix = {name: chosen for name, chosen in options.items() if isinstance(name, str) and "://" in name}
     if not by_prefix:
         return options
@@ -163,7 +154,6 @@ def _options_for(address: str, options: StorageOptions) -> Mapping[str, Any]:
 
 
 def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options. Return environment variables for a store, headers for a web server, or the options for fsspec."""
     if scheme not in VARIABLES and scheme not in WEB:
         return _check_fsspec_options(scheme, options)
     known = [*VARIABLES[scheme]] if scheme in VARIABLES else [_HEADERS]
@@ -218,7 +208,7 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[str, str]:
-    """Parse lines such as `Name: value` as headers. Errors do not show the values, which may be secret."""
+    """Parse lines such as `Name: value`. Errors do not show values, which may be secret."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())

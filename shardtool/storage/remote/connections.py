@@ -41,7 +41,7 @@ _MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A raw file object that reads from a socket and checks the speed of the server.
+    """A raw file object for a socket that requires a minimum speed.
 
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 
@@ -57,11 +57,9 @@ class PacedSocket(io.RawIOBase):
         self.max_bytes: int | None = None
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Read bytes into the buffer `into`, and return their number."""
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
             self.max_bytes -= count
@@ -70,7 +68,6 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send as much of `data` as possible, and return the number of bytes sent."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
@@ -114,13 +111,13 @@ class PacedSocket(io.RawIOBase):
 
 
 def peer_name(connection: HTTPConnection) -> str:
-    """Return the host and port of a connection, for messages."""
+    """Return the host and port of a connection."""
     return f"{connection.host}:{connection.port}"
 
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme. They are created on the first call, because the imports take 50 ms."""
+    """Return pool classes by scheme, created on first use because the imports take 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -185,7 +182,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
 
 
 def connections_for(url: str) -> urllib3.PoolManager:
-    """Return the connection pools for a URL, which all threads of this process share."""
+    """Return this process's connection pools for a URL."""
     try:
         with _POOL_LOCK:
             settings = tuple(map(os.environ.get, NETWORK_VARIABLES))

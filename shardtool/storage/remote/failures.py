@@ -77,7 +77,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions that obstore raises in the `with` block. `lists` is true for requests that list objects."""
+    """Convert exceptions from obstore. `lists` is true for requests that list objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -134,7 +134,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert errors in the `with` block to `OutputFailed`, if the bucket is missing or another write conflicts."""
+    """Convert the errors of a write if the bucket is missing or another write conflicts."""
     where = display_address(address)
     try:
         yield
@@ -177,10 +177,7 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert exceptions that urllib3 raises in the `with` block.
-
-    `url` is the requested URL, or "" after the response has started.
-    """
+    """Convert exceptions from urllib3. `url` is the requested URL, or "" after the response has started."""
     from http.client import HTTPException
 
     from urllib3.connection import BaseSSLError
@@ -237,7 +234,7 @@ def _response_error(
 
 
 def private_error(address: str) -> AccessRefused:
-    """Return the error for a file that the user has no permission to read."""
+    """Return the error for a file that requires permission."""
     if parse_address(address).scheme != "hf":
         return AccessRefused(display_address(address), "access denied", remedy=_CREDENTIALS_ADVICE)
     found, expected = "private, gated, or does not exist", "a token with read access"
@@ -246,7 +243,7 @@ def private_error(address: str) -> AccessRefused:
 
 
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
-    """Return the error for a server that answers with `status` because it is temporarily busy."""
+    """Return the error for a server that is temporarily busy."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
     return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
 
@@ -259,13 +256,13 @@ def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
 
 
 def error_code(body: bytes) -> str:
-    """Return the error code in a response from a store, such as `ExpiredToken`, or ""."""
+    """Return the error code in a store's response, such as `ExpiredToken`, or ""."""
     match = _ERROR_CODE.search(body)
     return (match[1] or match[2]).decode() if match else ""
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds to wait that the text of a Retry-After header requests, or None if it is invalid."""
+    """Return the seconds to wait that a Retry-After header requests, or None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

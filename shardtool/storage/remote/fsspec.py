@@ -35,7 +35,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder that fsspec can read. With `below`, yield all files below the folder."""
+    """Yield the entries of a folder. With `below`, yield all files below the folder."""
     address = parse_address(address).text()
     path = parse_address(address).plain_text()
     if is_huggingface(address):

@@ -53,8 +53,8 @@ def sign_headers(
 ) -> dict[str, str]:
     """Sign a request to S3. Return its headers, including the signature of all headers.
 
-    To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` has the items `access_key_id`,
-    `secret_access_key` and `token`, as obstore's credentials do.
+    To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` are obstore's credentials:
+    `access_key_id`, `secret_access_key` and `token`.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
@@ -180,13 +180,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect from the Hugging Face Hub to a content server.
-
-    Attributes:
-        target: Signed URL on the content server.
-        hub_etag: ETag that the Hub reports for the file.
-        etag: ETag that the content server reports.
-    """
+    """A redirect from the Hugging Face Hub, with the ETags of the Hub and of the content server."""
 
     target: str
     hub_etag: str
@@ -207,7 +201,7 @@ def request_object(
     Raises:
         TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
-        FileExistsError: A condition in `headers`, such as `If-Match`, does not hold.
+        FileExistsError: A condition in `headers` does not hold.
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
@@ -261,13 +255,12 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """The first response of a server, as `first_response` describes it.
+    """The first response of a server.
 
     Attributes:
-        proxy: URL of the proxy, or "".
-        certificate_expiry: Time at which the certificate of the server expires, or None for plain HTTP.
-        code: Error code in the response of a store, or "".
-        refused: The error that reading the object would raise, or None if the object exists.
+        certificate_expiry: When the certificate expires, or None for plain HTTP.
+        code: Error code from a store, or "".
+        refused: The error that reading the object would raise, or None.
     """
 
     server: str
@@ -282,7 +275,7 @@ def first_response(address: str) -> FirstResponse:
     """Request an object, which need not exist, and describe the response.
 
     Raises:
-        TransientError: The server does not respond or is busy.
+        TransientError: There is no response, or the server is busy.
     """
     url = sign_url(address, "GET")
     server, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")
@@ -302,7 +295,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from its response headers, or None if no header contains an MD5."""
+    """Return the MD5 of an object from response headers, or None if there is none."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -314,7 +307,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object from the headers of a store's response, or None if the MD5 is unknown.
+    """Return the MD5 of a whole object from a store's response headers, or None if it is unknown.
 
     S3's ETag is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """
@@ -325,7 +318,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums in the headers of a response from Google, as a dict from algorithm to base64 value."""
+    """Return the checksums in Google's response headers, as a dict from algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 

@@ -1,4 +1,4 @@
-"""Lock a dataset in an object store. A lock is an object that names its holder, and that the holder renews.
+"""Lock a dataset in an object store. A lock is an object that names its holder, who renews it.
 
 A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
 response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
@@ -52,10 +52,8 @@ class LockHolder(NamedTuple):
     """The process that holds a lock.
 
     Attributes:
-        who: User, host and process id, for messages.
-        since: Time when the process locked the dataset, for messages.
-        machine: Identifies a machine until its next boot, or "" if unknown.
-        born: Start time of the process, as the kernel reports it.
+        machine: Identifies a machine until its next boot, or "".
+        born: Start time of the process, from the kernel.
     """
 
     who: str
@@ -67,13 +65,13 @@ class LockHolder(NamedTuple):
 
     @classmethod
     def for_this_process(cls) -> LockHolder:
-        """Return a holder with a new random token for this process."""
+        """Return a new holder for this process."""
         who = f"{_user_name()}@{socket.gethostname()}, process {os.getpid()}"
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock. Each renewal changes it, because stores derive versions from the content."""
+        """Return the content of the lock. Each renewal changes it, because stores derive versions from it."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -84,7 +82,7 @@ class LockHolder(NamedTuple):
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder in the content of a lock, or an unknown holder if the content is invalid."""
+    """Return the holder that a lock names, or an unknown holder if the content is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -96,7 +94,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object in seconds by the store's clock, or None if the headers do not contain it."""
+    """Return the age of an object in seconds by the store's clock, or None if it is unknown."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -117,7 +115,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A held lock, which a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
+    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -128,7 +126,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error in `lost` if the lock was lost, for example while the process was suspended."""
+        """Raise `lost` if the lock was lost, for example while the process was suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -138,7 +136,7 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Stop renewing the lock, and do not delete it, because the store denies access."""
+        """Stop renewing the lock, because the store denies access."""
         self._ended.set()
 
     def release(self) -> None:
@@ -189,13 +187,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` in a folder during the `with` block.
-
-    Several processes can hold a `shared` lock at the same time.
-
-    Raises:
-        OutputExists: Another process holds a conflicting lock.
-    """
+    """Hold the lock of the dataset `base` in a folder during the `with` block. Runs can share a `shared` lock."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return
@@ -225,7 +217,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Raise `OutputExists` or `AccessRefused` if this process has lost a lock that it held in a folder."""
+    """Raise `OutputExists` or `AccessRefused` if this process has lost its lock in a folder."""
     for lease in _held_leases.get(folder, ()):
         lease.check()
 
@@ -251,8 +243,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores conditions of writes.
 
-    To test this, write `data` under a condition that does not hold: that the object does not exist, or that it still
-    has an old `version`.
+    The test write has a false condition: that no object exists, or that the object still has an old `version`.
     """
     try:
         put_object(address, data, version)

@@ -1,4 +1,4 @@
-"""Find the proxy, trusted certificates and HTTP headers for a server, by the same rules for obstore and urllib3.
+"""Find the proxy, certificates and HTTP headers for a server, by the same rules for obstore and urllib3.
 
 `NO_PROXY` follows the rules of reqwest, which obstore uses.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# Both TLS libraries read SSL_CERT_FILE and SSL_CERT_DIR themselves, so only these variables are read here.
+# Both TLS libraries read SSL_CERT_FILE and SSL_CERT_DIR themselves.
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -37,7 +37,7 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy for requests to a URL, or None to connect directly."""
+    """Return the URL of the proxy for requests to `url`, or None."""
     parts = urlsplit(url)
     # lower-case names take precedence
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}
@@ -65,14 +65,14 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send headers (`Name: value`) with all requests to web servers, in this process and its child processes."""
+    """Send headers (`Name: value`) to web servers, also from child processes."""
     lines = list(lines)
     parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server, from storage options, the environment, the URL's user, or `.netrc`."""
+    """Return the headers for a web server, from options, the environment, the user in the URL, or `.netrc`."""
     headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     parts = parse_address(url)
     headers |= (options_of(parts.marker, url) or {}).get("headers", {})
@@ -92,9 +92,9 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether the headers for `url` may be sent to `other` after a redirect.
+    """Return whether a redirect from `url` to `other` may receive the same headers.
 
-    This requires the same server, or a redirect from http to https on the same host.
+    This requires the same server, or a change from http to https on the same host.
     """
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
@@ -122,7 +122,7 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return the certificates, in PEM format, that the user's environment variables add to the trusted ones."""
+    """Return the trusted certificates that the user added, in PEM format."""
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 
@@ -137,7 +137,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return TLS settings for all connections, because urllib3 would load the certificates for each connection."""
+    """Return TLS settings to share, because urllib3 would load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -1,4 +1,4 @@
-"""Pass events to a listener, such as retries of requests, warnings and the progress of downloads."""
+"""Pass events to a listener, such as retries, warnings and the progress of downloads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ _totals: list[float] = [0, 0.0]  # number of retries, and total seconds waited
 
 
 class RequestRetry(NamedTuple):
-    """An event: one or more requests failed and will be retried.
+    """An event: one or more requests failed and are retried.
 
     Attributes:
         where: Address without secrets.
-        found: The failure, without secrets.
-        wait_s: Seconds that all these requests wait, added up.
-        requests: Number of requests.
+        wait_s: Total seconds that all `requests` wait.
     """
 
     where: str
@@ -37,7 +35,7 @@ class Notice(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A message for the user that a worker makes no progress."""
+    """A message that a worker makes no progress."""
 
     text: str
 
@@ -47,8 +45,7 @@ class FetchProgress(NamedTuple):
 
     Attributes:
         share: Fraction of the files that are packed.
-        remaining_s: Estimated seconds until all files are packed.
-        host: The slowest host, or "" if packing is slower than the downloads.
+        host: The slowest host, or "" if packing is slower.
     """
 
     worker: int
@@ -63,7 +60,7 @@ class FetchProgress(NamedTuple):
 
 
 def emit(event: object) -> None:
-    """Pass an event to the listener, if there is one, and count retries."""
+    """Pass an event to the listener, and count retries."""
     if isinstance(event, RequestRetry):
         _totals[0] += event.requests
         _totals[1] += event.wait_s
@@ -93,5 +90,5 @@ def retry_count() -> int:
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited, or an empty dict if there were no retries."""
+    """Return the number of retries and the seconds waited, or an empty dict without retries."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

@@ -56,7 +56,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    If the caller passes the `size`, no request is sent before the first read.
+    If `size` is given, no request is sent before the first read.
     """
 
     md5: str | None = None
@@ -111,14 +111,14 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return the size, the version, and whether the server supports range requests.
+        """Return the size, the version, and whether ranges are supported.
 
-        The request is a GET of one byte, because HEAD may be forbidden.
+        This requests one byte with GET, because HEAD may be forbidden.
         """
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
-            # the object may be empty: request all of it, because some servers omit the size with status 416
+            # the object is empty, and with status 416 some servers omit the size
             response = request_object(self.address)
         discard_response(response)
         version = response.headers.get("ETag", "")
@@ -183,7 +183,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """The size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the `version_number` of the ETag.
+    `st_mtime_ns` is a number for the version.
     """
 
     st_size: int
@@ -197,7 +197,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return the content, size and version of an object, read with one request.
 
-    `check_size` is called with the size before the content is read. If it returns False, the content is not read.
+    `check_size` receives the size before the content is read. If it returns False, the content is not read.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -262,7 +262,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store has recorded for an object, or None for other stores."""
+    """Return the CRC-32C that Google's store reports, or None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -343,5 +343,5 @@ class FsspecObject(RemoteObject):
 
 
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
-    """Open an object for random access. If `size` is known, no request is sent before the first read."""
+    """Open an object for random access."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)

@@ -38,14 +38,14 @@ def request_threads() -> ThreadPoolExecutor:
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the thread pool for tasks that may wait for tasks of `request_threads`, but not for each other."""
+    """Return the thread pool for tasks that may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return `call(item)` for each item, in order, from parallel threads. After a failure, start no further call.
+    """Return `call(item)` for each item, in order. After a failure, start no further call.
 
-    `call` may wait for tasks of `request_threads`.
+    `call` may wait for requests.
     """
     failed: list[BaseException] = []
 
@@ -66,7 +66,7 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time, in new threads.
+    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time.
 
     The threads exit after the iteration, so that a later fork cannot copy a lock that they hold.
     """

@@ -35,12 +35,11 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts while no request has been answered yet, because the endpoint may be wrong.
+        tries: Maximum attempts before any request was answered, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
-        max_wait_s: Maximum wait before any retry, unless the server requests a longer one.
-        max_total_s: Time in seconds after which no retry starts.
-        first_answer_s: Replaces `max_total_s` while no request has been answered yet.
-        notice_s: Time until a message says that the first request is still waiting.
+        max_wait_s: Maximum wait, unless the server requests more.
+        max_total_s: No retry starts after this time.
+        first_answer_s: Replaces `max_total_s` before any request was answered.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -65,9 +64,7 @@ class TransientError(Exception):
     """A temporary failure, such as a lost connection. A retry may succeed.
 
     Attributes:
-        wait_s: Seconds to wait before the retry, as requested by the server, or None.
-        answered: Whether the server has answered the request.
-        stalled_s: Seconds that the request waited for data.
+        wait_s: Seconds to wait as requested by the server, or None.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use a policy for the requests that this thread sends in the `with` block."""
+    """Use a policy for the requests of this thread in the `with` block."""
     _thread_state.policy = policy
     try:
         yield
@@ -107,7 +104,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests. The main thread may send requests for `within_s` more seconds, to release its locks."""
+    """Cancel all requests. The main thread may use `within_s` more seconds to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -140,7 +137,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in short steps, so that signals can interrupt the wait. Return the future."""
+    """Wait for a future in short steps that signals can interrupt. Return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -149,7 +146,7 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Raise `RequestCancelled` if the requests of this thread are cancelled meanwhile."""
+    """Sleep. Raise `RequestCancelled` if the requests of this thread are cancelled."""
     end = time.monotonic() + seconds
     while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
@@ -157,10 +154,10 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """Counts the failed attempts of one request, and its time without progress.
+    """Counts the attempts of one request, and its time without progress.
 
-    The time without progress is added up over all attempts, because a server may repeatedly send a little data and then
-    stall. The time decreases again while data arrives.
+    The time is added up over all attempts, because a server may repeatedly send a little data and stall. It decreases
+    while data arrives.
     """
 
     def __init__(self, where: str) -> None:
@@ -170,15 +167,12 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """Limit only the time of waits and stalls from now on, because an attempt may have made progress.
-
-        `stalled_s` is the time that the last attempt waited for data.
-        """
+        """From now on, count only waits and stalls, because an attempt may have made progress."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
     def record_progress(self) -> None:
-        """Record that data arrived, and reset the number of failures."""
+        """Record that data arrived."""
         now = time.monotonic()
         if not self._failures:
             self._stalled_s = max(0.0, self._stalled_s - (now - self._progress_s))
@@ -209,13 +203,13 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set how long failed requests are retried, in seconds, in this process and its child processes."""
+    """Set how long requests are retried, in seconds, also in child processes."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return how long failed requests are retried, in seconds."""
+    """Return how long requests are retried, in seconds."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 

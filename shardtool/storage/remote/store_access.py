@@ -66,13 +66,13 @@ _STORE_VARIABLES = (  # part of the cache key of a store, so that changes of the
 
 
 def use_endpoint(url: str) -> None:
-    """Use the server at `url` for all stores, in this process and its child processes."""
+    """Use the server at `url` for all stores, also in child processes."""
     check_endpoint(url, url)
     os.environ[ENDPOINT_VARIABLE] = url
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
-    """Send requests without signature or credentials, in this process and its child processes."""
+    """Send requests without signature or credentials, also in child processes."""
     if enabled:
         os.environ[ANONYMOUS_VARIABLE] = "true"
 
@@ -86,11 +86,11 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
-    """Return the address of a source, with a marker if the source has its own server or credentials in S3.
+    """Return the address of a source, with a marker if the source has its own server or credentials.
 
     A variable with the prefix `SHARDTOOL_SOURCE_` replaces the variable without the prefix. If any prefixed variable
-    is set, the endpoint is taken only from these variables or from `endpoint`. If a prefixed variable sets credentials,
-    all credentials are taken from prefixed variables.
+    exists, the endpoint comes only from these variables or from `endpoint`. If one of them sets credentials, all
+    credentials come from them.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -168,7 +168,7 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 
 
 def credentials_kind(address: str) -> str:
-    """Describe the credentials for an address, and where they were found, for messages."""
+    """Describe the credentials for an address, and where they were found."""
     parts, (store, unsigned_url) = parse_address(address), store_for(address)
     environment, options = environment_for(address), options_of(parts.marker, address) or {}
     if unsigned_url is not None:
@@ -224,7 +224,6 @@ def _make_store(
 
 
 def _azure_credential(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the token or account key of an environment, in obstore's format."""
     if token := first_variable(environment, AZURE_TOKEN_VARIABLES):
         return {"sas_token": token.lstrip("?"), "expires_at": None}
     key = first_variable(environment, AZURE_KEY_VARIABLES)
@@ -323,7 +322,7 @@ def _profile_settings(session: Any) -> Mapping[str, Any]:
 
 
 def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
-    """Raise an error if only the key id is set, because obstore would request credentials from the metadata service."""
+    """Raise an error if only the key id is set, because obstore would ask the metadata service for credentials."""
     present = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
     if present == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
         found = "AWS_ACCESS_KEY_ID is set alone"
@@ -341,11 +340,11 @@ _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE
 
 
 def azure_server(environment: Mapping[str, str]) -> str:
-    """Return the URL of the Azure server for the storage account in `environment`."""
+    """Return the URL of Azure's server for the storage account."""
     default = f"https://{first_variable(environment, AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
     return (first_variable(environment, _AZURE_ENDPOINT_VARIABLES) or default).rstrip("/")
 
 
 def first_variable(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the value of the first variable in `names` that is set, or ""."""
+    """Return the value of the first variable that is set, or ""."""
     return next((value for name in names if (value := environment.get(name))), "")

@@ -1,4 +1,4 @@
-"""Ask a store to copy its own objects, so that the data is not downloaded.
+"""Ask a store to copy its own objects.
 
 Google reports the CRC-32C of the copy, and S3 reports it on request.
 
@@ -28,7 +28,7 @@ _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32
 
 
 class NotCopied(Exception):
-    """The store made no copy of an object. If the store refuses all copies, the exception's text is the reason."""
+    """The store made no copy. If the store refuses all copies, the text of the exception is the reason."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
@@ -42,12 +42,12 @@ def can_copy_inside(source: str, target: str) -> bool:
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
-    """Ask a store to copy an object. Return the CRC-32C of the copy if the store reports it, else None.
+    """Ask a store to copy an object, replacing an existing `target`.
 
-    An existing object at `target` is replaced.
+    Return the CRC-32C of the copy if the store reports it, else None.
 
     Raises:
-        NotCopied: The store made no copy, or `source` does not have this size or checksum.
+        NotCopied: The store made no copy, or `source` has another size or checksum.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)

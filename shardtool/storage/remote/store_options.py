@@ -63,7 +63,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set store options (`KEY=VALUE`) in this process and its child processes."""
+    """Set store options (`KEY=VALUE`), also for child processes."""
     text = "\n".join(lines)
     _parse_options(text)
     os.environ[STORE_OPTIONS_VARIABLE] = text
@@ -98,14 +98,14 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the store options for S3 as configuration for obstore. For other stores, return an empty dict."""
+    """Return the store options for S3 in obstore's configuration."""
     keys = [key for key in _VARIABLES if key != _STORAGE_CLASS]
     options = _options_for(scheme, keys) if scheme == "s3" else {}
     return {_VARIABLES[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return the store options as arguments for obstore's `put`. `lasting` is as in `put_object`."""
+    """Return the store options as arguments for obstore's `put`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -114,7 +114,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the store options as headers for writing an object. Raise `InvalidRequest` for unsupported options."""
+    """Return the store options as headers. Raise `InvalidRequest` for an unsupported option."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

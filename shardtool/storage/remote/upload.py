@@ -49,7 +49,7 @@ class _Response(NamedTuple):
 
 
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
-    """Let `fill` write an object of `size` bytes, at most `MAX_PUT_BYTES`. Return the result of `fill`.
+    """Let `fill` write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
     If the connection is lost, `fill` is called again.
 
@@ -75,7 +75,7 @@ class Upload(AbstractContextManager["Upload"]):
     """An object that is being written. Use it in a `with` block.
 
     The object is visible only after `finish`. Methods raise `TransientError` if the connection is lost, and
-    `AccessRefused` or `StoreFailed` if the store refuses the object.
+    `AccessRefused` or `StoreFailed` if the store refuses.
     """
 
     def __init__(self, address: str, size: int) -> None:
@@ -115,7 +115,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         Raises:
             TruncatedUpload: Bytes are missing.
-            TransientError: The store received other bytes than were sent.
+            TransientError: The object differs from the bytes sent.
         """
         if self._remaining:
             raise TruncatedUpload
@@ -183,9 +183,9 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body is sent, or None if the body can be sent.
+    """Return a response that arrives before the body is sent, or None.
 
-    This does not use http.client, which would skip `100 Continue` and wait for the final response.
+    http.client would skip `100 Continue` and wait for the final response.
     """
     from http.client import HTTPException, parse_headers
 

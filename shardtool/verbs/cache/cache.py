@@ -56,7 +56,7 @@ _WAIT_NOTE_S = 10.0  # if a writer waits longer than this for space, it reports 
 
 
 class CacheWriterOptions(NamedTuple):
-    """The options of a `CacheWriter`, as described by `Cache.writer`."""
+    """The options of a `CacheWriter`."""
 
     part: int | str
     format: ShardFormat
@@ -67,13 +67,8 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
-    A shard becomes visible when it is full, or at the end of the `with` block. If there is no space because all other
-    shards are in use, the writer waits. An exception or a killed process leaves no partial shard. Within a shard, keys
-    must be unique.
-
-    Raises:
-        InvalidRequest: The cache can never hold a shard.
-        OutputFailed: The folder cannot be written.
+    A shard becomes visible when it is full or the block ends. If there is no space because all other shards are in use,
+    the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
     """
 
     def __init__(
@@ -171,23 +166,22 @@ _DEFAULT_SHARD_SIZE = "256MB"
 class Cache:
     """A folder on a fast disk that keeps whole shards, shared by any number of processes.
 
-    Threads and forked processes may use the same instance, and it can be pickled.
+    Threads may share a cache, forked children may use it, and it can be pickled.
 
         cache = shardtool.Cache("/nvme/cache", max_bytes="200GB")
         dataset = shardtool.open("/nfs/train.json", cache=cache)
 
     Args:
-        folder: Folder of the cache, which is created if it does not exist.
-        max_bytes: Maximum total size, in bytes or as text such as `50GB`. Each process applies its own limit when it
+        folder: Folder of the cache, created if missing.
+        max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own limit when it
             adds a shard.
-        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the shard that
-            was added first. `keep` evicts no shard, and shards that do not fit are read from their original location.
-            Use `keep` if the dataset is larger than the cache and is read in whole epochs.
-        observer: Receives notes for the user. Without an observer, notes are Python warnings.
+        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the shard added
+            first. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
+            dataset is larger than the cache and read in whole epochs.
+        observer: Receives notes. Without an observer, notes are warnings.
 
     Raises:
-        InvalidRequest: The folder is a URL, has another cache version, or does not support file locks, or the path or
-            a subfolder of the cache is not a folder.
+        InvalidRequest: The folder is a URL, not a folder, or a cache of another version, or does not support locks.
     """
 
     def __init__(
@@ -233,11 +227,11 @@ class Cache:
 
     @property
     def counts(self) -> CacheCounts:
-        """The statistics of cache use by this process."""
+        """The statistics of this process."""
         return self._counter.counts
 
     def total(self) -> CacheCounts:
-        """Return the statistics of cache use by all processes, including those that have exited.
+        """Return the statistics of all processes.
 
         Raises:
             OutputFailed: The folder cannot be locked.
@@ -255,10 +249,10 @@ class Cache:
         return f"Cache({self.folder!r}, max_bytes={self.max_bytes}, policy={self.policy!r})"
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return the copy of a shard in the cache, or the original shard if the cache cannot be used.
+        """Return the copy of a shard, or the original shard if the cache cannot be used.
 
-        The first process that opens a shard copies it, while other processes wait for the copy. The copy is not evicted
-        until the result is closed.
+        The first process that opens a shard copies it, while others wait. A copy is not evicted until the result is
+        closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.
@@ -295,9 +289,9 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard, so that the next `open` copies the shard again.
+        """Delete the damaged copy of a shard. The next `open` copies the shard again.
 
-        If other processes are using the copy, keep it, and read the original shard in this process.
+        While other processes use the copy, this process reads the original.
         """
         with suppress(OSError):
             original = original_file(shard)
@@ -312,16 +306,14 @@ class Cache:
         self, part: int | str = 0, *, format: ShardFormat = "tar", max_size: int | str | None = None,  # noqa: A002
         max_count: int | None = None,
     ) -> CacheWriter:  # fmt: skip
-        """Return a writer with which a sampler adds new shards to this cache.
+        """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, first release the leases inherited from the parent process, because the writer would wait
-        for these leases forever.
+        In a forked process, first release the parent's leases, because the writer would wait for them forever.
 
         Args:
-            part: Number or name of the writer, which becomes a part of its shard names.
-            format: `tar` or `tfrecord`.
-            max_size: Maximum bytes per shard. The default is a fiftieth of the cache, at most 256 MB.
-            max_count: Maximum samples per shard, or None for no limit.
+            part: Part of the shard names that differs between writers.
+            max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
+            max_count: Maximum samples per shard.
 
         Raises:
             InvalidRequest: The cache can never hold such a shard.
@@ -339,11 +331,11 @@ class Cache:
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the finished shards that samplers wrote, oldest first.
 
-        These shards are not evicted until the next `refresh`, or until the result is closed. Shards of an earlier
-        result may be evicted now, if writers wait for space.
+        The shards are kept until the next `refresh`, or until the result is closed. Shards of earlier results may be
+        evicted for waiting writers.
 
         Args:
-            max_bytes: Return only the newest shards up to this total size, to leave space for writers, or None for all.
+            max_bytes: Return only the newest shards up to this size, to leave space for writers. None returns all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

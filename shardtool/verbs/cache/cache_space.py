@@ -1,4 +1,4 @@
-"""Reserve space in the folder of a cache, and evict shards to free space."""
+"""Reserve and free the space of a cache."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from shardtool.verbs.cache.folder import (
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096
 
-MAX_WAIT_S = 30.0  # limit for waiting for a lock whose process makes no progress, for example because it was stopped
+MAX_WAIT_S = 30.0  # how long to wait for a process that holds a lock but makes no progress
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Create and lock the reservation file of a copy or writer. Return None if another process holds the lock."""
+    """Lock the reservation of a copy or writer. Return None if another process holds the lock."""
     return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
 class Backoff:
-    """Makes pauses of increasing length, until a maximum total wait is reached."""
+    """Makes increasing pauses, up to a total wait."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
         self.restart()
 
     def restart(self) -> None:
-        """Start a new total wait, because there was progress."""
+        """Restart the total wait, because there was progress."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
@@ -77,7 +77,7 @@ class Backoff:
 
 
 class CacheSpace(NamedTuple):
-    """The folder of a cache, with the size limit and eviction policy of this process."""
+    """The folder of a cache, with the size limit and policy of this process."""
 
     folder: str
     max_bytes: int
@@ -85,7 +85,7 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock during the `with` block, which must be short and never copy a shard."""
+        """Hold the folder's lock for a short operation, never for copying."""
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, LOCK_NAME), create=True)) is None:
             if not pauses.wait():
@@ -94,11 +94,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache.
-
-        Raises:
-            InvalidRequest: The path or a subfolder is not a folder, or the cache has another version.
-        """
+        """Return whether the folder is a cache. Raise `InvalidRequest` if the cache cannot be used."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -119,7 +115,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if it does not exist, delete files of exited processes, and return the foreign files."""
+        """Create the cache if needed, delete files of exited processes, and return the foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *FOLDERS):
@@ -139,9 +135,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> CacheContents:
-        """Return the contents of the folder, and delete unfinished files of exited processes.
+        """Return the contents of the folder, and delete files of exited processes.
 
-        `ignored_path` is the caller's own reservation. The caller must hold the folder's lock.
+        The caller must hold the folder's lock. `ignored_path` is the caller's reservation.
         """
         folder, contents = self.folder, CacheContents()
         contents.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
@@ -192,10 +188,9 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes, and return the number of shards that were evicted for them.
+        """Reserve `size` bytes, and return the number of shards evicted for them. The folder's lock must be held.
 
-        If there is not enough space, evict no shard, record the request in the reservation, and return None. The caller
-        must hold the folder's lock.
+        If there is not enough space, evict no shard, record the request in the reservation, and return None.
         """
         reservation.write(encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -209,9 +204,9 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
-        """Delete shards that are not in use, in the given order, until `excess` bytes are freed. Return their number.
+        """Evict shards in order until `excess` bytes are free, and return their number.
 
-        If too many shards are in use, delete no shard and return None. The caller must hold the folder's lock.
+        If too many shards are in use, evict none and return None. The folder's lock must be held.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:
@@ -238,13 +233,13 @@ class CacheSpace(NamedTuple):
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
-        """Lock a shard, given its path in the cache. Return None if the shard is in use or cannot be locked."""
+        """Lock a shard by its path in the cache. Return None if it is in use or cannot be locked."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None
 
     def is_held(self, path: str) -> bool:
-        """Return whether any process has a lease on a shard, given its path in the cache."""
+        """Return whether a process has a lease on a shard."""
         with suppress(OSError):
             if (lock := take_lock(os.path.join(self.folder, path))) is None:
                 return True
@@ -252,7 +247,7 @@ class CacheSpace(NamedTuple):
         return False
 
     def remove(self, shard: CachedFile) -> None:
-        """Delete a shard, then its sidecar. In this order, an interruption leaves no shard without a sidecar."""
+        """Delete a shard, then its sidecar. A sidecar alone is not a finished shard."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 

@@ -32,10 +32,9 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        hits: Number of shards that were opened when their copy existed already.
-        copies: Number of shards that were opened and first copied.
-        passed: Number of shards that were read from their original location, because the cache was full or failed.
-        evicted: Number of shards that were deleted to free space.
+        hits: Opened shards whose copy existed.
+        copies: Opened shards that were copied first.
+        passed: Shards read from their original location, because they did not fit or the cache failed.
     """
 
     hits: int = 0
@@ -45,7 +44,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of opened shards whose copy existed already, or None if no shard was opened."""
+        """The fraction of opened shards whose copy existed, or None if no shard was opened."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
@@ -56,7 +55,7 @@ class CacheCounts:
 
 
 class CountsFile:
-    """The statistics of this process, which are also stored in a file if possible."""
+    """The statistics of this process, stored in a file if possible."""
 
     def __init__(self, folder: str) -> None:
         self.counts, self._mutex = CacheCounts(), threading.Lock()
@@ -69,7 +68,7 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Add numbers to the statistics, by attribute name. Threads may call this method at the same time."""
+        """Add numbers to the statistics, from any thread."""
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:
@@ -77,7 +76,7 @@ class CountsFile:
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the statistics in a file. If the file is missing or not valid, all numbers are 0."""
+    """Return the statistics in a file, or zeros if the file is not valid."""
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}

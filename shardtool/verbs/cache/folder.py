@@ -37,7 +37,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends like the original name, because its suffix shows the format
+_MAX_SHARD_NAME_CHARS = 80  # a copy keeps the end of the shard's name, which shows the format
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -51,10 +51,10 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 
 
 def original_file(shard: StoredShard) -> OriginalFile:
-    """Return a shard's path, size and checksum, and the name of its copy in the cache.
+    """Return a shard's path, size and checksum, and the name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum. Without a sidecar, the hash is that of the path,
-    the size, and the modification time or object version.
+    The name contains a hash of the shard's name, size and checksum. Without a sidecar, the path, size and modification
+    time or object version are hashed.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -71,14 +71,14 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer that created a file in `written/`, or None if the file is foreign."""
+    """Return the name of the writer of a file in `written/`, or None if the file is foreign."""
     prefix = RESERVATION_PREFIX if name.startswith(RESERVATION_PREFIX) else "."
     match = WRITER_FILE_NAME.fullmatch(name.removeprefix(prefix))
     return match[1] if match else None
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy that a file in `copied/` is, or belongs to. For a foreign file, return None."""
+    """Return the name of the copy that a file in `copied/` belongs to, or None if the file is foreign."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -90,8 +90,6 @@ class CachedFile(NamedTuple):
 
     Attributes:
         size: Bytes of the shard and its sidecar.
-        added_ns: Time when the shard was added, in nanoseconds since 1970.
-        used_ns: Time when a process last opened the shard.
         sidecar: Name of the sidecar, or "" for a copy, which has no sidecar.
     """
 
@@ -109,7 +107,7 @@ class CachedFile(NamedTuple):
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C (None if unknown) from the name of a copy. None for a shard that a sampler wrote."""
+        """Size and CRC-32C from the name of a copy, or None for a written shard."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
@@ -121,13 +119,11 @@ class CachedFile(NamedTuple):
 
 @dataclass(slots=True)
 class CacheContents:
-    """The contents of a cache, as listed by `CacheSpace.scan`.
+    """The files in a cache.
 
     Attributes:
         reserved: Bytes that running processes have reserved.
         requested: Bytes that running processes wait for.
-        pids: Ids of these processes.
-        foreign: Paths of files that do not belong to the cache.
     """
 
     shards: list[CachedFile] = field(default_factory=list)
@@ -138,17 +134,17 @@ class CacheContents:
 
     @property
     def size(self) -> int:
-        """Total bytes of the finished shards."""
+        """Bytes of the finished shards."""
         return sum(shard.size for shard in self.shards)
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation file: both numbers of bytes, and the id of this process."""
+    """Return the content of a reservation file, with the process id."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the names of all entries in a folder, or an empty list if the folder does not exist."""
+    """Return the names in a folder, or an empty list if the folder does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 
@@ -169,9 +165,9 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add the reservation of `owner`, a copy or a writer, to `contents` if its process is still running.
+    """Add the reservation of a running copy or writer, `owner`, to `contents`.
 
-    If the process has exited, delete its reservation and its `unfinished` files instead.
+    If its process has exited, delete its reservation and unfinished files instead.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
@@ -193,5 +189,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of an exited process, the reservation last, so that an interrupted deletion is continued."""
+    """Delete the files of an exited process. The reservation is last, so an interrupted deletion continues."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -1,4 +1,4 @@
-"""Copy shards into a cache, and lease them, so that they are not evicted while they are read."""
+"""Copy shards into a cache and lease them, so that they are not evicted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOCK_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read: the copy in the cache, which is leased until `close`, or the original shard."""
+    """A shard to read: the copy in the cache (leased until `close`) or the original."""
 
     path: str
     lock: FileLock | None = None
@@ -36,13 +36,13 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease, if there is one. A second call does nothing."""
+        """Release the lease. It is safe to call this twice."""
         if self.lock is not None:
             self.lock.close()
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy and cannot be copied now. The arguments are the kind and the text of a note for the user."""
+    """A shard has no copy and cannot be copied now. The arguments are the kind of note and its text."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -51,7 +51,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard, and record that it is used. Return None if there is no copy of the right size."""
+    """Lease the copy of a shard and mark it as used. Return None if there is no copy of the right size."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -69,10 +69,10 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
 
 
 def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock, int | None]:
-    """Copy a shard into the cache, or wait while another process copies it.
+    """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of shards evicted for it, or None if another process made the copy.
+        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
@@ -127,9 +127,9 @@ _MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for wai
 
 
 class CacheShards(Sequence[str]):
-    """The paths of finished shards in a cache. The shards are leased until `close` or garbage collection.
+    """The paths of finished shards in a cache, leased until `close` or garbage collection.
 
-    An instance that is unpickled has the same paths, and leases the shards that still exist.
+    An unpickled instance leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -153,7 +153,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of these shards to read. No new lease is needed, because all of them are leased already."""
+        """Return one of the shards, which is already leased."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
@@ -176,10 +176,9 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest finished shards that samplers wrote, up to `max_bytes` (None for all), oldest first.
+    """Lease the newest shards that samplers wrote, up to `max_bytes` (None for all). The result starts with the oldest.
 
-    Before that, evict shards for waiting writers. A shard that should be evicted but is still in use is not leased
-    again.
+    First evict shards for waiting writers. A shard that should be evicted but is still in use is not leased again.
     """
     with space.locked():
         contents = space.scan()

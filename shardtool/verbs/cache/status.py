@@ -35,10 +35,8 @@ class ShardStatus:
     """A shard in a cache.
 
     Attributes:
-        came_ns: Time when the shard was added, in nanoseconds since 1970.
-        used_ns: Time when a process last opened the shard.
-        held: Whether a process is using the shard.
-        pids: Ids of the processes that have the shard open.
+        came_ns: When the shard was added, in nanoseconds since 1970.
+        held: Whether the shard is in use.
     """
 
     path: str
@@ -54,9 +52,9 @@ class CacheStatus(Displayed):
     """The state of a cache.
 
     Attributes:
-        taken: Bytes that are reserved for copies and writers in progress.
-        readers: Ids of the processes that have opened the cache.
-        writers: Ids of the processes that copy, write, or wait for space.
+        taken: Bytes reserved for copies and writers in progress.
+        readers: Processes that have opened the cache.
+        writers: Processes that copy, write, or wait for space.
         foreign: Paths of files that do not belong to the cache.
     """
 
@@ -70,24 +68,22 @@ class CacheStatus(Displayed):
 
     @property
     def size(self) -> int:
-        """Total bytes of the finished shards."""
+        """Bytes of the finished shards."""
         return sum(shard.size for shard in self.shards)
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as a dict, as `--json` prints it."""
+        """Return the state as `--json` prints it."""
         return {**asdict(self), "size": self.size, "hit_rate": self.counts.hit_rate}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CacheChange(Result):
-    """The result of `cache_clear` and `cache_verify`.
+    """The shards deleted from a cache, and those still in use.
 
     Attributes:
-        looked_at: Number of shards that were checked.
-        removed: Path of each deleted shard, with a description of its damage ("" if it was not verified).
-        held: The same for damaged or unwanted shards that were not deleted, because they are in use.
-        size: Total bytes of the deleted shards.
-        foreign: Paths of files that do not belong to the cache.
+        removed: Maps the path of each deleted shard to its damage, or to "".
+        held: The same for shards that were not deleted, because they are in use.
+        size: Bytes of the deleted shards.
     """
 
     folder: str
@@ -144,9 +140,9 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete shards that are not in use. `shards` maps each shard to a reason, and to its inode or None.
+    """Delete unused shards. `shards` maps each shard to a reason, and to its inode or None.
 
-    Keep a shard that has another inode now, because it has been replaced. The caller must hold the folder's lock.
+    Keep a shard that has another inode now. The folder's lock must be held.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
