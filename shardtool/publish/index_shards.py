@@ -37,7 +37,7 @@ from shardtool.publish.index_checks import (
     sort_as_listed,
 )
 from shardtool.publish.publication import Publication
-from shardtool.publish.totals import DatasetTotals
+from shardtool.publish.totals import DatasetTotals, build_dataset_file
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
@@ -180,8 +180,8 @@ class Indexer:
                 return self._make_result(shards)
         file = self._build_dataset_file(shards)
         if is_unchanged and old is not None:
-            comparison = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
-            file = replace(comparison, shards_folder=file.shards_folder)
+            new_facts = {"field_bytes": file.field_bytes, "schema": file.schema, "shards_folder": file.shards_folder}
+            file = replace(old, shards=shards, **new_facts)
         elif self.kept:
             self.notes.add("how the dataset was created, skipped samples and class names are unknown")
         if self.unrecognised:
@@ -204,14 +204,11 @@ class Indexer:
 
     def _build_dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         from shardtool.entries.sample_table import FieldValues
-        from shardtool.publish.totals import build_dataset_file
 
         totals = self.totals
-        kinds = {
-            name: kind
-            for _, comparison in sorted(self.kinds.items(), reverse=True)
-            for name, kind in comparison.items()
-        }
+        kinds = dict[str, FeatureType]()
+        for _, shard_kinds in sorted(self.kinds.items(), reverse=True):
+            kinds |= shard_kinds
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
         totals.shards = [*shards]
@@ -221,8 +218,8 @@ class Indexer:
         options = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
         record = RunRecord({"verb": "index", **options, "tool": f"shardtool {__version__}"})
         file = build_dataset_file(totals, self.pattern, (), record, shard_format)
-        comparison = "" if None in self.digests else file.fingerprint
-        return replace(file, name=to_output_name(self.base), fingerprint=comparison, shards_folder=self.shards_folder)
+        fingerprint = "" if None in self.digests else file.fingerprint
+        return replace(file, name=to_output_name(self.base), fingerprint=fingerprint, shards_folder=self.shards_folder)
 
     def _join_schemas(self) -> dict[str, str]:
         from shardtool.dataset.sidecar_schema import merge_types

@@ -10,9 +10,10 @@ from shardtool.errors import SampleFailed, StoreFailed
 from shardtool.messages import flag_text
 from shardtool.names import to_text
 from shardtool.storage.files import MAX_READS, read_crc
-from shardtool.write import packer, source_errors, task
-from shardtool.write import task as write_task
+from shardtool.write.packer import Packer, no_report
+from shardtool.write.source_errors import RestartShard, SourceTouched
 from shardtool.write.tar_packer import SpanTarPacker, TarPacker
+from shardtool.write.task import KeepShard, ShardResult, ShardTask, compute_content_fingerprint, split_names
 from shardtool.write.tfrecord_packer import TFRecordPacker
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Sink
+    from shardtool.write.packer import Put, Report
 
 
 Packed = TypeVar("Packed")
 
 
-def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
+def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     """Write a shard to a staged file, unless the existing shard can be kept."""
     try:
         return _pack_or_keep(task, report)
@@ -36,13 +38,13 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     return _pack_or_keep(task._replace(reads=1), report)
 
 
-def _pack_or_keep(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
+def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
     if result := _check_existing(task):
-        report(len(write_task.split_names(task.samples.content.keys)), result.size)
+        report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
         # A store publishes each written file immediately, so the parent must first delete the dataset file.
-        return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
+        return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
 
@@ -50,10 +52,10 @@ def _pack_or_keep(task: task.ShardTask, report: packer.Report) -> task.ShardResu
         return _retry_until_stable(lambda: pack_transformed(task, work, report))
     skipped: dict[int, Skipped] = {}
 
-    def fill(file: Sink) -> packer.Packer:
+    def fill(file: Sink) -> Packer:
         return _run_packer(task, file.write, report, skipped)
 
-    def pack() -> write_task.ShardResult:
+    def pack() -> ShardResult:
         packed, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
         return packed.result(staged)
 
@@ -65,19 +67,17 @@ def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
     while True:
         try:
             return pack()
-        except source_errors.SourceTouched as error:
+        except SourceTouched as error:
             touch_count += 1
             if touch_count == MAX_READS:
                 remedy = f"Run the same command with {flag_text('resume')}."
                 expected, found = "a file that does not change during the run", "changed while it was packed"
                 raise SampleFailed(to_text(error.path), found, expected=expected, remedy=remedy) from None
-        except source_errors.RestartShard:
+        except RestartShard:
             pass
 
 
-def _run_packer(
-    task: task.ShardTask, write: packer.Put, report: packer.Report, skipped: dict[int, Skipped]
-) -> packer.Packer:
+def _run_packer(task: ShardTask, write: Put, report: Report, skipped: dict[int, Skipped]) -> Packer:
     packer_class = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
     with closing(packer_class(task, write, report, skipped)) as packed:
         packed.run()
@@ -85,21 +85,19 @@ def _run_packer(
     return packed
 
 
-def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
+def _check_existing(task: ShardTask) -> ShardResult | None:
     if task.action == "write":
         return None
     path = task.folder.full_path(task.name)
     with suppress(OSError):
-        if isinstance(task.action, write_task.KeepShard):
+        if isinstance(task.action, KeepShard):
             keep = task.action
             if not keep.trusts_size and keep.crc != read_crc(path)[1]:
                 return None
             content = (
-                0
-                if task.work is not None
-                else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
+                0 if task.work is not None else compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
-            return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
+            return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
         md5 = task.folder.md5(task.name)  # stores report the MD5 of unencrypted objects
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
@@ -112,12 +110,12 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
     return None
 
 
-def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardResult | None, str]:
+def _reread_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None, str]:
     skipped: dict[int, Skipped] = {}
 
-    def compare() -> tuple[write_task.ShardResult, str]:
+    def compare() -> tuple[ShardResult, str]:
         md5 = hashlib.md5(usedforsecurity=False)
-        packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
+        packed = _run_packer(task, md5.update if hashes else no_report, no_report, skipped)
         return packed.result(None)._replace(compared=True), md5.hexdigest()
 
     with suppress(SampleFailed):
@@ -125,7 +123,7 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
     return None, ""
 
 
-def read_fingerprint(task: task.ShardTask) -> int | None:
+def read_fingerprint(task: ShardTask) -> int | None:
     """Return the content fingerprint of the task's samples, or None if a file changes during reading."""
     result, _ = _reread_source(task, hashes=False)
     return None if result is None else result.digest

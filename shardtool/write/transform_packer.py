@@ -21,7 +21,10 @@ from shardtool.shard_samples import SPAN, URL
 from shardtool.skipped import INTENDED_CODES, Skipped, failed_rows
 from shardtool.transform.transformer import BadSample, TransformedSample, get_transformer
 from shardtool.units import format_size, pluralize
-from shardtool.write import packer, shard_records, source_errors, task
+from shardtool.write.packer import Packer, no_report
+from shardtool.write.shard_records import EncodedField, ShardRecords, encode_record
+from shardtool.write.source_errors import SourceFailed
+from shardtool.write.task import ShardResult, ShardTask, TransformedSamples, TransformWork, compute_content_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import DurableFile, Sink
     from shardtool.transform.transform import ReadCondition
     from shardtool.values import NumberType
+    from shardtool.write.packer import Put, Report
+    from shardtool.write.shard_records import Parts
 
-    Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
+    Encoded = tuple[Parts, list[EncodedField]]
 
 
 # Maximum batch for which a condition is evaluated (docs/decisions/025-what-is-found.md).
@@ -53,7 +58,7 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
     return fetchers[options]
 
 
-def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: packer.Report) -> task.ShardResult:
+def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> ShardResult:
     """Write a shard of transformed samples to a staged file."""
 
     def pack(file: Sink) -> TransformPacker:
@@ -66,11 +71,11 @@ def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: pac
     return packed.result(staged)
 
 
-def measure_samples(task: task.ShardTask) -> list[int]:
+def measure_samples(task: ShardTask) -> list[int]:
     """Return the record size of each transformed sample in bytes (see `TransformPacker.measure`)."""
     if task.work is None:
         return []
-    with closing(TransformPacker(task, task.work, packer.no_report, packer.no_report)) as measuring:
+    with closing(TransformPacker(task, task.work, no_report, no_report)) as measuring:
         return measuring.measure()
 
 
@@ -86,18 +91,18 @@ class ReadSample(NamedTuple):
     rows: range
     fields: Mapping[str, bytes | memoryview]
     found: tuple[object, ...] = ()
-    rejection: source_errors.SourceFailed | BadSample | None = None
+    rejection: SourceFailed | BadSample | None = None
 
 
-class TransformPacker(packer.Packer):
+class TransformPacker(Packer):
     """Reads, transforms and writes one sample after another."""
 
-    def __init__(self, task: task.ShardTask, work: task.TransformWork, put: packer.Put, report: packer.Report) -> None:
+    def __init__(self, task: ShardTask, work: TransformWork, put: Put, report: Report) -> None:
         super().__init__(task, put, report, {})
         self._work, self._change = work, get_transformer(work.transform)
         number_types = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, NumberType] = number_types
-        self._records, self._sources = shard_records.ShardRecords(self.write), array("q")
+        self._records, self._sources = ShardRecords(self.write), array("q")
         self._found: list[tuple[object, ...]] = []
         self._current_index = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: HttpFetcher | None = None
@@ -140,7 +145,7 @@ class TransformPacker(packer.Packer):
         for sample in self._read_samples():
             try:
                 _, encoded = self._transform(sample)
-            except (source_errors.SourceFailed, BadSample) as error:
+            except (SourceFailed, BadSample) as error:
                 sizes.append(0 if error.code in INTENDED_CODES else -1)
             else:
                 sizes.append(sum(len(part) for parts, _ in encoded for part in parts))
@@ -167,7 +172,7 @@ class TransformPacker(packer.Packer):
         try:
             fields = self._fields(self.keys[sample_index], rows)
             return ReadSample(sample_index, rows, *self._change.change_fields(fields, self._main_field(rows)))
-        except (source_errors.SourceFailed, BadSample) as error:
+        except (SourceFailed, BadSample) as error:
             return ReadSample(sample_index, rows, {}, rejection=error)
 
     def _main_field(self, rows: range) -> str:
@@ -210,29 +215,23 @@ class TransformPacker(packer.Packer):
         key = self.keys[sample.sample_index]
         try:
             changed, encoded = self._transform(sample)
-        except source_errors.SourceFailed as error:
+        except SourceFailed as error:
             self.skip(sample.sample_index, error, streamed=False)
         except BadSample as error:
             path = self._path_of(key, sample.rows, error.field)
-            self.skip(
-                sample.sample_index,
-                source_errors.SourceFailed(path, error.code, error.message, error.detail),
-                streamed=False,
-            )
+            self.skip(sample.sample_index, SourceFailed(path, error.code, error.message, error.detail), streamed=False)
         else:
             return self._add_sample(sample, key, changed, encoded)
         return True
 
-    def result(self, staged: DurableFile | None) -> task.ShardResult:
+    def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
-        fingerprint = task.compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
-        transformed = task.TransformedSamples(
-            content, self._sources.tobytes(), self._consumed, self._dropped, self._found
-        )
+        fingerprint = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
+        transformed = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
         skipped = tuple(sorted(self.skipped.items()))
-        return task.ShardResult(self.task.shard, staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
+        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
@@ -254,7 +253,7 @@ class TransformPacker(packer.Packer):
             try:
                 return self._fetcher.take(self._urls[row])
             except FetchFailed as failed:
-                raise source_errors.SourceFailed(self._printable_path(key, row), failed.code, failed.message) from None
+                raise SourceFailed(self._printable_path(key, row), failed.code, failed.message) from None
         payload = memoryview(bytearray(self.sizes[row]))
         self.read_payload(key + self.endings[self.codes[row]], row, payload)
         if self.expected and self.kinds[row] == SPAN:
@@ -279,21 +278,21 @@ class TransformPacker(packer.Packer):
 
     def _encode(self, sample: TransformedSample) -> Encoded:
         fields = [self._field(name, payload) for name, payload in sample.fields]
-        return shard_records.encode_record(self.task.format, sample.key, fields, self._numbers), fields
+        return encode_record(self.task.format, sample.key, fields, self._numbers), fields
 
-    def _field(self, name: bytes, payload: bytes | memoryview) -> shard_records.EncodedField:
+    def _field(self, name: bytes, payload: bytes | memoryview) -> EncodedField:
         kind = self._numbers.get(name)
         if kind is None:
-            return shard_records.EncodedField(name, len(payload), payload)
+            return EncodedField(name, len(payload), payload)
         text = bytes(payload)
         if self.task.format == "tar":
-            return shard_records.EncodedField(name, len(text), text, text)
+            return EncodedField(name, len(text), text, text)
         try:
             stored = tfrecord_write.encode_number(text, kind)
             text = b"%d" % int(text) if kind == "int64" else text
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is not a valid {kind} after the transform") from None
-        return shard_records.EncodedField(name, len(text), stored, text)
+        return EncodedField(name, len(text), stored, text)
 
     def _add_sample(
         self, sample: ReadSample, key: bytes, changed: list[TransformedSample], encoded: list[Encoded]

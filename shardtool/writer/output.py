@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from shardtool import names, shard_samples, units, values
 from shardtool.dataclass import dataclass
 from shardtool.dataset import shard_index, sidecar_read, sidecar_schema, sidecar_write
+from shardtool.entries.metadata_columns import with_column
 from shardtool.entries.sample_table import FieldValues
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists
 from shardtool.fingerprint import crc32c
@@ -287,16 +288,11 @@ _MAX_HELD_BYTES = 2**26
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     own_columns = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
-    columns = {name: table.column(name) for name in own_columns}
     for column in schema:
         exists = column.name in table.column_names
-        columns[column.name] = (
-            table.column(column.name).cast(column.type) if exists else pa.nulls(len(table), column.type)
-        )
-    fields = [table.schema.field(name) for name in own_columns] + [
-        pa.field(column.name, column.type) for column in schema
-    ]
-    return pa.Table.from_arrays([*columns.values()], schema=pa.schema(fields))
+        values = table.column(column.name).cast(column.type) if exists else pa.nulls(len(table), column.type)
+        table = with_column(table, column.name, values)
+    return table.select([*own_columns, *schema.names])
 
 
 def _count_rounded_floats(content: shard_samples.ShardContent) -> dict[str, int]:

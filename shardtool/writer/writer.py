@@ -68,32 +68,32 @@ class ShardWriter(SampleWriter):
         **named: Unpack[WriterKeywords],
     ) -> None:
         """Create a writer."""
-        self._options = writer_options = merge_options("ShardWriter", options, named, WriterOptions)
-        names = parse_pattern(with_options(pattern, writer_options.storage_options))
-        check_writable(names)
-        self._dataset_pattern = names
-        part = writer_options.part
-        self._tag = "" if part is None else parts.make_part_tag(part, writer_options.parts)
-        if part is None and writer_options.parts is not None:
+        self._options = options = merge_options("ShardWriter", options, named, WriterOptions)
+        self._dataset_pattern = own_pattern = parse_pattern(with_options(pattern, options.storage_options))
+        check_writable(own_pattern)
+        part = options.part
+        self._tag = "" if part is None else parts.make_part_tag(part, options.parts)
+        if part is None and options.parts is not None:
             expected = f"the number of this part ({option_text('part')})"
             raise InvalidRequest(option_text("parts"), "no part", expected=expected)
-        self._pattern = names = parts.make_part_pattern(names, self._tag) if self._tag else names
-        has_bound = writer_options.max_size is not None or writer_options.max_count is not None or names.count == 1
+        self._pattern = own_pattern = parts.make_part_pattern(own_pattern, self._tag) if self._tag else own_pattern
+        has_bound = options.max_size is not None or options.max_count is not None or own_pattern.count == 1
         default = None if has_bound else DEFAULT_MAX_SIZE
-        max_size = default if writer_options.max_size is None else units.parse_size(writer_options.max_size)
-        max_file_bytes, trailer = open_folder(names.folder).largest or NO_LIMIT, TRAILER_SIZE[names.format]
+        max_size = default if options.max_size is None else units.parse_size(options.max_size)
+        max_file_bytes = open_folder(own_pattern.folder).largest or NO_LIMIT
+        trailer = TRAILER_SIZE[own_pattern.format]
         if max_size is not None and max_size > max_file_bytes:
             expected = f"at most {units.format_size(max_file_bytes)}, the limit of the store"
             raise InvalidRequest(option_text("max_size"), units.format_size(max_size), expected=expected)
         max_bytes = min(NO_LIMIT if max_size is None else max_size, max_file_bytes) - trailer
-        max_count = NO_LIMIT if writer_options.max_count is None else writer_options.max_count
-        super().__init__(names.format, writer_options.dots, max_bytes, max_count)
-        self._max_sample_bytes = min(MAX_SAMPLE_BYTES[names.format], max_file_bytes - trailer)
+        max_count = NO_LIMIT if options.max_count is None else options.max_count
+        super().__init__(own_pattern.format, options.dots, max_bytes, max_count)
+        self._max_sample_bytes = min(MAX_SAMPLE_BYTES[own_pattern.format], max_file_bytes - trailer)
         self._limit = min(max_bytes, self._max_sample_bytes)
-        self._notes = Notes(observer or writer_options.observer or default_observer())
+        self._notes = Notes(observer or options.observer or default_observer())
         self._skipped: list[Skipped] = []
         self._oversized: list[str] = []
-        self._output = WriterOutput(self._dataset_pattern, writer_options, self._columns, self._tag)
+        self._output = WriterOutput(self._dataset_pattern, options, self._columns, self._tag)
         try:
             self._start()
         except BaseException:
